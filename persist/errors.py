@@ -1,0 +1,161 @@
+"""The one error tree, named by what its handler does.
+
+Every error has a stable `kind` (it crosses HTTP as problem+json and processes by pickle), one clear
+sentence that names the thing and the remedy, and `details`: JSON values for programs.
+
+    PersistError
+      InvalidUsage         the caller's bug; never retry
+        UnknownShard       no shard of that name
+        ShardExists        a shard of that name exists with another schema
+      Unauthorized         no or bad token
+      Forbidden            the token does not allow this
+      Conflict             lost a race; carries the actual value
+        UpperMismatch      the shard's upper is not the expected one
+        OpaqueMismatch     another holder has fenced this critical reader
+        AttributeMismatch  an attribute's condition does not hold
+        SchemaMismatch     the schema is not the expected one
+      Expired              the registration is gone; open a new one
+      NotReadable          as_of lies before since
+      Overloaded           back off for `retry_after_s`, then retry
+      Unavailable          definitely did not happen; retrying is safe
+      Indeterminate        may have happened; retry with the same token
+      Corruption           durable bytes contradict each other; stop
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "PersistError",
+    "InvalidUsage",
+    "UnknownShard",
+    "ShardExists",
+    "Unauthorized",
+    "Forbidden",
+    "Conflict",
+    "UpperMismatch",
+    "OpaqueMismatch",
+    "AttributeMismatch",
+    "SchemaMismatch",
+    "Expired",
+    "NotReadable",
+    "Overloaded",
+    "Unavailable",
+    "Indeterminate",
+    "Corruption",
+    "from_kind",
+]
+
+
+class PersistError(Exception):
+    """Root of every error that persist raises on purpose."""
+
+    kind: ClassVar[str] = "persist_error"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.details))
+
+
+def _rebuild(cls: type[PersistError], message: str, details: dict[str, Any]) -> PersistError:
+    return cls(message, **details)
+
+
+class InvalidUsage(PersistError):
+    kind = "invalid_usage"
+
+
+class UnknownShard(InvalidUsage):
+    kind = "unknown_shard"
+
+
+class ShardExists(InvalidUsage):
+    kind = "shard_exists"
+
+
+class Unauthorized(PersistError):
+    kind = "unauthorized"
+
+
+class Forbidden(PersistError):
+    kind = "forbidden"
+
+
+class Conflict(PersistError):
+    kind = "conflict"
+
+
+class UpperMismatch(Conflict):
+    """Details: `expected` and `actual`, frontiers as JSON (`[7]`, `[]`)."""
+
+    kind = "upper_mismatch"
+
+
+class OpaqueMismatch(Conflict):
+    """Details: `expected`, `actual` (opaque tokens) and `since`."""
+
+    kind = "opaque_mismatch"
+
+
+class AttributeMismatch(Conflict):
+    """Details: `actual`, a map from attribute key to its value or null."""
+
+    kind = "attribute_mismatch"
+
+
+class SchemaMismatch(Conflict):
+    """Details: `expected` and `actual` schema ids."""
+
+    kind = "schema_mismatch"
+
+
+class Expired(PersistError):
+    kind = "expired"
+
+
+class NotReadable(PersistError):
+    """Details: `as_of` and `since`."""
+
+    kind = "not_readable"
+
+
+class Overloaded(PersistError):
+    """Details: `retry_after_s`, seconds to wait."""
+
+    kind = "overloaded"
+
+
+class Unavailable(PersistError):
+    kind = "unavailable"
+
+
+class Indeterminate(PersistError):
+    kind = "indeterminate"
+
+
+class Corruption(PersistError):
+    kind = "corruption"
+
+
+def _all(cls: type[PersistError]) -> list[type[PersistError]]:
+    found = [cls]
+    for sub in cls.__subclasses__():
+        found.extend(_all(sub))
+    return found
+
+
+def kinds() -> Mapping[str, type[PersistError]]:
+    """Every kind of the tree and its class."""
+    return {cls.kind: cls for cls in _all(PersistError)}
+
+
+def from_kind(kind: str, message: str, details: Mapping[str, Any]) -> PersistError:
+    """Rebuild an error that crossed a wire; an unknown kind becomes the root of the tree."""
+    cls = kinds().get(kind, PersistError)
+    return cls(message, **dict(details))

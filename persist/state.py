@@ -1,0 +1,197 @@
+"""The State of a shard: everything that is known about it, except the rows in blobs.
+
+Frozen: a transition makes a new State that shares what did not change, so that two consecutive States can be
+compared by identity. Mappings are never mutated after they are put into a State.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from persist.antichain import EMPTY, MINIMUM, Antichain, meet
+from persist.batch import Part, Run
+from persist.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.trace import EMPTY_TRACE, Trace
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits that transitions obey. Settings, not durable state."""
+
+    inline_part_bytes_max: int = 64 * 1024
+    inline_shard_bytes_max: int = 1024 * 1024
+    batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
+    rollup_every: int = 128  # seqnos between rollups
+    finalise_batches_per_step: int = 100
+    reader_lease_ms_max: int = 24 * 3600 * 1000
+    writer_lease_ms_max: int = 24 * 3600 * 1000
+    writers_max: int = 100_000
+    readers_max: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """One version of the shard's schema: a serialized Arrow schema and the names of its key columns."""
+
+    arrow: bytes
+    key: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState:
+    """A registered writer, and the outcome of its most recent command for when it is asked again.
+
+    `lower`, `upper` describe the batch that `token` appended.
+    """
+
+    heartbeat_ms: int
+    lease_ms: int
+    token: Token | None = None
+    lower: Antichain = MINIMUM
+    upper: Antichain = MINIMUM
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedReader:
+    """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted."""
+
+    since: Antichain
+    seqno: SeqNo
+    heartbeat_ms: int
+    lease_ms: int
+    purpose: str
+
+    def lapsed(self, now_ms: int) -> bool:
+        return self.heartbeat_ms + self.lease_ms < now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalReader:
+    """A hold on `since` that never expires; only who knows `opaque` moves it."""
+
+    since: Antichain
+    opaque: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """Where the whole State at one seqno lies."""
+
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A worker's claim on a piece of maintenance; another may take it over once it lapsed.
+
+    For a merge: `inputs` are the part ids it reads, `done` the output parts it has written so far and `resume_key`
+    the encoded key from which it goes on. The output parts are part of the State, so nothing sweeps them.
+    """
+
+    owner: str
+    heartbeat_ms: int
+    lease_ms: int
+    inputs: tuple[str, ...] = ()
+    done: tuple[Part, ...] = ()
+    resume_key: bytes = b""
+    since: Antichain = MINIMUM
+
+    def lapsed(self, now_ms: int) -> bool:
+        return self.heartbeat_ms + self.lease_ms < now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One version of a shard. `walltime_ms` is when it was committed; it never goes back."""
+
+    name: str
+    shard_id: ShardId
+    seqno: SeqNo
+    walltime_ms: int
+    since: Antichain
+    trace: Trace
+    schemas: Mapping[int, SchemaRecord]
+    writers: Mapping[WriterId, WriterState] = field(default_factory=dict)
+    leased_readers: Mapping[ReaderId, LeasedReader] = field(default_factory=dict)
+    critical_readers: Mapping[CriticalReaderId, CriticalReader] = field(default_factory=dict)
+    rollups: Mapping[SeqNo, Rollup] = field(default_factory=dict)
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    tombstone: bool = False
+
+    @property
+    def upper(self) -> Antichain:
+        return self.trace.upper
+
+    @property
+    def schema_id(self) -> int:
+        """Id of the current schema."""
+        return max(self.schemas)
+
+    @property
+    def is_closed(self) -> bool:
+        """Nobody can write and nobody can read any more."""
+        return self.upper.is_empty and self.since.is_empty
+
+    @property
+    def seqno_since(self) -> SeqNo:
+        """The earliest seqno that any leased reader holds; the current one without readers."""
+        return min((reader.seqno for reader in self.leased_readers.values()), default=self.seqno)
+
+    def blob_keys(self) -> Iterator[str]:
+        """Every blob that this State names."""
+        yield from self.trace.blob_keys
+        yield from auxiliary_blob_keys(self)
+
+
+def auxiliary_blob_keys(state: State) -> Iterator[str]:
+    """The blobs that a State names outside its trace: rollups and the outputs of merges under way."""
+    for rollup in state.rollups.values():
+        yield rollup.key
+    for claim in state.claims.values():
+        for part in claim.done:
+            if part.key is not None:
+                yield part.key
+
+
+def held_since(state: State) -> Antichain:
+    """The meet of what all readers hold; without readers the shard's since as it is."""
+    holds = [r.since for r in state.leased_readers.values()]
+    holds += [r.since for r in state.critical_readers.values()]
+    return meet(holds) if holds else state.since
+
+
+def initial_state(name: str, schema: SchemaRecord, now_ms: int) -> State:
+    """The State of a shard that was just created; its seqno is v1 once committed."""
+    return State(
+        name=name,
+        shard_id=ShardId.of(name),
+        seqno=SeqNo(1),
+        walltime_ms=now_ms,
+        since=MINIMUM,
+        trace=EMPTY_TRACE,
+        schemas={1: schema},
+    )
+
+
+__all__ = [
+    "EMPTY",
+    "MINIMUM",
+    "STATE_VERSION",
+    "Claim",
+    "CriticalReader",
+    "LeasedReader",
+    "Policy",
+    "Rollup",
+    "Run",
+    "SchemaRecord",
+    "State",
+    "WriterState",
+    "auxiliary_blob_keys",
+    "held_since",
+    "initial_state",
+]
