@@ -17,6 +17,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       Expired              the registration is gone; open a new one
       NotReadable          as_of lies before since
       Overloaded           back off for `retry_after_s`, then retry
+        InlineBudget       the State has no room for these inline rows; write them to the blob store
       Unavailable          definitely did not happen; retrying is safe
       Indeterminate        may have happened; retry with the same token
       Corruption           durable bytes contradict each other; stop
@@ -42,10 +43,12 @@ __all__ = [
     "Expired",
     "NotReadable",
     "Overloaded",
+    "InlineBudget",
     "Unavailable",
     "Indeterminate",
     "Corruption",
     "from_kind",
+    "kinds",
 ]
 
 
@@ -129,6 +132,12 @@ class Overloaded(PersistError):
     """Details: `retry_after_s`, seconds to wait."""
 
     kind = "overloaded"
+
+
+class InlineBudget(Overloaded):
+    """Inside persist only: whoever commits writes the rows to the blob store and goes on."""
+
+    kind = "inline_budget"
 
 
 class Unavailable(PersistError):

@@ -1,8 +1,8 @@
 """The grammar of blob keys. Keys are write-once and never reused.
 
-    <shard>/<writer>/p<uuid7>.parquet        a part
-    <shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup
-    <shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
+<shard>/<writer>/p<uuid7>.parquet        a part
+<shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup
+<shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
 """
 
 from __future__ import annotations

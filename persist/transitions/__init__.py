@@ -1,0 +1,87 @@
+"""The state machine: `step(state, command, context) -> (state', result)`, pure.
+
+A command that is refused raises an error of the tree and changes nothing. A command that changes nothing
+returns the same State object, so that the committer can tell. Nothing here reads a clock, does I/O or makes
+randomness: the time is in the context and ids are in the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from persist import commands as c
+from persist.errors import UnknownShard
+from persist.state import State
+from persist.transitions import lifecycle, maintenance, readers, writers
+from persist.transitions.context import Context
+
+__all__ = ["Context", "expire_lapsed", "step"]
+
+# A lapsed claim keeps the progress of its merge for whoever takes over; after this many leases it is dropped.
+CLAIM_KEPT_LEASES = 10
+
+_Transition = Callable[[State, Any, Context], tuple[State, c.Result]]
+
+_TRANSITIONS: Mapping[type[Any], _Transition] = {
+    c.RegisterWriter: writers.register,
+    c.HeartbeatWriter: writers.heartbeat,
+    c.ExpireWriter: writers.expire,
+    c.CompareAndAppend: writers.compare_and_append,
+    c.Append: writers.append,
+    c.Insert: writers.insert,
+    c.AdvanceUpper: writers.advance_upper,
+    c.RegisterReader: readers.register,
+    c.HeartbeatReader: readers.heartbeat,
+    c.DowngradeSince: readers.downgrade_since,
+    c.ExpireReader: readers.expire,
+    c.RegisterCriticalReader: readers.register_critical,
+    c.CompareAndDowngradeSince: readers.compare_and_downgrade_since,
+    c.ExpireCriticalReader: readers.expire_critical,
+    c.EvolveSchema: lifecycle.evolve_schema,
+    c.Drop: lifecycle.drop,
+    c.Finalise: lifecycle.finalise,
+    c.AddRollup: maintenance.add_rollup,
+    c.RemoveRollups: maintenance.remove_rollups,
+    c.TakeClaim: maintenance.take_claim,
+    c.SaveMergeProgress: maintenance.save_merge_progress,
+    c.ReleaseClaim: maintenance.release_claim,
+    c.MergeRes: maintenance.apply_merge,
+}
+
+# What still makes sense on a tombstone: keeping its one rollup, and finding that all is done.
+_ON_TOMBSTONE = (
+    c.AddRollup,
+    c.RemoveRollups,
+    c.TakeClaim,
+    c.ReleaseClaim,
+    c.Finalise,
+    c.ExpireReader,
+    c.ExpireWriter,
+)
+
+
+def step(state: State, command: c.Command, context: Context) -> tuple[State, c.Result]:
+    """Apply one command. Raises an error of the tree when it is refused; the State is then unchanged."""
+    if state.tombstone and not isinstance(command, _ON_TOMBSTONE):
+        raise UnknownShard(f"shard {state.name!r} was dropped; its name is not used again")
+    return _TRANSITIONS[type(command)](state, command, context)
+
+
+def expire_lapsed(state: State, now_ms: int) -> State:
+    """Forget readers, writers and claims whose leases lapsed. Expiry alone never moves since."""
+    lapsed_readers = [k for k, r in state.leased_readers.items() if r.lapsed(now_ms)]
+    lapsed_writers = [k for k, w in state.writers.items() if w.heartbeat_ms + w.lease_ms < now_ms]
+    stale_claims = [
+        k for k, claim in state.claims.items() if claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms < now_ms
+    ]
+    if lapsed_readers:
+        kept_readers = {k: r for k, r in state.leased_readers.items() if k not in lapsed_readers}
+        state = replace(state, leased_readers=kept_readers)
+    if lapsed_writers:
+        kept_writers = {k: w for k, w in state.writers.items() if k not in lapsed_writers}
+        state = replace(state, writers=kept_writers)
+    if stale_claims:
+        state = replace(state, claims={k: v for k, v in state.claims.items() if k not in stale_claims})
+    return state
