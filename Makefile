@@ -1,0 +1,98 @@
+# Everything a developer types. A machine needs python3.11, make, Java 17 (for Spark) and PyPI.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+	"$$p" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+VENV := .venv
+PY := $(VENV)/bin/python
+DEV := $(VENV)/.stamp-dev
+BENCH := $(VENV)/.stamp-bench
+BENCHES := core stores maintenance service spark attributes consolidation
+PACKAGES := persist,blob,consensus,rpc,compactor,pyspark_persist
+ARGS ?=
+SECONDS ?= 600
+
+MAKEFLAGS += --no-print-directory
+export PYSPARK_PYTHON := $(abspath $(PY))
+export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format format-check lint types imports wheel soak clean $(BENCHES:%=bench-%)
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '  %-14s %s\n' 'bench-<name>' 'run one benchmark (ARGS=...): $(BENCHES)'
+
+# --- the environment. Two jobs may start at once: whoever holds the lock installs, the other finds the stamp fresh.
+define LOCKED_INSTALL
+import fcntl, os, subprocess, sys, venv
+stamp, extra = sys.argv[1:]
+os.makedirs(".cache", exist_ok=True)
+with open(".cache/venv.lock", "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if os.path.exists(stamp) and os.path.getmtime(stamp) >= os.path.getmtime("pyproject.toml"):
+        sys.exit(0)
+    if not os.path.exists("$(PY)") or subprocess.call(["$(PY)", "-c", "import pip"], stderr=subprocess.DEVNULL):
+        print("making $(VENV)", flush=True)
+        venv.create("$(VENV)", clear=True, with_pip=True, symlinks=True)
+    print(f"installing .[{extra}] into $(VENV)", flush=True)
+    pip = ["$(PY)", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-warn-script-location"]
+    code = subprocess.call([*pip, "-e", f".[{extra}]"])
+    if code == 0:
+        open(stamp, "w").close()
+    sys.exit(code)
+endef
+export LOCKED_INSTALL
+
+define install
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv found; set PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c "$$LOCKED_INSTALL" $@ $(1)
+endef
+
+$(DEV): pyproject.toml
+	$(call install,dev)
+
+$(BENCH): pyproject.toml | $(DEV)
+	$(call install,bench)
+
+venv: $(DEV) ## make .venv and install the project with its development tools
+
+# --- running
+demo: $(DEV) ## run the demo program (ARGS=...)
+	@$(PY) -m examples.flights $(ARGS)
+
+test: $(DEV) ## run the tests (ARGS=...); the output ends with pytest's closing line
+	@$(PY) -m pytest $(ARGS)
+
+$(BENCHES:%=bench-%): bench-%: $(BENCH)
+	@$(PY) -m bench.$* $(ARGS)
+
+soak: $(DEV) ## run the long simulation for SECONDS=600 (ARGS=...)
+	@$(PY) -m bench.soak --seconds $(SECONDS) $(ARGS)
+
+# --- checks
+check: format-check lint types imports wheel ## everything CI checks before the tests
+
+format: $(DEV) ## format the sources
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix --quiet .
+
+format-check: $(DEV) ## are the sources formatted?
+	@$(VENV)/bin/ruff format --check .
+
+lint: $(DEV) ## ruff's rules
+	@$(VENV)/bin/ruff check .
+
+types: $(DEV) ## mypy, strict
+	@$(VENV)/bin/mypy
+
+imports: $(DEV) ## who may import whom
+	@$(VENV)/bin/lint-imports
+
+wheel: $(DEV) ## build the wheel; its top level holds our six packages and nothing else
+	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@$(VENV)/bin/check-wheel-contents --toplevel $(PACKAGES) dist/persist_shards-*.whl
+
+clean: ## remove what the other targets made, but not .venv
+	@rm -rf dist build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf demo-out soak-out spark-warehouse metastore_db derby.log
+	@find persist blob consensus rpc compactor pyspark_persist tests bench examples -name __pycache__ -prune -exec rm -rf {} +

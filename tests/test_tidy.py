@@ -1,0 +1,319 @@
+"""The house rules that no other tool checks. Every rule has a twin below that shows it can fail."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DISTRIBUTION = "persist-shards"
+PACKAGES = ("persist", "blob", "consensus", "rpc", "compactor", "pyspark_persist")
+MODULE_LINES = 500
+TEST_MODULE_LINES = 800
+FUNCTION_LINES = 70
+
+CORE = (
+    "antichain",
+    "ids",
+    "batch",
+    "trace",
+    "state",
+    "commands",
+    "transitions",
+    "invariants",
+    "state_diff",
+    "errors",
+    "keys",
+)
+CORE_FORBIDDEN = frozenset(
+    {"time", "random", "uuid", "os", "logging", "asyncio", "threading", "datetime", "socket", "secrets", "io"}
+)
+
+_OPEN_WORK = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")) + r")\b")
+_MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(work|farm|root|home/\w+|Users/\w+)/")
+_TEXT = frozenset({".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".sh", ".cfg", ".html", ".js", ".css", ".json", ""})
+_MAPPED = re.compile(r"`([A-Za-z0-9_]+(?:\.py|/))`")
+
+
+# --- what is checked
+
+
+def python_files(*tops: str) -> Iterator[Path]:
+    for top in tops:
+        yield from sorted(p for p in (ROOT / top).rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def text_files() -> Iterator[Path]:
+    """Every text file of the project: what lies in a directory that tools made is not ours."""
+    for entry in sorted(ROOT.iterdir()):
+        made = entry.name in {"dist", "build", "demo-out", "soak-out", "spark-warehouse", "metastore_db", "derby.log"}
+        if made or (entry.name.startswith(".") and entry.name not in {".ci", ".gitignore"}):
+            continue
+        for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+            if path.is_file() and path.suffix in _TEXT and "__pycache__" not in path.parts:
+                yield path
+
+
+def package_dirs() -> Iterator[Path]:
+    for top in PACKAGES:
+        yield from sorted(p.parent for p in (ROOT / top).rglob("__init__.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def complaints(paths: Iterator[Path], rule: Callable[[str], list[str]]) -> list[str]:
+    return [f"{name_of(p)}: {c}" for p in paths for c in rule(p.read_text(encoding="utf-8"))]
+
+
+# --- the rules: each takes source text (or names) and returns complaints
+
+
+def too_long(source: str, most: int) -> list[str]:
+    lines = source.count("\n")
+    return [f"{lines} lines; split it below {most}"] if lines >= most else []
+
+
+def long_functions(source: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+            lines = node.end_lineno - node.lineno + 1
+            if lines >= FUNCTION_LINES:
+                found.append(f"{node.name} has {lines} lines; split it below {FUNCTION_LINES}")
+    return found
+
+
+def open_work(source: str) -> list[str]:
+    return [f"line {n}: {line.strip()}" for n, line in enumerate(source.split("\n"), 1) if _OPEN_WORK.search(line)]
+
+
+def machine_paths(text: str) -> list[str]:
+    return [f"line {n}: {line.strip()}" for n, line in enumerate(text.split("\n"), 1) if _MACHINE_PATH.search(line)]
+
+
+def environment_reads(source: str) -> list[str]:
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            reads = node.attr in names and isinstance(node.value, ast.Name) and node.value.id == "os"
+        elif isinstance(node, ast.ImportFrom):
+            reads = node.module == "os" and not names.isdisjoint(alias.name for alias in node.names)
+        else:
+            continue
+        if reads:
+            found.append(f"line {node.lineno} reads the environment; take a constructor argument")
+    return found
+
+
+def may_read_environment(name: str) -> bool:
+    return name.endswith(("/settings.py", "/__main__.py")) or name.startswith("persist/cli/")
+
+
+def impure_imports(source: str) -> list[str]:
+    """Imports of a core module that are neither core nor an innocent part of the standard library."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "persist":
+            modules = [f"persist.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            modules = ["." * node.level + (node.module or "")]
+        else:
+            continue
+        found += [f"line {node.lineno} imports {module}" for module in modules if not _is_pure(module)]
+    return found
+
+
+def _is_pure(module: str) -> bool:
+    top, *below = module.split(".")
+    if top == "persist":
+        return bool(below) and below[0] in CORE
+    return top in sys.stdlib_module_names and top not in CORE_FORBIDDEN
+
+
+def is_core(name: str) -> bool:
+    top, _, below = name.partition("/")
+    return top == "persist" and below.partition("/")[0].removesuffix(".py") in CORE
+
+
+def missing_docstring(source: str) -> list[str]:
+    tree = ast.parse(source)
+    if tree.body and ast.get_docstring(tree) is None:
+        return ["begin the module with a docstring: what it owns"]
+    return []
+
+
+def map_errors(readme: str, present: frozenset[str]) -> list[str]:
+    """A map names every module and subpackage beside it, and nothing that is not there."""
+    named = set(_MAPPED.findall(readme))
+    missing = [f"the map leaves out {name}" for name in sorted(present - named)]
+    return missing + [f"the map names {name}, which is not there" for name in sorted(named - present)]
+
+
+def beside(package: Path) -> frozenset[str]:
+    files = {p.name for p in package.glob("*.py") if p.name != "__init__.py"}
+    return frozenset(files | {f"{p.parent.name}/" for p in package.glob("*/__init__.py")})
+
+
+def foreign_providers(providers: Mapping[str, list[str]]) -> list[str]:
+    return [
+        f"{package} is also provided by {other}; uninstall it or use a venv of its own"
+        for package in PACKAGES
+        for other in sorted(set(providers.get(package, [])) - {DISTRIBUTION})
+    ]
+
+
+# --- the project keeps them
+
+
+def test_modules_are_short() -> None:
+    ours = complaints(python_files(*PACKAGES, "bench", "examples"), lambda s: too_long(s, MODULE_LINES))
+    tests = complaints(python_files("tests"), lambda s: too_long(s, TEST_MODULE_LINES))
+    assert ours + tests == []
+
+
+def test_functions_are_short() -> None:
+    assert complaints(python_files(*PACKAGES, "bench", "examples"), long_functions) == []
+
+
+def test_nothing_is_left_open() -> None:
+    assert complaints(python_files(*PACKAGES, "bench", "examples", "tests"), open_work) == []
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    assert complaints(text_files(), machine_paths) == []
+
+
+def test_only_settings_read_the_environment() -> None:
+    others = (p for p in python_files(*PACKAGES) if not may_read_environment(name_of(p)))
+    assert complaints(others, environment_reads) == []
+
+
+def test_the_core_is_pure() -> None:
+    core = (p for p in python_files("persist") if is_core(name_of(p)))
+    assert complaints(core, impure_imports) == []
+
+
+def test_modules_say_what_they_own() -> None:
+    public = (p for p in python_files(*PACKAGES) if not p.stem.startswith("_") or p.name == "__init__.py")
+    assert complaints(public, missing_docstring) == []
+
+
+@pytest.mark.parametrize("package", list(package_dirs()), ids=name_of)
+def test_every_package_has_a_true_map(package: Path) -> None:
+    readme = package / "README.md"
+    assert readme.is_file(), f"write {name_of(readme)}: a map from file to what it owns"
+    assert map_errors(readme.read_text(encoding="utf-8"), beside(package)) == []
+
+
+def test_only_we_provide_our_import_names() -> None:
+    assert foreign_providers(packages_distributions()) == []
+
+
+# --- and each rule can fail
+
+
+def test_a_long_module_is_noticed() -> None:
+    assert too_long("x = 1\n" * 500, MODULE_LINES) == ["500 lines; split it below 500"]
+    assert too_long("x = 1\n" * 499, MODULE_LINES) == []
+
+
+def test_a_long_function_is_noticed() -> None:
+    def source(lines: int) -> str:
+        return "class C:\n    async def f(self):\n" + "        pass\n" * (lines - 1)
+
+    assert long_functions(source(70)) == ["f has 70 lines; split it below 70"]
+    assert long_functions(source(69)) == []
+
+
+@pytest.mark.parametrize("word", ["TO" + "DO", "FIX" + "ME", "raise NotImplemented" + "Error"])
+def test_open_work_is_noticed(word: str) -> None:
+    assert open_work(f"x = 1\n# {word} later") == [f"line 2: # {word} later"]
+    assert open_work("return NotImplemented") == []
+
+
+@pytest.mark.parametrize("top", ["work", "farm", "root", "home/ann", "Users/ann"])
+def test_a_path_of_one_machine_is_noticed(top: str) -> None:
+    assert machine_paths(f'open("/{top}/data")') == [f'line 1: open("/{top}/data")']
+    assert machine_paths(f"see ./{top}/data and https://example.org/{top}/data") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import os\nx = os.environ['X']", "import os\nx = os.getenv('X')", "import os\nfrom os import environ as e"],
+)
+def test_an_environment_read_is_noticed(source: str) -> None:
+    assert environment_reads(source) == ["line 2 reads the environment; take a constructor argument"]
+    assert environment_reads("import os\nx = os.path.join('environ', 'getenv')") == []
+
+
+def test_who_may_read_the_environment() -> None:
+    assert may_read_environment("rpc/settings.py")
+    assert may_read_environment("compactor/__main__.py")
+    assert may_read_environment("persist/cli/shards.py")
+    assert not may_read_environment("rpc/app.py")
+    assert not may_read_environment("persist/client.py")
+
+
+@pytest.mark.parametrize(
+    ("source", "module"),
+    [
+        ("import time", "time"),
+        ("from datetime import datetime", "datetime"),
+        ("import os.path", "os"),
+        ("import pyarrow as pa", "pyarrow"),
+        ("from persist import machine", "persist.machine"),
+        ("from persist.codec import encode", "persist.codec"),
+        ("from .handles import x", ".handles"),
+        ("import persist", "persist"),
+        ("def f():\n    import random", "random"),
+    ],
+)
+def test_an_impure_core_import_is_noticed(source: str, module: str) -> None:
+    [complaint] = impure_imports(source)
+    assert module in complaint
+    assert impure_imports("import hashlib\nfrom persist import keys\nfrom persist.ids import SeqNo") == []
+
+
+def test_what_the_core_is() -> None:
+    assert is_core("persist/ids.py")
+    assert is_core("persist/transitions/writers.py")
+    assert not is_core("persist/machine.py")
+    assert not is_core("rpc/ids.py")
+
+
+def test_a_silent_module_is_noticed() -> None:
+    assert missing_docstring("x = 1\n") != []
+    assert missing_docstring('"""Owns x."""\nx = 1\n') == []
+    assert missing_docstring("") == []
+
+
+def test_a_false_map_is_noticed() -> None:
+    present = frozenset({"a.py", "b.py", "sub/"})
+    assert map_errors("- `a.py`: a\n- `b.py`: b\n- `sub/`: more\n", present) == []
+    assert map_errors("- `a.py`: a\n- `c.py`: c\n- `sub/`: more\n", present) == [
+        "the map leaves out b.py",
+        "the map names c.py, which is not there",
+    ]
+
+
+def test_a_foreign_provider_is_noticed() -> None:
+    assert foreign_providers({"persist": [DISTRIBUTION, "persist"], "blob": [DISTRIBUTION]}) == [
+        "persist is also provided by persist; uninstall it or use a venv of its own"
+    ]
+
+
+def test_the_search_finds_the_files() -> None:
+    assert ROOT / "persist" / "ids.py" in set(python_files(*PACKAGES))
+    assert {ROOT / ".ci" / "run", ROOT / "Makefile", Path(__file__)} <= set(text_files())
+    assert {"persist", "blob", "rpc"} <= {name_of(p) for p in package_dirs()}
