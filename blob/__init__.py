@@ -1,1 +1,18 @@
+"""Blob stores: immutable bytes under keys. `open_blob(url)` opens one; `Blob` says what it promises."""
 
+from __future__ import annotations
+
+from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.interface import Blob, BlobStat
+from blob.location import open_blob
+
+__all__ = [
+    "Blob",
+    "BlobStat",
+    "BlobError",
+    "BlobExists",
+    "BlobMisconfigured",
+    "BlobNotFound",
+    "BlobUnavailable",
+    "open_blob",
+]

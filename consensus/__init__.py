@@ -1,1 +1,24 @@
+"""Consensus stores: per key a log that moves by compare-and-set. `open_consensus(url)` opens one."""
 
+from __future__ import annotations
+
+from consensus.errors import (
+    ConsensusError,
+    ConsensusIndeterminate,
+    ConsensusMisconfigured,
+    ConsensusUnavailable,
+    ConsensusUsage,
+)
+from consensus.interface import Consensus, Entry
+from consensus.location import open_consensus
+
+__all__ = [
+    "Consensus",
+    "Entry",
+    "ConsensusError",
+    "ConsensusIndeterminate",
+    "ConsensusMisconfigured",
+    "ConsensusUnavailable",
+    "ConsensusUsage",
+    "open_consensus",
+]

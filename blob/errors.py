@@ -1,0 +1,35 @@
+"""Errors of blob stores, named by what the caller does next.
+
+A blob is written once and never changed, so *every* failed call may be repeated: there is no "may have
+happened" class here. A put that failed after the bytes landed is simply confirmed by the retry.
+
+    BlobError
+      BlobNotFound        no blob of that key
+      BlobExists          the key holds other bytes; a caller's bug, never retry
+      BlobUnavailable     the store did not answer or refused for now; retrying is safe
+      BlobMisconfigured   a setting is wrong; retrying cannot help; also a key that breaks the rules
+"""
+
+from __future__ import annotations
+
+__all__ = ["BlobError", "BlobNotFound", "BlobExists", "BlobUnavailable", "BlobMisconfigured"]
+
+
+class BlobError(Exception):
+    """Root of every error a blob store raises on purpose."""
+
+
+class BlobNotFound(BlobError):
+    """No blob of that key; for a range read also: the blob ends before the range does."""
+
+
+class BlobExists(BlobError):
+    """The key already holds different bytes. Keys are single-use, so this is a bug of the caller."""
+
+
+class BlobUnavailable(BlobError):
+    """The store did not answer in time, broke the connection or refused for now. Retrying is safe."""
+
+
+class BlobMisconfigured(BlobError):
+    """A setting, a URL, a key or an argument is wrong. The message names it. Retrying cannot help."""

@@ -1,0 +1,284 @@
+"""Blobs as files under one directory, for one machine (or a shared file system with hard links).
+
+A put writes `~tmp/<unique>`, syncs it, links it to its key (a link never overwrites, so write-once holds
+between processes) and syncs the key's directory: one fsync of a file, one of a directory. `~` cannot occur
+in a key, so temporary files are never listed; those of crashed writers are swept when the store is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat as stat_module
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
+
+__all__ = ["FileBlob", "STALE_TEMP_S"]
+
+STALE_TEMP_S = 3600.0
+"""Temporary files older than this many seconds belong to a crashed writer and are swept at open."""
+
+KNOWN_DIRS_MAX = 4096
+"""How many directories are remembered as durable; beyond it the memory starts anew (costs a few fsyncs)."""
+
+MAKE_ATTEMPTS_MAX = 8
+"""How often a put makes its directory again when a concurrent delete prunes it as empty."""
+
+_TEMP_DIR = "~tmp"
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+
+
+class FileBlob(Blob):
+    """Files below `root`, which is made if it is missing. `now_s` (Unix time) decides what sweeping finds stale."""
+
+    def __init__(self, root: str | Path, *, now_s: Callable[[], float] = time.time) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._temp_dir = os.path.join(self._root, _TEMP_DIR)
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._known: dict[str, int] = {}
+        self._counter = itertools.count()
+        self._unique = os.urandom(8).hex()
+        try:
+            os.makedirs(self._temp_dir, exist_ok=True)
+        except OSError as error:
+            raise BlobMisconfigured(f"blob directory {self._root} cannot be made: {error.strerror}") from error
+        self._sweep()
+
+    @property
+    def url(self) -> str:
+        return Path(self._root).as_uri()
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        path = self._path(check_key(key))
+        with _translated(key), _clashes_named(key):
+            temp = self._write_temp(data)
+            try:
+                for attempt in itertools.count(1):
+                    directory = self._open_dir(os.path.dirname(path))
+                    try:
+                        self._link(temp, path, key, data)
+                        os.fsync(directory)
+                        return
+                    except FileNotFoundError:
+                        # A delete pruned the directory as empty; make it again.
+                        self._forget(os.path.dirname(path))
+                        if attempt >= MAKE_ATTEMPTS_MAX or not os.path.exists(temp):
+                            raise
+                    finally:
+                        os.close(directory)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temp)
+
+    def get(self, key: str) -> bytes:
+        path = self._path(check_key(key))
+        with _translated(key):
+            fd = os.open(path, _READ_FLAGS)
+            try:
+                return _read_exactly(fd, key, 0, os.fstat(fd).st_size)
+            finally:
+                os.close(fd)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        path = self._path(check_key(key))
+        with _translated(key):
+            fd = os.open(path, _READ_FLAGS)
+            try:
+                size = os.fstat(fd).st_size
+                if start + length > size:
+                    raise BlobNotFound(f"blob {key} ends at byte {size}, before {start + length}")
+                return _read_exactly(fd, key, start, length)
+            finally:
+                os.close(fd)
+
+    def stat(self, key: str) -> BlobStat | None:
+        path = self._path(check_key(key))
+        try:
+            with _translated(key):
+                found = os.stat(path)
+        except BlobNotFound:
+            return None
+        if not stat_module.S_ISREG(found.st_mode):
+            return None
+        return BlobStat(key, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        # Not synced: a blob that a crash brings back is an orphan, and the orphan sweep takes it.
+        paths = [self._path(check_key(key)) for key in keys]
+        for key, path in zip(keys, paths, strict=True):
+            with contextlib.suppress(BlobNotFound), _translated(key):
+                os.unlink(path)
+        for directory in {os.path.dirname(path) for path in paths}:
+            self._prune(directory)
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        check_prefix(prefix)
+        start = prefix.rpartition("/")[0]
+        return self._walk(start + "/" if start else "", prefix)
+
+    def local_path(self, key: str) -> str | None:
+        return self._path(check_key(key))
+
+    def check(self) -> None:
+        key = f"check-{self._unique}-{next(self._counter)}"
+        try:
+            self.put(key, b"check")
+            if self.get(key) != b"check":
+                raise BlobMisconfigured(f"blob directory {self._root} does not return what was written to it")
+            self.delete([key])
+        except BlobMisconfigured:
+            raise
+        except BlobError as error:
+            raise BlobMisconfigured(f"blob directory {self._root} does not work: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._known.clear()
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"
+
+    def _write_temp(self, data: bytes | memoryview) -> str:
+        temp = f"{self._temp_dir}/{self._unique}-{os.getpid()}-{next(self._counter)}"
+        try:
+            fd = os.open(temp, _WRITE_FLAGS, 0o644)
+        except FileNotFoundError:
+            os.makedirs(self._temp_dir, exist_ok=True)
+            fd = os.open(temp, _WRITE_FLAGS, 0o644)
+        try:
+            rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            os.fsync(fd)
+        except BaseException:
+            os.unlink(temp)
+            raise
+        finally:
+            os.close(fd)
+        return temp
+
+    def _link(self, temp: str, path: str, key: str, data: bytes | memoryview) -> None:
+        try:
+            os.link(temp, path)
+        except FileExistsError:
+            with open(path, "rb") as held:
+                if held.read() != bytes(data):
+                    raise BlobExists(f"blob {key} exists with other bytes; keys are single-use") from None
+                # The first attempt may have crashed before its sync: only now is it durable for sure.
+                os.fsync(held.fileno())
+
+    def _open_dir(self, directory: str) -> int:
+        """Open `directory`, made and durable up to the root. Its inode tells whether it was made anew since."""
+        try:
+            fd = os.open(directory, _READ_FLAGS)
+        except FileNotFoundError:
+            fd = self._make_dir(directory)
+        inode = os.fstat(fd).st_ino
+        with self._lock:
+            known = self._known.get(directory) == inode
+        if not known:
+            self._sync_parents(directory)
+            with self._lock:
+                if len(self._known) >= KNOWN_DIRS_MAX:
+                    self._known.clear()
+                self._known[directory] = inode
+        return fd
+
+    def _make_dir(self, directory: str) -> int:
+        for _ in range(MAKE_ATTEMPTS_MAX):
+            os.makedirs(directory, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(directory, _READ_FLAGS)
+        raise OSError(errno.EAGAIN, "the directory keeps being removed", directory)
+
+    def _sync_parents(self, directory: str) -> None:
+        while directory != self._root:
+            directory = os.path.dirname(directory)
+            fd = os.open(directory, _READ_FLAGS)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _forget(self, directory: str) -> None:
+        with self._lock:
+            self._known.pop(directory, None)
+
+    def _prune(self, directory: str) -> None:
+        """Remove `directory` and its parents as far as they are empty."""
+        while directory != self._root:
+            try:
+                os.rmdir(directory)
+            except OSError:
+                return
+            self._forget(directory)
+            directory = os.path.dirname(directory)
+
+    def _walk(self, below: str, prefix: str) -> Iterator[BlobStat]:
+        # A directory sorts as its name and a slash: then the walk is in the order of whole keys.
+        found: list[tuple[str, os.DirEntry[str]]] = []
+        try:
+            with os.scandir(f"{self._root}/{below}") as entries:
+                for entry in entries:
+                    name = below + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
+                    if "~" not in entry.name and (name.startswith(prefix) or prefix.startswith(name)):
+                        found.append((name, entry))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise BlobUnavailable(f"blob directory {self._root}/{below} cannot be listed: {error}") from error
+        for name, entry in sorted(found, key=lambda pair: pair[0]):
+            if name.endswith("/"):
+                yield from self._walk(name, prefix)
+            elif name.startswith(prefix):
+                with contextlib.suppress(FileNotFoundError):
+                    held = entry.stat()
+                    yield BlobStat(name, held.st_size, held.st_mtime_ns // 1_000_000)
+
+    def _sweep(self) -> None:
+        oldest = self._now_s() - STALE_TEMP_S
+        with contextlib.suppress(OSError), os.scandir(self._temp_dir) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.stat().st_mtime < oldest:
+                        os.unlink(entry.path)
+
+
+def _read_exactly(fd: int, key: str, start: int, length: int) -> bytes:
+    pieces: list[bytes] = []
+    while length:
+        piece = os.pread(fd, length, start)
+        if not piece:
+            raise BlobUnavailable(f"blob {key} ended early at byte {start}; is its file system healthy?")
+        pieces.append(piece)
+        start += len(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+@contextlib.contextmanager
+def _clashes_named(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        raise BlobMisconfigured(f"blob key {key} needs a file where a directory is, or the reverse") from error
+
+
+@contextlib.contextmanager
+def _translated(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise BlobNotFound(f"no blob {key}") from error
+    except OSError as error:
+        raise BlobUnavailable(f"blob {key}: {error.strerror} ({errno.errorcode.get(error.errno or 0)})") from error

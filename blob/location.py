@@ -1,0 +1,67 @@
+"""From a location URL to an open blob store."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from blob.errors import BlobMisconfigured
+from blob.file import FileBlob
+from blob.interface import Blob
+from blob.memory import MemoryBlob
+
+__all__ = ["open_blob"]
+
+# `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
+_memory: dict[str, MemoryBlob] = {}
+_memory_lock = threading.Lock()
+
+
+def open_blob(url: str) -> Blob:
+    """Open the blob store at `url`; BlobMisconfigured says what is wrong with it.
+
+    `mem:` (private), `mem:name` (shared in this process), `file:///dir`, `s3://bucket/prefix?endpoint=…`,
+    `gs://bucket/prefix`, `abfs://container@account.dfs.core.windows.net/prefix`, `hdfs://host:port/prefix`.
+    Nothing is contacted yet, except that a `file:` directory is made; call `check()` to probe the store.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme == "mem":
+        return _open_memory(url)
+    if scheme == "file":
+        return FileBlob(_file_root(url))
+    if scheme == "s3":
+        from blob.s3 import S3Blob
+
+        return S3Blob.from_url(url)
+    if scheme in ("gs", "abfs", "abfss", "hdfs"):
+        from blob.arrow_fs import ArrowFsBlob
+
+        return ArrowFsBlob.from_url(url)
+    raise BlobMisconfigured(
+        f"blob location {_without_secrets(url)!r} must start with mem: file: s3: gs: abfs: or hdfs:"
+    )
+
+
+def _open_memory(url: str) -> Blob:
+    name = url[len("mem:") :]
+    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
+        raise BlobMisconfigured(f"blob location {url!r}: the name after mem: must be of A-Z a-z 0-9 . _ -")
+    if not name:
+        return MemoryBlob()
+    with _memory_lock:
+        return _memory.setdefault(name, MemoryBlob(name))
+
+
+def _file_root(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.path == "/":
+        raise BlobMisconfigured(f"blob location {url!r} must be file:///absolute/directory")
+    if parts.query or parts.fragment:
+        raise BlobMisconfigured(f"blob location {url!r}: file: takes no options")
+    return Path(unquote(parts.path))
+
+
+def _without_secrets(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//…@", url.partition("?")[0])

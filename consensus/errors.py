@@ -1,0 +1,40 @@
+"""Errors of consensus stores, named by what the caller may conclude.
+
+    ConsensusError
+      ConsensusUnavailable     definitely did not happen; retrying is safe
+      ConsensusIndeterminate   may have happened; read the head before deciding anything
+      ConsensusMisconfigured   a setting is wrong; retrying cannot help
+      ConsensusUsage           the caller's bug (bad key, seqno, limit or size); nothing was sent
+
+A lost race is not an error: `compare_and_set` returns False.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConsensusError",
+    "ConsensusUnavailable",
+    "ConsensusIndeterminate",
+    "ConsensusMisconfigured",
+    "ConsensusUsage",
+]
+
+
+class ConsensusError(Exception):
+    """Root of every error a consensus store raises on purpose."""
+
+
+class ConsensusUnavailable(ConsensusError):
+    """The operation definitely did not happen. Retrying is safe."""
+
+
+class ConsensusIndeterminate(ConsensusError):
+    """The operation may have happened or may still happen. Read the head again before concluding."""
+
+
+class ConsensusMisconfigured(ConsensusError):
+    """A setting or URL is wrong. The message names it. Retrying cannot help."""
+
+
+class ConsensusUsage(ConsensusError):
+    """The caller asked for something no store may do. Nothing was sent."""

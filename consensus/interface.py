@@ -1,0 +1,149 @@
+"""What a consensus store is: per key, a log of small values whose head moves by compare-and-set only."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from consensus.errors import ConsensusUsage
+
+__all__ = [
+    "Consensus",
+    "Entry",
+    "KEY_LENGTH_MAX",
+    "SCAN_LIMIT_MAX",
+    "SEQNO_MAX",
+    "check_key",
+    "check_limit",
+    "check_prefix",
+    "check_seqno",
+    "check_value",
+]
+
+KEY_LENGTH_MAX = 256
+"""Longest key in characters (all ASCII, so also bytes)."""
+
+SCAN_LIMIT_MAX = 10_000
+"""Most entries or keys that one call may ask for."""
+
+SEQNO_MAX = 2**63 - 1
+"""Largest seqno: every store keeps it as a signed 64-bit integer."""
+
+_KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
+_PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a key's log. The first entry has seqno 1, each later one exactly one more."""
+
+    seqno: int
+    data: bytes
+
+
+def check_key(key: str) -> str:
+    """Return `key` unchanged, or raise ConsensusUsage if no store may be asked for it."""
+    if not _KEY.match(key) or len(key) > KEY_LENGTH_MAX:
+        raise ConsensusUsage(f"consensus key {key[:60]!r} must be 1 to {KEY_LENGTH_MAX} of A-Z a-z 0-9 . _ / -")
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return `prefix` (of keys; empty is every key) unchanged, or raise ConsensusUsage."""
+    if not _PREFIX.match(prefix) or len(prefix) > KEY_LENGTH_MAX:
+        raise ConsensusUsage(f"prefix {prefix[:60]!r} must be at most {KEY_LENGTH_MAX} of A-Z a-z 0-9 . _ / -")
+    return prefix
+
+
+def check_seqno(seqno: int, least: int = 1) -> int:
+    """Return `seqno` unchanged, or raise ConsensusUsage unless `least <= seqno <= SEQNO_MAX`."""
+    if not least <= seqno <= SEQNO_MAX:
+        raise ConsensusUsage(f"seqno {seqno} must be between {least} and 2**63 - 1")
+    return seqno
+
+
+def check_limit(limit: int) -> int:
+    """Return `limit` unchanged, or raise ConsensusUsage unless `1 <= limit <= SCAN_LIMIT_MAX`."""
+    if not 1 <= limit <= SCAN_LIMIT_MAX:
+        raise ConsensusUsage(f"limit {limit} must be between 1 and {SCAN_LIMIT_MAX}")
+    return limit
+
+
+def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
+    """Return `data` unchanged, or raise ConsensusUsage if the store could not take it."""
+    if len(data) > bytes_max:
+        raise ConsensusUsage(
+            f"the value of {len(data)} bytes for {key} is longer than this store takes ({bytes_max}); "
+            "move more of it to the blob store"
+        )
+    return data
+
+
+class Consensus(ABC):
+    """A store of logs. Linearizable per key, durable on return, thread-safe.
+
+    Open one per process (after a fork, open anew). Live entries of a key are always contiguous and the
+    head never goes away. Every method may raise ConsensusUnavailable (did not happen), and those that
+    write also ConsensusIndeterminate (may have happened).
+    """
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Canonical location, without secrets."""
+
+    @property
+    @abstractmethod
+    def value_bytes_max(self) -> int:
+        """Longest value in bytes that `compare_and_set` takes."""
+
+    @abstractmethod
+    def head(self, key: str) -> Entry | None:
+        """The newest entry, or None if the key has none. Never stale."""
+
+    @abstractmethod
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        """Append `data` at `seqno` if the head is `seqno - 1` (or there is none and `seqno` is 1).
+
+        True: appended and durable. False: lost, the head is another one. ConsensusUsage if `data` is
+        longer than `value_bytes_max`, before anything is sent. ConsensusUnavailable: not appended.
+        ConsensusIndeterminate: perhaps appended.
+        """
+
+    @abstractmethod
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        """At most `limit` live entries with `seqno >= from_seqno`, ascending. Never stale, never with a gap."""
+
+    @abstractmethod
+    def truncate(self, key: str, seqno: int) -> int:
+        """Delete the entries before `seqno` and return how many. The head always stays.
+
+        ConsensusUsage if `seqno` is beyond the head (an unknown key has head 0), before anything is
+        deleted. Repeating it is safe. A store may delete in bounded batches, oldest first.
+        """
+
+    @abstractmethod
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        """At most `limit` keys that start with `prefix` and sort after `after` (by bytes), ascending."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Probe the store at start-up and make what it needs (its table).
+
+        ConsensusMisconfigured names the setting that is wrong; ConsensusUnavailable if nobody answers.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections and threads. Using the store afterwards is a bug. Closing twice is fine."""
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+        """Have `callback(key)` called when a key may have moved; returns what unsubscribes, or None if the
+        store has no push channel.
+
+        An accelerator only: calls come from a background thread, late, twice, for nothing, or never. The
+        callback must be quick; what it raises is logged and dropped.
+        """
+        return None

@@ -1,0 +1,54 @@
+"""From a location URL to an open consensus store."""
+
+from __future__ import annotations
+
+import re
+import threading
+
+from consensus.errors import ConsensusMisconfigured
+from consensus.interface import Consensus
+from consensus.memory import MemoryConsensus
+
+__all__ = ["open_consensus"]
+
+# `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
+_memory: dict[str, MemoryConsensus] = {}
+_memory_lock = threading.Lock()
+
+
+def open_consensus(url: str) -> Consensus:
+    """Open the consensus store at `url`; ConsensusMisconfigured says what is wrong with it.
+
+    `mem:` (private), `mem:name` (shared in this process), `sqlite:///relative.db`, `sqlite:////absolute.db`,
+    `postgresql://user:password@host:5432/database`, `etcd://host:2379,host2:2379/prefix`.
+    Nothing is contacted yet; call `check()` to probe the store.
+    """
+    scheme = url.partition(":")[0].lower()
+    if scheme == "mem":
+        return _open_memory(url)
+    if scheme in ("sqlite", "postgresql", "postgres"):
+        from consensus.sql import open_sql
+
+        return open_sql(url)
+    if scheme == "etcd":
+        from consensus.etcd import EtcdConsensus
+
+        return EtcdConsensus.from_url(url)
+    raise ConsensusMisconfigured(
+        f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
+    )
+
+
+def without_secrets(url: str) -> str:
+    """`url` fit for a message: user, password and options are left out."""
+    return re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
+
+
+def _open_memory(url: str) -> Consensus:
+    name = url[len("mem:") :]
+    if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
+        raise ConsensusMisconfigured(f"consensus location {url!r}: the name after mem: must be of A-Z a-z 0-9 . _ -")
+    if not name:
+        return MemoryConsensus()
+    with _memory_lock:
+        return _memory.setdefault(name, MemoryConsensus(name))

@@ -1,0 +1,101 @@
+"""Logs in this process's memory, for tests and examples. Gone when the process ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from consensus.errors import ConsensusUsage
+from consensus.interface import (
+    Consensus,
+    Entry,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_seqno,
+    check_value,
+)
+from consensus.notify import Notifier
+
+__all__ = ["MemoryConsensus", "VALUE_BYTES_MAX"]
+
+VALUE_BYTES_MAX = 16 * 2**20
+"""Longest value: the same as the SQL stores take, so that what works in a test works there."""
+
+
+class MemoryConsensus(Consensus):
+    """A dictionary of logs."""
+
+    def __init__(self, name: str = "", *, value_bytes_max: int = VALUE_BYTES_MAX) -> None:
+        self._name = name
+        self._value_bytes_max = value_bytes_max
+        self._lock = threading.Lock()
+        self._logs: dict[str, dict[int, bytes]] = {}
+        self._heads: dict[str, int] = {}
+        self._notifier = Notifier("consensus-memory")
+
+    @property
+    def url(self) -> str:
+        return f"mem:{self._name}"
+
+    @property
+    def value_bytes_max(self) -> int:
+        return self._value_bytes_max
+
+    def head(self, key: str) -> Entry | None:
+        check_key(key)
+        with self._lock:
+            seqno = self._heads.get(key, 0)
+            return Entry(seqno, self._logs[key][seqno]) if seqno else None
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        check_key(key)
+        check_seqno(seqno)
+        held = bytes(check_value(key, data, self._value_bytes_max))
+        with self._lock:
+            if self._heads.get(key, 0) != seqno - 1:
+                return False
+            self._logs.setdefault(key, {})[seqno] = held
+            self._heads[key] = seqno
+        self._notifier.publish((key,))
+        return True
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        check_key(key)
+        check_seqno(from_seqno, 0)
+        check_limit(limit)
+        with self._lock:
+            head = self._heads.get(key, 0)
+            log = self._logs.get(key, {})
+            first = max(from_seqno, head - len(log) + 1)
+            return [Entry(seqno, log[seqno]) for seqno in range(first, min(head, first + limit - 1) + 1)]
+
+    def truncate(self, key: str, seqno: int) -> int:
+        check_key(key)
+        check_seqno(seqno)
+        with self._lock:
+            head = self._heads.get(key, 0)
+            if seqno > head:
+                raise ConsensusUsage(f"cannot truncate {key} to seqno {seqno}: its head is {head}")
+            log = self._logs[key]
+            gone = [live for live in log if live < seqno]
+            for live in gone:
+                del log[live]
+            return len(gone)
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        check_prefix(prefix)
+        check_prefix(after)
+        check_limit(limit)
+        with self._lock:
+            found = [key for key in self._heads if key.startswith(prefix) and key > after]
+        return sorted(found)[:limit]
+
+    def check(self) -> None:
+        """Always fine."""
+
+    def close(self) -> None:
+        """Keeps the logs: another holder of the same `mem:name` may still use them."""
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+        return self._notifier.subscribe(callback)

@@ -1,0 +1,270 @@
+"""Logs in one table of SQLite or PostgreSQL, through SQLAlchemy Core.
+
+SQLAlchemy owns the engine, the pool and the dialects. Each statement is built once with Core and compiled
+once per dialect; a call then takes a pooled driver connection in autocommit mode and runs the compiled text,
+which costs next to nothing over the raw driver (an explicit transaction adds half again).
+
+Live entries of a key are contiguous. So "the head is n - 1" is the same as "n - 1 exists and n does not":
+a compare-and-set is one INSERT ... SELECT from entry n - 1, and the primary key (key, seqno) arbitrates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
+from consensus.interface import (
+    Consensus,
+    Entry,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_seqno,
+    check_value,
+)
+from consensus.notify import Notifier
+
+__all__ = ["SqlConsensus", "Statements", "open_sql", "TABLE", "TRUNCATE_BATCH", "VALUE_BYTES_MAX"]
+
+VALUE_BYTES_MAX = 16 * 2**20
+"""Longest value. Both databases take more; beyond this a value belongs in the blob store."""
+
+TRUNCATE_BATCH = 5_000
+"""Entries that one DELETE removes, so that a long log does not make one long transaction."""
+
+POOL_SIZE = 16
+"""Open connections a store keeps at most; further threads wait for one."""
+
+POOL_TIMEOUT_S = 30.0
+"""How long a thread waits for a pooled connection before the call is Unavailable."""
+
+Kind = Literal["read", "write", "setup"]
+
+TABLE = sa.Table(
+    "consensus_log",
+    sa.MetaData(),
+    # Bytes, not the language of whoever made the database, decide the order of keys.
+    sa.Column("key", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), nullable=False),
+    sa.Column("seqno", sa.BigInteger, nullable=False),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+    sa.PrimaryKeyConstraint("key", "seqno", name="consensus_log_pkey"),
+)
+
+
+class Statements:
+    """Every statement of a store, built with Core and compiled for one dialect."""
+
+    def __init__(self, dialect: sa.Dialect) -> None:
+        self._dialect = dialect
+        insert = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
+        key, seqno, data = TABLE.c.key, TABLE.c.seqno, TABLE.c.data
+        new: list[Any] = [sa.bindparam("new_key", type_=sa.Text), sa.bindparam("seqno", type_=sa.BigInteger)]
+        new.append(sa.bindparam("data", type_=sa.LargeBinary))
+        mine = key == sa.bindparam("key", type_=sa.Text)
+        # The lock keeps entry n - 1, and with it n, from being truncated away under this statement:
+        # without it a statement as slow as two commits and a truncation could insert n a second time.
+        previous = sa.select(*new).where(mine, seqno == sa.bindparam("previous", type_=sa.BigInteger))
+        previous = previous.with_for_update(read=True, key_share=True)
+        empty = sa.select(*new).where(~sa.exists().where(mine))
+        columns = ["key", "seqno", "data"]
+        self.append = self._compile(insert(TABLE).from_select(columns, previous).on_conflict_do_nothing())
+        self.create = self._compile(insert(TABLE).from_select(columns, empty).on_conflict_do_nothing())
+        self.head = self._compile(sa.select(seqno, data).where(mine).order_by(seqno.desc()).limit(1))
+        self.head_seqno = self._compile(sa.select(sa.func.max(seqno)).where(mine))
+        at_least = seqno >= sa.bindparam("from_seqno", type_=sa.BigInteger)
+        limit = sa.bindparam("limit", type_=sa.Integer)
+        self.scan = self._compile(sa.select(seqno, data).where(mine, at_least).order_by(seqno).limit(limit))
+        older = sa.select(seqno).where(mine, seqno < sa.bindparam("before", type_=sa.BigInteger))
+        # Locked in order, so that it never holds n while it waits for n - 1, which `append` locks first.
+        older = older.order_by(seqno).limit(limit).with_for_update()
+        of_key = key == sa.bindparam("new_key", type_=sa.Text)
+        self.truncate = self._compile(sa.delete(TABLE).where(of_key, seqno.in_(older)))
+        self.keys = self._compile(_distinct_keys(limit))
+
+    def _compile(self, statement: Any) -> tuple[str, tuple[str, ...] | None, Mapping[str, Any]]:
+        compiled = statement.compile(dialect=self._dialect)
+        order = tuple(compiled.positiontup) if compiled.positional else None
+        fixed = {name: value for name, value in compiled.params.items() if value is not None}
+        return str(compiled), order, fixed
+
+
+Compiled = tuple[str, "tuple[str, ...] | None", Mapping[str, Any]]
+
+
+def _distinct_keys(limit: sa.BindParameter[int]) -> Any:
+    """Hop from key to key in the primary key: the cost follows the keys returned, not the entries they have."""
+    key = TABLE.c.key
+    end = sa.bindparam("end", type_=sa.Text)
+    first = sa.select(sa.func.min(key).label("key")).where(
+        key > sa.bindparam("after", type_=sa.Text), key >= sa.bindparam("start", type_=sa.Text), key < end
+    )
+    found = first.cte("found", recursive=True)
+    following = sa.select(sa.func.min(key)).where(key > found.c.key, key < end).scalar_subquery()
+    found = found.union_all(sa.select(following).where(found.c.key.is_not(None)))
+    return sa.select(found.c.key).where(found.c.key.is_not(None)).limit(limit)
+
+
+def bind(compiled: Compiled, values: Mapping[str, Any]) -> tuple[str, Any]:
+    """The text and the parameters as the driver wants them: by position or by name."""
+    text, order, fixed = compiled
+    if order is None:
+        return text, {**fixed, **values}
+    return text, tuple(values[name] if name in values else fixed[name] for name in order)
+
+
+class SqlConsensus(Consensus):
+    """What SQLite and PostgreSQL share. A subclass makes the engine and sorts the driver's errors."""
+
+    def __init__(self, engine: sa.Engine, notifier: Notifier) -> None:
+        self._engine = engine
+        self._statements = Statements(engine.dialect)
+        self._notifier = notifier
+        self._setup_lock = threading.Lock()
+        self._is_set_up = False
+
+    @property
+    def value_bytes_max(self) -> int:
+        return VALUE_BYTES_MAX
+
+    def head(self, key: str) -> Entry | None:
+        rows = self._read(self._statements.head, {"key": check_key(key)})
+        return Entry(rows[0][0], rows[0][1]) if rows else None
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        check_key(key)
+        check_seqno(seqno)
+        check_value(key, data, VALUE_BYTES_MAX)
+        values = {"key": key, "new_key": key, "seqno": seqno, "previous": seqno - 1, "data": data}
+        self._set_up()
+        won = self._create(values) if seqno == 1 else self._write(self._statements.append, values) == 1
+        if won:
+            self._committed(key)
+        return won
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        check_seqno(from_seqno, 0)
+        values = {"key": check_key(key), "from_seqno": from_seqno, "limit": check_limit(limit)}
+        return [Entry(row[0], row[1]) for row in self._read(self._statements.scan, values)]
+
+    def truncate(self, key: str, seqno: int) -> int:
+        check_key(key)
+        check_seqno(seqno)
+        # The head never moves back, so looking first is as good as looking inside the transaction.
+        head = self._read(self._statements.head_seqno, {"key": key})[0][0] or 0
+        if seqno > head:
+            raise ConsensusUsage(f"cannot truncate {key} to seqno {seqno}: its head is {head}")
+        total = 0
+        values = {"key": key, "new_key": key, "before": seqno, "limit": TRUNCATE_BATCH}
+        while True:
+            deleted = self._write(self._statements.truncate, values)
+            total += deleted
+            if deleted < TRUNCATE_BATCH:
+                return total
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        # "\x7f" sorts after everything a key may hold, so [prefix, prefix + "\x7f") is exactly the prefix.
+        values = {"start": check_prefix(prefix), "end": prefix + "\x7f", "after": check_prefix(after)}
+        return [row[0] for row in self._read(self._statements.keys, {**values, "limit": check_limit(limit)})]
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+        self._set_up()
+        return self._notifier.subscribe(callback)
+
+    def close(self) -> None:
+        self._notifier.close()
+        self._engine.dispose()
+
+    def check(self) -> None:
+        self._set_up()
+        self._probe()
+
+    @abstractmethod
+    def _translate(self, error: Exception, kind: Kind) -> Exception:
+        """The error to raise instead of the driver's `error`."""
+
+    @abstractmethod
+    def _create_table(self, connection: Any) -> None:
+        """Make the table on a driver connection, unless it exists."""
+
+    @abstractmethod
+    def _probe(self) -> None:
+        """Refuse, with ConsensusMisconfigured, a database that cannot be written durably."""
+
+    @abstractmethod
+    def _committed(self, key: str) -> None:
+        """Tell whoever listens that `key` moved."""
+
+    def _create(self, values: Mapping[str, Any]) -> bool:
+        return self._write(self._statements.create, values) == 1
+
+    def _set_up(self) -> None:
+        if self._is_set_up:
+            return
+        with self._setup_lock:
+            if not self._is_set_up:
+                with self._connection("setup") as connection:
+                    self._create_table(connection)
+                self._is_set_up = True
+
+    def _read(self, compiled: Compiled, values: Mapping[str, Any]) -> list[Any]:
+        self._set_up()
+        text, parameters = bind(compiled, values)
+        with self._connection("read") as connection:
+            rows: list[Any] = connection.execute(text, parameters).fetchall()
+            return rows
+
+    def _write(self, compiled: Compiled, values: Mapping[str, Any]) -> int:
+        text, parameters = bind(compiled, values)
+        with self._connection("write") as connection:
+            count: int = connection.execute(text, parameters).rowcount
+            return count
+
+    @contextlib.contextmanager
+    def _connection(self, kind: Kind) -> Iterator[Any]:
+        """A pooled driver connection in autocommit mode. It is dropped, not reused, after any failure."""
+        try:
+            pooled = self._engine.raw_connection()
+        except Exception as error:
+            raise self._translate_connect(error) from error
+        try:
+            yield pooled.driver_connection
+        except BaseException as error:
+            pooled.invalidate()
+            if isinstance(error, Exception):
+                raise self._translate(error, kind) from error
+            raise
+        finally:
+            pooled.close()
+
+    def _translate_connect(self, error: Exception) -> Exception:
+        if isinstance(error, sa.exc.TimeoutError):
+            return ConsensusUnavailable(
+                f"no free connection to {self.url} within {POOL_TIMEOUT_S:.0f} s; fewer threads or a larger pool"
+            )
+        original = getattr(error, "orig", None)
+        return self._translate(original if isinstance(original, Exception) else error, "setup")
+
+
+def open_sql(url: str) -> SqlConsensus:
+    """Open `sqlite:` or `postgresql:`. ConsensusMisconfigured if the URL cannot be understood."""
+    try:
+        parsed = sa.make_url(url.replace("postgres://", "postgresql://", 1))
+    except (SQLAlchemyError, ValueError) as error:
+        raise ConsensusMisconfigured("the consensus URL cannot be understood; see docs/stores.md") from error
+    if parsed.drivername == "sqlite":
+        from consensus.sqlite import SqliteConsensus
+
+        return SqliteConsensus.from_url(parsed)
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        from consensus.postgres import PostgresConsensus
+
+        return PostgresConsensus.from_url(parsed)
+    raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

@@ -1,0 +1,179 @@
+"""Logs in a SQLite file: WAL, synchronous=FULL, safe between threads and processes of one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+
+from consensus.errors import (
+    ConsensusError,
+    ConsensusIndeterminate,
+    ConsensusMisconfigured,
+    ConsensusUnavailable,
+)
+from consensus.notify import Notifier
+from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Kind, SqlConsensus
+
+__all__ = ["SqliteConsensus", "BUSY_TIMEOUT_MS", "POLL_INTERVAL_S"]
+
+BUSY_TIMEOUT_MS = 30_000
+"""How long a statement waits for another process's write lock before it is Unavailable."""
+
+POLL_INTERVAL_S = 0.005
+"""How often a subscribed store looks for other processes' commits; one look costs about 10 microseconds."""
+
+MOVED_ROWS_MAX = 10_000
+"""New rows read per look; more are read by the next one."""
+
+_log = logging.getLogger(__name__)
+
+# Failures after which nothing was written. Everything else during a write may have reached the log.
+_DEFINITE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_ERROR,
+}
+_MISCONFIGURED = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_READONLY,
+}
+
+
+class SqliteConsensus(SqlConsensus):
+    """One file. Writers of this process queue on a lock, which is far fairer than SQLite's sleeping retries."""
+
+    def __init__(self, path: str, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+        self._path = os.path.abspath(path)
+        self._poll_interval_s = poll_interval_s
+        self._write_lock = threading.Lock()
+        self._poll_stop = threading.Event()
+        self._poller: threading.Thread | None = None
+        engine = sa.create_engine(
+            sa.URL.create("sqlite", database=self._path),
+            connect_args={"check_same_thread": False, "isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},
+            poolclass=sa.pool.QueuePool,
+            pool_size=POOL_SIZE,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT_S,
+            pool_reset_on_return=None,
+            pool_use_lifo=True,
+        )
+        sa.event.listen(engine, "connect", _configure)
+        super().__init__(engine, Notifier("consensus-sqlite", started=self._start_polling, stopped=self._stop_polling))
+
+    @classmethod
+    def from_url(cls, url: sa.URL) -> SqliteConsensus:
+        if not url.database or url.database == ":memory:":
+            raise ConsensusMisconfigured("sqlite: needs a file, as in sqlite:////var/lib/persist.db; or use mem:")
+        if url.query or url.host:
+            raise ConsensusMisconfigured("sqlite: takes a path only, as in sqlite:////var/lib/persist.db")
+        return cls(url.database)
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self._path}"
+
+    def _translate(self, error: Exception, kind: Kind) -> Exception:
+        if not isinstance(error, sqlite3.Error):
+            return error
+        code = (getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR) & 0xFF
+        if kind == "setup" and code in _MISCONFIGURED:
+            return ConsensusMisconfigured(f"the database file of {self.url} cannot be used: {error}")
+        if kind == "write" and code not in _DEFINITE:
+            return ConsensusIndeterminate(f"{self.url} failed while writing: {error}")
+        return ConsensusUnavailable(f"{self.url} did not carry out a {kind}: {error}")
+
+    def _create_table(self, connection: Any) -> None:
+        exists = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        if not connection.execute(exists, (TABLE.name,)).fetchone():
+            ddl = sa.schema.CreateTable(TABLE, if_not_exists=True)
+            connection.execute(str(ddl.compile(dialect=self._engine.dialect)))
+
+    def _probe(self) -> None:
+        with self._connection("setup") as connection:
+            mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+            if mode != "wal":
+                raise ConsensusMisconfigured(f"{self.url} cannot keep a write-ahead log ({mode}); use a local disk")
+            # Takes and gives back the write lock: fails at once on a file that may not be written.
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+
+    def _write(self, compiled: Any, values: Any) -> int:
+        with self._write_lock:
+            return super()._write(compiled, values)
+
+    def _committed(self, key: str) -> None:
+        self._notifier.publish((key,))
+
+    def close(self) -> None:
+        super().close()
+        self._stop_polling()
+
+    def _start_polling(self) -> None:
+        self._poll_stop = threading.Event()
+        self._poller = threading.Thread(
+            target=self._poll, args=(self._poll_stop,), name="consensus-sqlite-poll", daemon=True
+        )
+        self._poller.start()
+
+    def _stop_polling(self) -> None:
+        self._poll_stop.set()
+        poller, self._poller = self._poller, None
+        if poller is not None and poller is not threading.current_thread():
+            poller.join()
+
+    def _poll(self, stop: threading.Event) -> None:
+        """Publish keys that other connections and processes moved.
+
+        `PRAGMA data_version` changes when another connection commits. The newest row of the table is some
+        key's head, heads are never deleted, so rowids only grow and "rows above the last one" are the new ones.
+        """
+        while not stop.is_set():
+            try:
+                with self._connection("read") as connection:
+                    self._poll_connection(connection, stop)
+            except ConsensusError as error:
+                _log.warning("watching %s for commits failed, trying again: %s", self.url, error)
+                stop.wait(1.0)
+
+    def _poll_connection(self, connection: sqlite3.Connection, stop: threading.Event) -> None:
+        version: int | None = None
+        last = connection.execute("SELECT coalesce(max(rowid), 0) FROM consensus_log").fetchone()[0]
+        while not stop.wait(self._poll_interval_s):
+            now = connection.execute("PRAGMA data_version").fetchone()[0]
+            if now == version:
+                continue
+            version = now
+            moved = "SELECT rowid, key FROM consensus_log WHERE rowid > ? ORDER BY rowid LIMIT ?"
+            rows = connection.execute(moved, (last, MOVED_ROWS_MAX)).fetchall()
+            if rows:
+                last = rows[-1][0]
+                self._notifier.publish({row[1] for row in rows})
+            if len(rows) == MOVED_ROWS_MAX:
+                version = None
+
+
+def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    connection.execute("PRAGMA synchronous = FULL")
+    # Turning on WAL needs the file alone for a moment and does not wait for it; whoever has it is doing the same.
+    for _ in range(100):
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        threading.Event().wait(0.01)
+    connection.execute("PRAGMA journal_mode = WAL")
