@@ -160,7 +160,7 @@ class ExpireCriticalReader:
 
 @dataclass(frozen=True, slots=True)
 class EvolveSchema:
-    """Make `schema` current iff the current id is `expected_id`. -> SchemaRegistered. The caller checked compatibility."""
+    """Make `schema` current iff the current id is `expected_id`; the caller checked that it fits. -> SchemaRegistered"""
 
     expected_id: int
     schema: SchemaRecord
@@ -244,7 +244,7 @@ class MergeReq:
 
 @dataclass(frozen=True, slots=True)
 class MergeRes:
-    """The outcome of a merge: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied"""
+    """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied"""
 
     inputs: tuple[str, ...]
     outputs: tuple[Run, ...]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from persist.antichain import MINIMUM
 from persist.errors import Corruption
 from persist.state import State
+from persist.state_diff import StateDiff, apply
 
 
 def check_step(old: State, new: State) -> None:
@@ -18,12 +19,23 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"upper of shard {old.name!r} would move back from {old.upper} to {new.upper}")
     if new.shard_id != old.shard_id or new.walltime_ms < old.walltime_ms:
         raise Corruption(f"shard {old.name!r} would change its id or its walltime would move back")
+    appended = new.trace.batches[len(old.trace.batches) :]
+    if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
+        raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
     if new.rollups is not old.rollups and old.rollups and max(new.rollups, default=0) < max(old.rollups):
         raise Corruption(f"shard {old.name!r} would lose its newest rollup")
 
 
+def check_diff(change: StateDiff, old: State, new: State) -> None:
+    """Check 4: the state diff leads from the old State to the new one, also after encoding. Raises Corruption."""
+    if apply(change, old) != new:
+        raise Corruption(
+            f"the state diff {change.seqno} of shard {old.name!r} does not lead to the State it stands for"
+        )
+
+
 def check_state(state: State) -> None:
-    """Checks within one State (1: batches tile `[0, upper)`; since of batches; single-use part ids). Raises Corruption."""
+    """Checks within one State (1: batches tile `[0, upper)`; their sinces; single-use part ids). Raises Corruption."""
     expected = MINIMUM
     seen: set[str] = set()
     for batch in state.trace.batches:

@@ -1,0 +1,188 @@
+"""States and state diffs <-> durable bytes.
+
+A frame is: magic (4 bytes), kind (1), format version (1), length of the JSON head (u32), length of the payload (u32),
+CRC-32 of kind, version, head and payload (u32), head, payload. The head is JSON; byte strings in it (inline parts,
+schemas) are `[offset, length]` into the payload. Every frame is verified when it is read; what does not verify is `Corruption`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import typing
+import zlib
+from typing import Any
+
+from persist import records
+from persist.antichain import Antichain
+from persist.batch import HollowBatch
+from persist.errors import Corruption, InvalidUsage
+from persist.ids import SeqNo, ShardId
+from persist.state import State
+from persist.state_diff import MAPPINGS, MapDiff, StateDiff, TraceDiff
+from persist.trace import trace_of
+
+MAGIC = b"PSST"
+KIND_DIFF = b"D"
+KIND_ROLLUP = b"R"
+FORMAT_VERSION = 1
+FRAME_BYTES_MAX = 1 << 31
+
+_HEADER = struct.Struct("<4scBIII")
+_MAPPING_HINTS = {name: typing.get_type_hints(State)[name] for name in MAPPINGS}
+_BATCHES = tuple[HollowBatch, ...]
+
+
+class _Payload:
+    """Byte strings beside the JSON head."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.chunks: list[bytes] = []
+        self.size = 0
+        self.data = data
+
+    def put(self, data: bytes) -> list[int]:
+        self.chunks.append(data)
+        self.size += len(data)
+        return [self.size - len(data), len(data)]
+
+    def take(self, reference: Any) -> bytes:
+        offset, length = reference
+        if type(offset) is not int or type(length) is not int or not 0 <= offset <= offset + length <= len(self.data):
+            raise InvalidUsage(f"reference {reference!r:.80} lies outside the payload")
+        return self.data[offset : offset + length]
+
+
+def encode_diff(change: StateDiff) -> bytes:
+    """The durable bytes of a state diff."""
+    payload = _Payload()
+    head: dict[str, Any] = {
+        "seqno": change.seqno,
+        "walltime_ms": change.walltime_ms,
+        "commit_id": change.commit_id,
+        "rollup": [change.rollup_seqno, change.rollup_key],
+    }
+    if change.gone:
+        head["gone"] = change.gone
+    if "since" in change.scalars:
+        head["since"] = change.scalars["since"].to_json()
+    if "tombstone" in change.scalars:
+        head["tombstone"] = change.scalars["tombstone"]
+    for name, map_diff in change.mappings.items():
+        entries = records.encode(map_diff.set, _MAPPING_HINTS[name], payload.put)
+        head[name] = [entries, list(map_diff.deleted)]
+    if change.trace is not None:
+        batches = records.encode(change.trace.batches, _BATCHES, payload.put)
+        head["trace"] = [change.trace.first, change.trace.count, batches]
+    return _frame(KIND_DIFF, head, payload)
+
+
+def decode_diff(data: bytes) -> StateDiff:
+    """Read a state diff. Raises Corruption when the bytes are not one."""
+    head, payload = _unframe(KIND_DIFF, data, "state diff")
+    try:
+        scalars: dict[str, Any] = {}
+        if "since" in head:
+            scalars["since"] = Antichain.from_json(head["since"])
+        if "tombstone" in head:
+            scalars["tombstone"] = records.decode(head["tombstone"], bool)
+        mappings = {name: _map_diff(name, head[name], payload) for name in MAPPINGS if name in head}
+        trace = None
+        if "trace" in head:
+            first, count, batches = head["trace"]
+            trace = TraceDiff(int(first), int(count), records.decode(batches, _BATCHES, payload.take))
+        return StateDiff(
+            seqno=SeqNo(head["seqno"]),
+            walltime_ms=int(head["walltime_ms"]),
+            commit_id=str(head["commit_id"]),
+            rollup_seqno=SeqNo(head["rollup"][0]),
+            rollup_key=str(head["rollup"][1]),
+            gone=tuple(head.get("gone", ())),
+            scalars=scalars,
+            mappings=mappings,
+            trace=trace,
+        )
+    except (InvalidUsage, KeyError, TypeError, ValueError, IndexError) as error:
+        raise Corruption(f"a state diff of {len(data)} bytes does not make sense: {error}") from error
+
+
+def _map_diff(name: str, value: Any, payload: _Payload) -> MapDiff:
+    hint = _MAPPING_HINTS[name]
+    key_type = typing.get_args(hint)[0]
+    entries, deleted = value
+    return MapDiff(records.decode(entries, hint, payload.take), tuple(key_type(k) for k in deleted))
+
+
+def encode_state(state: State) -> bytes:
+    """The durable bytes of a whole State: a rollup."""
+    payload = _Payload()
+    head: dict[str, Any] = {
+        "name": state.name,
+        "shard_id": state.shard_id,
+        "seqno": state.seqno,
+        "walltime_ms": state.walltime_ms,
+        "since": state.since.to_json(),
+        "tombstone": state.tombstone,
+        "trace": records.encode(state.trace.batches, _BATCHES, payload.put),
+    }
+    for name in MAPPINGS:
+        head[name] = records.encode(getattr(state, name), _MAPPING_HINTS[name], payload.put)
+    return _frame(KIND_ROLLUP, head, payload)
+
+
+def decode_state(data: bytes) -> State:
+    """Read a rollup. Raises Corruption when the bytes are not one."""
+    head, payload = _unframe(KIND_ROLLUP, data, "rollup")
+    try:
+        mappings = {
+            name: records.decode(head[name], _MAPPING_HINTS[name], payload.take) for name in MAPPINGS if name in head
+        }
+        return State(
+            name=str(head["name"]),
+            shard_id=ShardId.parse(head["shard_id"]),
+            seqno=SeqNo(head["seqno"]),
+            walltime_ms=int(head["walltime_ms"]),
+            since=Antichain.from_json(head["since"]),
+            trace=trace_of(records.decode(head["trace"], _BATCHES, payload.take)),
+            tombstone=records.decode(head["tombstone"], bool),
+            **mappings,
+        )
+    except (InvalidUsage, KeyError, TypeError, ValueError, IndexError) as error:
+        raise Corruption(f"a rollup of {len(data)} bytes does not make sense: {error}") from error
+
+
+def _frame(kind: bytes, head: dict[str, Any], payload: _Payload) -> bytes:
+    text = json.dumps(head, separators=(",", ":")).encode()
+    body = b"".join([text, *payload.chunks])
+    return (
+        _HEADER.pack(MAGIC, kind, FORMAT_VERSION, len(text), payload.size, _checksum(kind, FORMAT_VERSION, body)) + body
+    )
+
+
+def _checksum(kind: bytes, version: int, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(kind + bytes([version])))
+
+
+def _unframe(kind: bytes, data: bytes, what: str) -> tuple[dict[str, Any], _Payload]:
+    if len(data) < _HEADER.size:
+        raise Corruption(f"a {what} has only {len(data)} bytes")
+    magic, found_kind, version, head_size, payload_size, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC or found_kind != kind:
+        raise Corruption(f"the bytes are no {what}: they begin with {data[:5]!r}")
+    if version > FORMAT_VERSION:
+        raise Corruption(
+            f"a {what} has format version {version}; this persist reads up to {FORMAT_VERSION}: upgrade it"
+        )
+    body = memoryview(data)[_HEADER.size :]
+    if len(body) != head_size + payload_size or _checksum(kind, version, body) != checksum:
+        raise Corruption(f"a {what} of {len(data)} bytes fails its checksum or is cut short")
+    try:
+        head = json.loads(bytes(body[:head_size]))
+    except ValueError as error:
+        raise Corruption(f"a {what} holds no JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise Corruption(f"a {what} holds no JSON object")
+    return head, _Payload(bytes(body[head_size:]))
+
+
+__all__ = ["FORMAT_VERSION", "FRAME_BYTES_MAX", "decode_diff", "decode_state", "encode_diff", "encode_state"]

@@ -1,0 +1,404 @@
+"""The committer of one shard in one process, and the only code that commits.
+
+A commit is: the cached State -> `step` each queued command -> expire lapsed leases -> encode the state diff ->
+compare-and-set at the next seqno. One compare-and-set is in flight at a time; commands that arrive meanwhile queue up
+and are committed together (group commit), each with its own outcome. Any number of machines, here or elsewhere, may
+work on one shard: they only meet in the compare-and-set.
+
+A compare-and-set of unknown outcome is repeated with the same bytes at the same seqno until the store gives a definite
+answer; the commit id in the log then tells whether it was ours. So an unknown outcome reaches callers only when the
+store stays away for `retry_s`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
+from persist import commands as c
+from persist import invariants, state_diff
+from persist.codec import encode_diff
+from persist.errors import (
+    Indeterminate,
+    InlineBudget,
+    InvalidUsage,
+    Overloaded,
+    PersistError,
+    Unavailable,
+    UnknownShard,
+)
+from persist.ids import IdSource
+from persist.spill import spilled
+from persist.state import Policy, State
+from persist.store_errors import translate
+from persist.system import Background, Clock
+from persist.transitions import Context, expire_lapsed, step
+from persist.versions import Versions
+
+QUEUE_MAX = 10_000
+GROUP_MAX = 1_000
+BACKOFF_FIRST_S = 0.004
+BACKOFF_MAX_S = 1.0
+OVERLOADED_RETRY_AFTER_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests)."""
+
+    retry_s: float = 30.0
+    check_all: bool = False
+
+
+class _Pending:
+    """A queued command. Woken once with its outcome, or before that to lead the next commit."""
+
+    __slots__ = ("command", "error", "result", "wake")
+
+    def __init__(self, command: c.Command, wake: Callable[[_Pending], None]) -> None:
+        self.command = command
+        self.wake = wake
+        self.result: c.Result | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def answered(self) -> bool:
+        return self.result is not None or self.error is not None
+
+    def outcome(self) -> c.Result:
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Machine:
+    """Commits commands on the shard `name`. Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        versions: Versions,
+        *,
+        policy: Policy,
+        settings: MachineSettings,
+        clock: Clock,
+        ids: IdSource,
+        background: Background,
+        metrics: MachineMetrics | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self.metrics = metrics or MachineMetrics()
+        self._versions = versions
+        self._settings = settings
+        self._clock = clock
+        self._ids = ids
+        self._background = background
+        self._lock = threading.Lock()  # guards the queue and the cached State; never held across I/O
+        self._refresh_lock = threading.Lock()  # so that many waiters make one read
+        self._moved = threading.Condition(self._lock)
+        self._queue: deque[_Pending] = deque()
+        self._leading = False
+        self._state: State | None = None
+        self._rollup_under_way = False
+        self._watchers: list[Callable[[State], None]] = []
+
+    # --- reading
+
+    def state(self) -> State:
+        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none."""
+        cached = self._state
+        return cached if cached is not None else self.refresh()
+
+    def refresh(self) -> State:
+        """The State as of now: every commit that was acknowledged before this call is in it."""
+        return self._catch_up()[0]
+
+    def watch(self, callback: Callable[[State], None]) -> Callable[[], None]:
+        """Call `callback(state)` after every move of the cached State, from whatever thread; returns the way to stop."""
+        with self._lock:
+            self._watchers.append(callback)
+
+        def stop() -> None:
+            with self._lock:
+                if callback in self._watchers:
+                    self._watchers.remove(callback)
+
+        return stop
+
+    def wait_for(self, ready: Callable[[State], bool], timeout_s: float, poll_s: float) -> State:
+        """The State once `ready(state)`, or as it is after `timeout_s`.
+
+        Woken by local commits at once; others' commits are found by reading every `poll_s`, or sooner if a push
+        channel calls `refresh`.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        state = self.refresh()
+        while not ready(state):
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return state
+            with self._lock:
+                if self._state is state:
+                    self._moved.wait(min(left, poll_s))
+                moved = self._state is not state
+            state = self.state() if moved else self.refresh()
+        return state
+
+    # --- committing
+
+    def create(self, state: State) -> State:
+        """Commit the first State of a shard, unless the shard exists; the State that is there afterwards."""
+        existing = self._versions.load(self.name)
+        if existing is None:
+            commit_id = self._ids.uuid7()
+            data, named = self._versions.create(state, commit_id)
+            won = self._compare_and_set(1, data)
+            existing = named if won else self._versions.load(self.name)
+        if existing is None:
+            raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")
+        self._publish(existing)
+        return existing
+
+    def apply(self, command: c.Command) -> c.Result:
+        """Commit one command and return its result. Raises the error with which it was refused.
+
+        Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token.
+        """
+        woken = threading.Event()
+        pending = _Pending(command, lambda _: woken.set())
+        if not self._enqueue(pending):
+            woken.wait()
+            if pending.answered:
+                return pending.outcome()
+        self._lead()
+        return pending.outcome()
+
+    def submit(self, command: c.Command, run: Callable[[Callable[[], None]], object]) -> Future[c.Result]:
+        """As `apply`, without waiting. `run` runs a commit on another thread when it falls to this command to lead."""
+        future: Future[c.Result] = Future()
+
+        def wake(pending: _Pending) -> None:
+            if not pending.answered:
+                run(self._lead)
+            elif pending.error is not None:
+                future.set_exception(pending.error)
+            else:
+                future.set_result(pending.outcome())
+
+        pending = _Pending(command, wake)
+        if self._enqueue(pending):
+            run(self._lead)
+        return future
+
+    def _enqueue(self, pending: _Pending) -> bool:
+        """Queue a command; whether it has to lead."""
+        with self._lock:
+            if len(self._queue) >= QUEUE_MAX:
+                raise Overloaded(
+                    f"shard {self.name!r} has {QUEUE_MAX} commands queued; slow down",
+                    retry_after_s=OVERLOADED_RETRY_AFTER_S,
+                )
+            self._queue.append(pending)
+            lead = not self._leading
+            self._leading = True
+            return lead
+
+    def _lead(self) -> None:
+        """Commit what is queued, then hand the lead to the next queued command, if any."""
+        with self._lock:
+            group = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
+        try:
+            self._commit(group)
+        except PersistError as error:
+            self._fail(group, error)
+        except BaseException as error:  # a bug: nobody may be left waiting
+            self._fail(group, error)
+            raise
+        finally:
+            with self._lock:
+                following = self._queue[0] if self._queue else None
+                self._leading = following is not None
+            for pending in group:
+                pending.wake(pending)
+            if following is not None:
+                following.wake(following)
+
+    @staticmethod
+    def _fail(group: Sequence[_Pending], error: BaseException) -> None:
+        for pending in group:
+            pending.result, pending.error = None, error
+
+    def _commit(self, group: Sequence[_Pending]) -> None:
+        """Answer every command of the group. Raises when the stores do not let it."""
+        deadline = self._clock.monotonic() + self._settings.retry_s
+        base, fresh = self._state, False
+        if base is None:
+            base, fresh = self._catch_up()[0], True
+        lost = 0
+        while True:
+            following = self._step_all(base, group)
+            if following is base:
+                if fresh:
+                    return  # refused or without effect, on a State that was read after the commands came in
+                base, fresh = self._catch_up()[0], True
+                continue
+            commit_id = self._ids.uuid7()
+            change = state_diff.diff(base, following, commit_id)
+            if self._settings.check_all:
+                invariants.check_diff(change, base, following)
+            if self._compare_and_set_at(change, deadline):
+                self._publish(following)
+                self.metrics.committed(len(group), lost)
+                self._maintain(following)
+                return
+            lost += 1
+            if self._clock.monotonic() > deadline:
+                raise Unavailable(f"shard {self.name!r} is contended: {lost} commits in a row lost the race; retry")
+            self._back_off(lost)
+            base, fresh = self._catch_up()[0], True
+
+    def _step_all(self, base: State, group: Sequence[_Pending]) -> State:
+        """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed."""
+        now_ms = max(self._clock.now_ms(), base.walltime_ms)
+        context = Context(now_ms, self.policy)
+        state = base
+        for pending in group:
+            pending.result = pending.error = None
+            try:
+                following, result = self._step_one(state, pending, context)
+            except PersistError as error:
+                pending.error = error
+                continue
+            pending.result = result
+            if isinstance(pending.command, c.Insert) and following is not state and isinstance(result, c.Appended):
+                context = Context(now_ms, self.policy, result.lower.element)
+            state = following
+        if state is base:
+            return base
+        state = replace(expire_lapsed(state, now_ms), seqno=base.seqno.next(), walltime_ms=now_ms)
+        invariants.check_step(base, state)
+        if self._settings.check_all or state.trace.batches[: len(base.trace.batches)] != base.trace.batches:
+            invariants.check_state(state)
+        return state
+
+    def _step_one(self, state: State, pending: _Pending, context: Context) -> tuple[State, c.Result]:
+        try:
+            return step(state, pending.command, context)
+        except InlineBudget:  # no room in the State: the rows go to the blob store, the command is the same otherwise
+            pending.command = spilled(pending.command, state, self._versions.blob, self._ids)
+            self.metrics.spills += 1
+            return step(state, pending.command, context)
+
+    # --- compare-and-set
+
+    def _compare_and_set_at(self, change: state_diff.StateDiff, deadline: float) -> bool:
+        """Whether this state diff is in the log. Settles unknown outcomes by repeating and reading back."""
+        data = encode_diff(change)
+        if len(data) > self._versions.consensus.value_bytes_max:
+            raise InvalidUsage(
+                f"a commit to shard {self.name!r} takes {len(data)} bytes, more than the consensus store's "
+                f"{self._versions.consensus.value_bytes_max}; write larger parts or fewer commands at once"
+            )
+        if self._compare_and_set(change.seqno, data, deadline):
+            return True
+        found = self._versions.diffs(self.name, change.seqno, 1)
+        if found and found[0].seqno == change.seqno:
+            return found[0].commit_id == change.commit_id
+        raise Indeterminate(
+            f"shard {self.name!r} moved far beyond {change.seqno} before the outcome of a commit could be read; "
+            "retry with the same token"
+        )
+
+    def _compare_and_set(self, seqno: int, data: bytes, deadline: float | None = None) -> bool:
+        """One compare-and-set, repeated while the store gives no definite answer."""
+        deadline = deadline if deadline is not None else self._clock.monotonic() + self._settings.retry_s
+        unknown: ConsensusError | None = None
+        tries = 0
+        while True:
+            try:
+                return self._versions.consensus.compare_and_set(self.name, seqno, data)
+            except (ConsensusUnavailable, ConsensusIndeterminate) as error:
+                if isinstance(error, ConsensusIndeterminate):
+                    unknown = error
+                tries += 1
+                self.metrics.retries += 1
+                if self._clock.monotonic() > deadline:
+                    raise translate(unknown or error) from error
+                self._back_off(tries)
+            except ConsensusError as error:
+                raise translate(error) from error
+
+    def _back_off(self, tries: int) -> None:
+        jitter = 0.5 + int(self._ids.uuid7()[-4:], 16) / 0x10000
+        self._clock.sleep(min(BACKOFF_FIRST_S * 2 ** min(tries, 16), BACKOFF_MAX_S) * jitter)
+
+    # --- the cached State
+
+    def _catch_up(self) -> tuple[State, list[state_diff.StateDiff]]:
+        with self._refresh_lock:
+            cached = self._state
+            if cached is None:
+                loaded = self._versions.load(self.name)
+                if loaded is None:
+                    raise UnknownShard(f"there is no shard {self.name!r} here; create it first")
+                state, diffs = loaded, []
+            else:
+                state, diffs = self._versions.catch_up(cached)
+            return self._publish(state), diffs
+
+    def _publish(self, state: State) -> State:
+        """Make `state` the cached one unless a newer one is; the one that is cached then."""
+        with self._lock:
+            cached = self._state
+            if cached is not None and cached.seqno >= state.seqno:
+                return cached
+            self._state = state
+            self._moved.notify_all()
+            watchers = tuple(self._watchers)
+        for watcher in watchers:
+            watcher(state)
+        return state
+
+    # --- rollups
+
+    def _maintain(self, state: State) -> None:
+        newest = max(state.rollups, default=0)
+        if state.seqno - newest < self.policy.rollup_every or self._rollup_under_way:
+            return
+        self._rollup_under_way = True
+        self._background.submit(lambda: self._roll_up(state))
+
+    def _roll_up(self, state: State) -> None:
+        """Write and name a rollup. Losing it is safe: a later commit asks again."""
+        try:
+            key, size = self._versions.write_rollup(state)
+            self.apply(c.AddRollup(state.seqno, key, size))
+        except PersistError:
+            self.metrics.rollups_failed += 1
+        finally:
+            self._rollup_under_way = False
+
+
+class MachineMetrics:
+    """Counters of one machine; read without locks, so a reader may see one commit half counted."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.commands = 0
+        self.races_lost = 0
+        self.retries = 0
+        self.spills = 0
+        self.rollups_failed = 0
+        self.group_max = 0
+
+    def committed(self, commands: int, lost: int) -> None:
+        self.commits += 1
+        self.commands += commands
+        self.races_lost += lost
+        self.group_max = max(self.group_max, commands)

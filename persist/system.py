@@ -1,0 +1,92 @@
+"""Where time and randomness come from: interfaces, and the real ones. Simulations pass their own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+_RANDOM_BITS = 62
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Wall-clock time in milliseconds since 1970."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds from some fixed point; never goes back."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class SystemIds:
+    """UUIDs of version 7 (RFC 9562, method 3: 12 extra bits of time), ascending within a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last = 0
+        self._pid = os.getpid()
+
+    def uuid7(self) -> str:
+        now = time.time_ns()
+        fine = (now // 1_000_000 << 12) | ((now % 1_000_000) * 4096 // 1_000_000)
+        with self._lock:
+            fine = self._last = max(fine, self._last + 1)
+        random = int.from_bytes(os.urandom(8)) >> 2
+        high = (fine >> 12) << 16 | 0x7000 | (fine & 0xFFF)
+        return f"{high:016x}{(0b10 << _RANDOM_BITS) | random:016x}"
+
+
+class Background(Protocol):
+    """Runs work that nobody waits for. Losing it is safe."""
+
+    def submit(self, work: Callable[[], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ThreadBackground:
+    """A bounded pool of threads; work beyond `queue_max` is dropped, since maintenance comes round again."""
+
+    def __init__(self, threads: int = 2, queue_max: int = 1000) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="persist-background")
+        self._room = threading.Semaphore(queue_max)
+
+    def submit(self, work: Callable[[], None]) -> None:
+        if not self._room.acquire(blocking=False):
+            return
+        try:
+            self._pool.submit(work).add_done_callback(lambda _: self._room.release())
+        except RuntimeError:  # closed meanwhile
+            self._room.release()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class InlineBackground:
+    """Runs work at once, in the caller: for command-line tools, tests and simulations."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        work()
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,141 @@
+"""From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
+
+Opening costs one head, one blob and one bounded scan, however many commits the shard has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from blob import Blob, BlobError, BlobNotFound
+from consensus import Consensus
+from persist import state_diff
+from persist.codec import decode_diff, decode_state, encode_diff, encode_state
+from persist.errors import Corruption
+from persist.ids import IdSource, SeqNo
+from persist.keys import rollup_key
+from persist.state import Rollup, State
+from persist.state_diff import StateDiff
+from persist.store_errors import translate, translated
+
+SCAN_LIMIT = 1_000  # entries a scan
+LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
+CATCH_UP_DIFFS_MAX = 2_000  # further behind than this, loading anew is cheaper
+
+
+class Versions:
+    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing."""
+
+    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource) -> None:
+        self.blob = blob
+        self.consensus = consensus
+        self._ids = ids
+
+    def load(self, name: str) -> State | None:
+        """The current State, or None when there is no shard of that name."""
+        for _ in range(LOAD_TRIES_MAX):
+            with translated():
+                head = self.consensus.head(name)
+            if head is None:
+                return None
+            newest = decode_diff(head.data)
+            state = self._rollup(newest)
+            if state is None:
+                continue
+            tail = self._tail(name, state)
+            if tail is not None and tail.seqno >= newest.seqno:
+                return tail
+        raise Corruption(f"the rollup that the newest state diff of shard {name!r} names stays missing")
+
+    def catch_up(self, state: State) -> tuple[State, list[StateDiff]]:
+        """The current State and the state diffs that lead there; without them (empty) where it had to be loaded."""
+        diffs: list[StateDiff] = []
+        while len(diffs) < CATCH_UP_DIFFS_MAX:
+            page = self.diffs(state.name, SeqNo(state.seqno + 1), SCAN_LIMIT)
+            if page and page[0].seqno != state.seqno + 1:
+                break  # the log was truncated beyond what we know
+            for change in page:
+                state = state_diff.apply(change, state)
+            diffs.extend(page)
+            if len(page) < SCAN_LIMIT:
+                return state, diffs
+        loaded = self.load(state.name)
+        if loaded is None:
+            raise Corruption(f"the log of shard {state.name!r} has vanished from the consensus store")
+        return loaded, []
+
+    def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
+        """The live state diffs from `first` on, ascending, at most `limit`."""
+        with translated():
+            entries = self.consensus.scan(name, int(first), limit)
+        return [decode_diff(entry.data) for entry in entries]
+
+    def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
+        """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
+
+        The State v1 names its own rollup, so the log begins at a rollup from the start.
+        """
+        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        named = _with_rollup(state, state.seqno, key, 0)
+        data = encode_state(named)
+        with translated():
+            self.blob.put(key, data)
+        first = StateDiff(
+            seqno=named.seqno,
+            walltime_ms=named.walltime_ms,
+            commit_id=commit_id,
+            rollup_seqno=named.seqno,
+            rollup_key=key,
+            gone=(),
+            scalars={},
+            mappings={},
+            trace=None,
+        )
+        return encode_diff(first), named
+
+    def write_rollup(self, state: State) -> tuple[str, int]:
+        """Write the State to a new blob; its key and size, to be named by an AddRollup."""
+        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        data = encode_state(state)
+        with translated():
+            self.blob.put(key, data)
+        return key, len(data)
+
+    def _rollup(self, newest: StateDiff) -> State | None:
+        try:
+            with _translated_but_missing():
+                data = self.blob.get(newest.rollup_key)
+        except BlobNotFound:
+            return None
+        state = decode_state(data)
+        if state.seqno != newest.rollup_seqno:
+            raise Corruption(f"rollup {newest.rollup_key} holds {state.seqno}, not {newest.rollup_seqno}")
+        return state
+
+    def _tail(self, name: str, state: State) -> State | None:
+        """The State after all live diffs, or None where the log no longer begins at or before the rollup."""
+        while True:
+            page = self.diffs(name, SeqNo(state.seqno + 1), SCAN_LIMIT)
+            if page and page[0].seqno != state.seqno + 1:
+                return None
+            for change in page:
+                state = state_diff.apply(change, state)
+            if len(page) < SCAN_LIMIT:
+                return state
+
+
+@contextmanager
+def _translated_but_missing() -> Iterator[None]:
+    """As `translated`, but a missing blob stays BlobNotFound: the caller knows what it means."""
+    try:
+        yield
+    except BlobNotFound:
+        raise
+    except BlobError as error:
+        raise translate(error) from error
+
+
+def _with_rollup(state: State, seqno: SeqNo, key: str, size: int) -> State:
+    return replace(state, rollups={**state.rollups, seqno: Rollup(key, size)})
