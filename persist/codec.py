@@ -2,7 +2,8 @@
 
 A frame is: magic (4 bytes), kind (1), format version (1), length of the JSON head (u32), length of the payload (u32),
 CRC-32 of kind, version, head and payload (u32), head, payload. The head is JSON; byte strings in it (inline parts,
-schemas) are `[offset, length]` into the payload. Every frame is verified when it is read; what does not verify is `Corruption`.
+schemas) are `[offset, length]` into the payload. Every frame is verified when it is read; what does not verify is
+`Corruption`.
 """
 
 from __future__ import annotations

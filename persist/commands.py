@@ -160,7 +160,7 @@ class ExpireCriticalReader:
 
 @dataclass(frozen=True, slots=True)
 class EvolveSchema:
-    """Make `schema` current iff the current id is `expected_id`; the caller checked that it fits. -> SchemaRegistered"""
+    """Make `schema` current iff the current id is `expected_id`; the caller checked the fit. -> SchemaRegistered"""
 
     expected_id: int
     schema: SchemaRecord

@@ -120,7 +120,7 @@ class Machine:
         return self._catch_up()[0]
 
     def watch(self, callback: Callable[[State], None]) -> Callable[[], None]:
-        """Call `callback(state)` after every move of the cached State, from whatever thread; returns the way to stop."""
+        """Call `callback(state)` after every move of the cached State, from any thread; returns the way to stop."""
         with self._lock:
             self._watchers.append(callback)
 
@@ -307,7 +307,22 @@ class Machine:
             )
         if self._compare_and_set(change.seqno, data, deadline):
             return True
-        found = self._versions.diffs(self.name, change.seqno, 1)
+        return self._is_ours(change, deadline)
+
+    def _is_ours(self, change: state_diff.StateDiff, deadline: float) -> bool:
+        """Whether the log entry at the diff's seqno is this very commit: a "lost" race may be one's own earlier try."""
+        tries = 0
+        while True:
+            try:
+                found = self._versions.diffs(self.name, change.seqno, 1)
+                break
+            except Unavailable as error:
+                tries += 1
+                if self._clock.monotonic() > deadline:
+                    raise Indeterminate(
+                        f"the outcome of a commit to shard {self.name!r} stays unread: {error}"
+                    ) from error
+                self._back_off(tries)
         if found and found[0].seqno == change.seqno:
             return found[0].commit_id == change.commit_id
         raise Indeterminate(
@@ -347,7 +362,8 @@ class Machine:
                 loaded = self._versions.load(self.name)
                 if loaded is None:
                     raise UnknownShard(f"there is no shard {self.name!r} here; create it first")
-                state, diffs = loaded, []
+                state = loaded
+                diffs: list[state_diff.StateDiff] = []
             else:
                 state, diffs = self._versions.catch_up(cached)
             return self._publish(state), diffs
