@@ -1,0 +1,139 @@
+"""An LRU cache of blob bytes, bounded in bytes and shared by threads.
+
+Blobs never change, so nothing is ever stale; only `delete` drops what it deletes. Whole blobs and ranges are
+kept apart, but a range of a cached blob is served from it. Puts do not fill the cache: what a compaction
+writes is rarely read again at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from blob.errors import BlobMisconfigured, BlobNotFound
+from blob.interface import Blob, BlobStat
+
+__all__ = ["CachedBlob", "ENTRY_OVERHEAD_BYTES"]
+
+ENTRY_OVERHEAD_BYTES = 200
+"""What an entry is charged beyond its bytes, so that a million tiny ranges count as what they occupy."""
+
+ENTRY_SHARE_MAX = 4
+"""Bytes larger than the cache divided by this are passed through: one blob must not evict all others."""
+
+_Slot = tuple[int, int] | None
+
+
+class CachedBlob(Blob):
+    """`inner` behind a cache of at most `bytes_max` bytes. `hits` and `misses` count reads."""
+
+    def __init__(self, inner: Blob, bytes_max: int) -> None:
+        if bytes_max < 0:
+            raise BlobMisconfigured(f"the cache size must be at least 0 bytes, not {bytes_max}")
+        self._inner = inner
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[str, _Slot], bytes] = OrderedDict()
+        self._slots: dict[str, set[_Slot]] = {}
+        self._bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes now charged to the cache, overhead included; never above `bytes_max`."""
+        return self._bytes
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._inner.put(key, data)
+
+    def get(self, key: str) -> bytes:
+        found = self._find(key, None)
+        if found is None:
+            found = self._inner.get(key)
+            self._keep(key, None, found)
+        return found
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        found = self._find(key, (start, length))
+        if found is None:
+            found = self._inner.get_range(key, start, length)
+            self._keep(key, (start, length), found)
+        return found
+
+    def stat(self, key: str) -> BlobStat | None:
+        return self._inner.stat(key)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        try:
+            self._inner.delete(keys)
+        finally:
+            with self._lock:
+                for key in keys:
+                    for slot in list(self._slots.get(key, ())):
+                        self._drop(key, slot)
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        return self._inner.list(prefix)
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def close(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self._slots.clear()
+            self._bytes = 0
+        self._inner.close()
+
+    def presign_get(self, key: str, expires_s: int) -> str | None:
+        return self._inner.presign_get(key, expires_s)
+
+    def presign_put(self, key: str, expires_s: int) -> str | None:
+        return self._inner.presign_put(key, expires_s)
+
+    def local_path(self, key: str) -> str | None:
+        return self._inner.local_path(key)
+
+    def _find(self, key: str, slot: _Slot) -> bytes | None:
+        with self._lock:
+            found = self._entries.get((key, slot))
+            whole = None if slot is None else self._entries.get((key, None))
+            if found is None and whole is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._entries.move_to_end((key, slot if found is not None else None))
+        if found is not None:
+            return found
+        assert whole is not None and slot is not None
+        start, length = slot
+        if start < 0 or length < 0 or start + length > len(whole):
+            raise BlobNotFound(f"blob {key} ends at byte {len(whole)}, before {start + length}")
+        return whole[start : start + length]
+
+    def _keep(self, key: str, slot: _Slot, data: bytes) -> None:
+        cost = len(data) + ENTRY_OVERHEAD_BYTES
+        if cost > self._bytes_max // ENTRY_SHARE_MAX:
+            return
+        with self._lock:
+            if (key, slot) in self._entries:
+                return
+            self._entries[(key, slot)] = data
+            self._slots.setdefault(key, set()).add(slot)
+            self._bytes += cost
+            while self._bytes > self._bytes_max:
+                self._drop(*next(iter(self._entries)))
+
+    def _drop(self, key: str, slot: _Slot) -> None:
+        data = self._entries.pop((key, slot))
+        self._bytes -= len(data) + ENTRY_OVERHEAD_BYTES
+        slots = self._slots[key]
+        slots.discard(slot)
+        if not slots:
+            del self._slots[key]
