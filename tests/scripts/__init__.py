@@ -1,0 +1,1 @@
+"""Data-driven scripts; see `harness`."""

@@ -1,0 +1,105 @@
+"""Every script prints what it says; and a script that does not is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist.errors import UpperMismatch
+from tests.scripts import harness
+from tests.scripts.harness import Arguments, ScriptError
+from tests.scripts.verbs import COMMANDS, StepInterpreter
+
+HERE = Path(__file__).parent
+STEP_SCRIPTS = sorted((HERE / "step").glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", STEP_SCRIPTS, ids=lambda p: p.stem)
+def test_step_script(path: Path, pytestconfig: pytest.Config) -> None:
+    harness.run(path, StepInterpreter(), rewrite=pytestconfig.getoption("--rewrite"))
+
+
+def test_every_command_has_a_script() -> None:
+    used = {
+        harness.arguments(command).verb
+        for path in STEP_SCRIPTS
+        for block in harness.parse(path.read_text(encoding="utf-8")).blocks
+        for line in block.commands
+        for command in line.split(harness.TOGETHER)
+    }
+    assert set(COMMANDS) - used == set()
+
+
+# --- the harness itself
+
+
+def echo(group: list[Arguments]) -> list[str]:
+    """Prints its words; `fail` is refused."""
+    if group[0].verb == "fail":
+        return [harness.print_error(UpperMismatch("the upper is [7]", expected=[3], actual=[7]))]
+    return [" ".join([args.verb, *args.rest()]) for args in group]
+
+
+SCRIPT = """\
+# What echo does.
+
+say 'a b' c
+say d
+----
+say a b c
+say d
+
+# A refusal has its kind and its sentence.
+fail
+----
+error upper_mismatch: the upper is [7]
+"""
+
+
+def test_a_true_script_passes_and_is_not_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "true.txt"
+    path.write_text(SCRIPT)
+    harness.run(path, echo)
+    harness.run(path, echo, rewrite=True)
+    assert path.read_text() == SCRIPT
+
+
+def test_a_false_script_is_noticed_and_rewritten(tmp_path: Path) -> None:
+    path = tmp_path / "false.txt"
+    path.write_text(SCRIPT.replace("say d\n\n", "say e\n\n"))
+    with pytest.raises(AssertionError, match="-say e"):
+        harness.run(path, echo)
+    harness.run(path, echo, rewrite=True)
+    assert path.read_text() == SCRIPT
+
+
+def test_a_script_without_output_is_filled_in(tmp_path: Path) -> None:
+    path = tmp_path / "new.txt"
+    path.write_text("say a ; say b\n----")
+    harness.run(path, echo, rewrite=True)
+    assert path.read_text() == "say a ; say b\n----\nsay a\nsay b\n"
+
+
+@pytest.mark.parametrize("text", ["say a\n", "say a\n\n----\nsay a\n"])
+def test_a_block_without_separator_is_refused(text: str) -> None:
+    with pytest.raises(ScriptError, match="line 1: the commands are not followed by ----"):
+        harness.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("leap w1", "there is no verb 'leap'"),
+        ("expire-writer", "expire-writer needs a writer"),
+        ("expire-writer r1", "r1 is no WriterId"),
+        ("expire-writer w1 w2 now=1", "does not know"),
+        ("insert w1 i1 p1", "p1 is no part"),
+        ("expire-critical c1", "needs expected="),
+    ],
+)
+def test_a_wrong_line_is_refused(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "wrong.txt"
+    path.write_text(f"\n{line}\n----\n")
+    with pytest.raises(ScriptError, match=f"line 2: {line}: .*{complaint}"):
+        harness.run(path, StepInterpreter())

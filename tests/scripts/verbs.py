@@ -1,0 +1,257 @@
+"""The verbs of scripts that drive `step`: one per command, and a few that look at the State or move the clock.
+
+Ids are a letter and a number (`w1`, `r2`, `c1`, `p7`, `i3`). A frontier is `[7]`, or `[]` for closed. A run is its
+parts joined by commas, a part is `p1:<rows>@<time>[-<last time>][~<inline bytes>][+<sum of diffs>][%<schema>]`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from persist import commands as c
+from persist.antichain import Antichain
+from persist.batch import HollowBatch, Part, Run
+from persist.errors import PersistError
+from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.state import Policy, SchemaRecord, State
+from tests.scripts.harness import Arguments, ScriptError, print_error
+from tests.support.shard import NAME, Shard, make_part
+
+_ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
+_PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
+LEASE_MS = 1000
+T = TypeVar("T", bound=Id)
+
+
+# --- reading
+
+
+def parse_id(cls: type[T], word: str) -> T:
+    if not re.fullmatch(cls.letter + r"\d{1,32}", word):
+        raise ScriptError(f"{word} is no {cls.__name__}; write {cls.letter}1")
+    return cls(cls.letter + word[1:].zfill(32))
+
+
+def parse_frontier(word: str) -> Antichain:
+    return Antichain.from_json(json.loads(word))
+
+
+def parse_part(word: str) -> Part:
+    found = _PART.fullmatch(word)
+    if not found:
+        raise ScriptError(f"{word} is no part; write p1:3@5-9~100+3%1")
+    number, rows, first, last, inline, total, schema = (None if g is None else int(g) for g in found.groups())
+    assert number is not None
+    assert rows is not None
+    assert first is not None
+    return make_part(
+        number,
+        rows=rows,
+        times=(first, first if last is None else last),
+        inline=inline,
+        diff_sum=total,
+        schema_id=schema or 1,
+    )
+
+
+def parse_runs(words: list[str]) -> tuple[Run, ...]:
+    return tuple(Run(tuple(parse_part(part) for part in word.split(","))) for word in words)
+
+
+def parse_part_ids(text: str) -> tuple[str, ...]:
+    return tuple(parse_id(PartId, word) for word in text.split(",") if word)
+
+
+def rollup_name(seqno: SeqNo, number: str) -> str:
+    return f"{ShardId.of(NAME)}/v{int(seqno):020d}/r{number.zfill(32)}.rollup"
+
+
+# --- printing
+
+
+def short(text: str) -> str:
+    """The text with ids as scripts write them."""
+    return _ID.sub(lambda m: m[1] + (m[2].lstrip("0") or "0") if m[2].isdigit() else m[1] + "*", text)
+
+
+def show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, bytes):
+        return value.decode() or "-"
+    if isinstance(value, Part):
+        return show_part(value)
+    if isinstance(value, tuple):
+        return ",".join(show(item) for item in value) or "-"
+    return short(str(value)) or "-"
+
+
+def show_part(part: Part) -> str:
+    if part.time is not None:
+        times = f"={part.time}"
+    else:
+        times = f"@{part.time_min}" if part.time_min == part.time_max else f"@{part.time_min}-{part.time_max}"
+    inline = "" if part.data is None else f"~{len(part.data)}"
+    clip = "" if part.clip is None else f" clip={part.clip}"
+    return f"{short(part.id)}:{part.rows}{times}{inline}{clip}"
+
+
+def show_result(result: c.Result | PersistError) -> str:
+    if isinstance(result, PersistError):
+        return short(print_error(result))
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(result).__name__).lower()
+    fields = dataclasses.fields(result)
+    return " ".join([name, *(f"{f.name}={show(getattr(result, f.name))}" for f in fields)])
+
+
+def show_batch(batch: HollowBatch) -> str:
+    runs = " ".join(",".join(show_part(part) for part in run.parts) for run in batch.runs)
+    return f"batch {batch.desc} rows={batch.rows} {runs}".rstrip()
+
+
+def show_state(state: State) -> list[str]:
+    lines = [f"{state.seqno} since={state.since} upper={state.upper}" + (" tombstone" if state.tombstone else "")]
+    lines += [show_batch(batch) for batch in state.trace.batches]
+    for kind, entries in (
+        ("writer", state.writers),
+        ("reader", state.leased_readers),
+        ("critical", state.critical_readers),
+        ("rollup", state.rollups),
+        ("claim", state.claims),
+    ):
+        lines += [f"{kind} {short(str(k))} {_fields(entries[k])}" for k in sorted(entries)]
+    return lines
+
+
+def _fields(record: Any) -> str:
+    shown = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    return " ".join(f"{name}={show(value)}" for name, value in shown.items() if value not in (None, "", (), b""))
+
+
+# --- commands
+
+
+def _merge(args: Arguments) -> c.MergeRes:
+    inputs = parse_part_ids(args.named("inputs"))
+    since, claim = parse_frontier(args.named("since")), args.named("claim", "")
+    return c.MergeRes(inputs, parse_runs(args.rest()), since, claim)
+
+
+def _save_progress(args: Arguments) -> c.SaveMergeProgress:
+    return c.SaveMergeProgress(
+        args.next("a claim"),
+        args.next("an owner"),
+        parse_part_ids(args.named("inputs")),
+        tuple(parse_part(word) for word in args.rest()),
+        args.named("resume", "").encode(),
+        parse_frontier(args.named("since", "[0]")),
+    )
+
+
+def _add_rollup(args: Arguments) -> c.AddRollup:
+    seqno = SeqNo(args.next("a seqno").removeprefix("v"))
+    return c.AddRollup(seqno, rollup_name(seqno, args.next("a number")), args.number("size", 100))
+
+
+def _optional_frontier(word: str | None) -> Antichain | None:
+    return None if word is None else parse_frontier(word)
+
+
+def _writer(args: Arguments) -> WriterId:
+    return parse_id(WriterId, args.next("a writer"))
+
+
+def _reader(args: Arguments) -> ReaderId:
+    return parse_id(ReaderId, args.next("a reader"))
+
+
+def _critical(args: Arguments) -> CriticalReaderId:
+    return parse_id(CriticalReaderId, args.next("a critical reader"))
+
+
+def _token(args: Arguments) -> Token:
+    return parse_id(Token, args.next("a token"))
+
+
+def _frontier(args: Arguments) -> Antichain:
+    return parse_frontier(args.next("a frontier"))
+
+
+COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
+    "register-writer": lambda a: c.RegisterWriter(_writer(a), a.number("lease", LEASE_MS)),
+    "heartbeat-writer": lambda a: c.HeartbeatWriter(_writer(a)),
+    "expire-writer": lambda a: c.ExpireWriter(_writer(a)),
+    "compare-and-append": lambda a: c.CompareAndAppend(
+        _writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest())
+    ),
+    "append": lambda a: c.Append(_writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest())),
+    "insert": lambda a: c.Insert(_writer(a), _token(a), parse_runs(a.rest())),
+    "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
+    "register-reader": lambda a: c.RegisterReader(
+        _reader(a), _optional_frontier(a.optional("since")), a.number("lease", LEASE_MS), a.named("purpose", "")
+    ),
+    "heartbeat-reader": lambda a: c.HeartbeatReader(_reader(a)),
+    "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
+    "expire-reader": lambda a: c.ExpireReader(_reader(a)),
+    "register-critical": lambda a: c.RegisterCriticalReader(_critical(a), a.named("opaque"), a.named("purpose", "")),
+    "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
+        _critical(a), a.named("expected"), a.named("opaque"), _frontier(a)
+    ),
+    "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected")),
+    "evolve-schema": lambda a: c.EvolveSchema(
+        a.number("expected", 1), SchemaRecord(a.next("a schema").encode(), ("k",))
+    ),
+    "drop": lambda a: c.Drop(a.flag("force")),
+    "finalise": lambda a: c.Finalise(),
+    "add-rollup": _add_rollup,
+    "remove-rollups": lambda a: c.RemoveRollups(SeqNo(a.named("below").removeprefix("v"))),
+    "take-claim": lambda a: c.TakeClaim(a.next("a claim"), a.next("an owner"), a.number("lease", LEASE_MS)),
+    "save-progress": _save_progress,
+    "release-claim": lambda a: c.ReleaseClaim(a.next("a claim"), a.next("an owner")),
+    "merge": _merge,
+}
+
+
+class StepInterpreter:
+    """Commands of one line are committed together. A line that commits is followed by the new seqno."""
+
+    def __init__(self) -> None:
+        self.shard = Shard()
+
+    def __call__(self, group: list[Arguments]) -> list[str]:
+        if len(group) == 1 and group[0].verb in {"policy", "tick", "expire-lapsed", "state", "upper"}:
+            return self._look(group[0])
+        commands = []
+        for args in group:
+            if args.verb not in COMMANDS:
+                raise ScriptError(f"there is no verb {args.verb!r}")
+            commands.append(COMMANDS[args.verb](args))
+            args.finish()
+        before = self.shard.state
+        shown = [show_result(result) for result in self.shard.commit(*commands)]
+        if self.shard.state is not before:
+            shown[-1] += f" -> {self.shard.state.seqno}"
+        return shown
+
+    def _look(self, args: Arguments) -> list[str]:
+        before = self.shard.state
+        if args.verb == "policy":
+            limits = {f.name: getattr(self.shard.policy, f.name) for f in dataclasses.fields(Policy)}
+            self.shard.policy = Policy(**{name: args.number(name, most) for name, most in limits.items()})
+            output = ["ok"]
+        elif args.verb == "tick":
+            self.shard.now_ms += int(args.next("milliseconds"))
+            output = [f"now {self.shard.now_ms}"]
+        elif args.verb == "expire-lapsed":
+            self.shard.expire_lapsed()
+            output = ["nothing lapsed" if self.shard.state is before else f"expired -> {self.shard.state.seqno}"]
+        elif args.verb == "upper":
+            output = [f"since={self.shard.state.since} upper={self.shard.state.upper}"]
+        else:
+            output = show_state(self.shard.state)
+        args.finish()
+        return output

@@ -1,0 +1,119 @@
+"""A shard that is nothing but its State: commands are applied by `step`, and every law is checked after every commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
+from persist.codec import decode_diff, decode_state, encode_diff, encode_state
+from persist.commands import Command, Insert, Result
+from persist.errors import PersistError
+from persist.ids import PartId, ShardId, WriterId
+from persist.invariants import check_state, check_step
+from persist.keys import part_key
+from persist.state import Policy, SchemaRecord, State, initial_state
+from persist.state_diff import apply, diff
+from persist.transitions import Context, expire_lapsed, step
+
+NAME = "orders"
+SCHEMA = SchemaRecord(b"k: string, v: int64", ("k",))
+
+
+def numbered(letter: str, number: int) -> str:
+    """The id of that type with that number, easy to read in a failure."""
+    return f"{letter}{number:032d}"
+
+
+def make_part(
+    number: int,
+    *,
+    rows: int = 1,
+    times: tuple[int, int] = (0, 0),
+    inline: int | None = None,
+    diff_sum: int | None = None,
+    schema_id: int = 1,
+    shard: str = NAME,
+) -> Part:
+    """A part that says it has `rows` rows at times in `[times[0], times[1]]`; inline when a size is given."""
+    part_id = PartId(numbered("p", number))
+    key = part_key(ShardId.of(shard), WriterId(numbered("w", 0)), part_id) if inline is None else None
+    return Part(
+        id=part_id,
+        key=key,
+        data=None if inline is None else bytes(inline),
+        format=FORMAT_PARQUET if inline is None else FORMAT_IPC,
+        schema_id=schema_id,
+        rows=rows,
+        size=1000 if inline is None else inline,
+        checksum=number,
+        footer_size=8 if inline is None else 0,
+        footer_checksum=number,
+        key_lower=b"\x01a",
+        key_upper=b"\x01z",
+        time=None,
+        time_min=times[0],
+        time_max=times[1],
+        diff_min=1,
+        diff_max=1,
+        diff_sum=rows if diff_sum is None else diff_sum,
+        sorted=True,
+    )
+
+
+def make_run(*parts: Part) -> Run:
+    return Run(parts)
+
+
+class Shard:
+    """`state` is what was committed last, `now_ms` the clock. Only tests of the core need anything else of a shard."""
+
+    def __init__(self, policy: Policy | None = None, schema: SchemaRecord = SCHEMA) -> None:
+        self.policy = policy or Policy()
+        self.now_ms = 0
+        self.state = initial_state(NAME, schema, self.now_ms)
+        self._dead_parts: set[str] = set()
+
+    def commit(self, *commands: Command) -> list[Result | PersistError]:
+        """Apply the commands in order and commit them together; one that is refused gives its error."""
+        results: list[Result | PersistError] = []
+        state, inserted_at = self.state, None
+        for command in commands:
+            try:
+                state, result = step(state, command, Context(self.now_ms, self.policy, inserted_at))
+            except PersistError as error:
+                results.append(error)
+                continue
+            results.append(result)
+            if isinstance(command, Insert) and command.runs and inserted_at is None and state is not self.state:
+                inserted_at = getattr(result, "lower").element  # noqa: B009
+        self._commit(state)
+        return results
+
+    def one(self, command: Command) -> Result:
+        """Commit one command alone; raises its error."""
+        [result] = self.commit(command)
+        if isinstance(result, PersistError):
+            raise result
+        return result
+
+    def expire_lapsed(self) -> None:
+        self._commit(expire_lapsed(self.state, self.now_ms))
+
+    def _commit(self, state: State) -> None:
+        if state is self.state:
+            return
+        new = replace(state, seqno=self.state.seqno.next(), walltime_ms=self.now_ms)
+        self._check(self.state, new)
+        self.state = new
+
+    def _check(self, old: State, new: State) -> None:
+        check_step(old, new)
+        check_state(new)
+        change = diff(old, new, commit_id=f"commit {new.seqno}")
+        assert apply(change, old) == new
+        assert decode_diff(encode_diff(change)) == change
+        assert decode_state(encode_state(new)) == new
+        assert set(change.gone) == set(old.blob_keys()) - set(new.blob_keys())
+        now_alive = {part.id for part in new.trace.parts()}
+        assert now_alive.isdisjoint(self._dead_parts), "a part that left the State came back"
+        self._dead_parts |= {part.id for part in old.trace.parts()} - now_alive
