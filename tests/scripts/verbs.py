@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from persist import commands as c
@@ -116,13 +116,14 @@ def show_batch(batch: HollowBatch) -> str:
 def show_state(state: State) -> list[str]:
     lines = [f"{state.seqno} since={state.since} upper={state.upper}" + (" tombstone" if state.tombstone else "")]
     lines += [show_batch(batch) for batch in state.trace.batches]
-    for kind, entries in (
+    kinds: tuple[tuple[str, Mapping[Any, Any]], ...] = (
         ("writer", state.writers),
         ("reader", state.leased_readers),
         ("critical", state.critical_readers),
         ("rollup", state.rollups),
         ("claim", state.claims),
-    ):
+    )
+    for kind, entries in kinds:
         lines += [f"{kind} {short(str(k))} {_fields(entries[k])}" for k in sorted(entries)]
     return lines
 

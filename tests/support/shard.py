@@ -1,4 +1,4 @@
-"""A shard that is nothing but its State: commands are applied by `step`, and every law is checked after every commit."""
+"""A shard that is nothing but its State: `step` applies commands, and every law is checked after every commit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
 from persist.codec import decode_diff, decode_state, encode_diff, encode_state
-from persist.commands import Command, Insert, Result
+from persist.commands import Appended, Command, Insert, Result
 from persist.errors import PersistError
 from persist.ids import PartId, ShardId, WriterId
 from persist.invariants import check_state, check_step
@@ -76,16 +76,18 @@ class Shard:
     def commit(self, *commands: Command) -> list[Result | PersistError]:
         """Apply the commands in order and commit them together; one that is refused gives its error."""
         results: list[Result | PersistError] = []
-        state, inserted_at = self.state, None
+        state = self.state
+        inserted_at: int | None = None
         for command in commands:
             try:
-                state, result = step(state, command, Context(self.now_ms, self.policy, inserted_at))
+                following, result = step(state, command, Context(self.now_ms, self.policy, inserted_at))
             except PersistError as error:
                 results.append(error)
                 continue
             results.append(result)
-            if isinstance(command, Insert) and command.runs and inserted_at is None and state is not self.state:
-                inserted_at = getattr(result, "lower").element  # noqa: B009
+            if isinstance(command, Insert) and isinstance(result, Appended) and following is not state:
+                inserted_at = result.lower.element
+            state = following
         self._commit(state)
         return results
 
