@@ -10,10 +10,9 @@ a compare-and-set is one INSERT ... SELECT from entry n - 1, and the primary key
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -227,22 +226,16 @@ class SqlConsensus(Consensus):
             count: int = connection.execute(text, parameters).rowcount
             return count
 
-    @contextlib.contextmanager
-    def _connection(self, kind: Kind) -> Iterator[Any]:
+    def _connection(self, kind: Kind) -> _Lease:
         """A pooled driver connection in autocommit mode. It is dropped, not reused, after any failure."""
-        try:
-            pooled = self._engine.raw_connection()
-        except Exception as error:
-            raise self._translate_connect(error) from error
-        try:
-            yield pooled.driver_connection
-        except BaseException as error:
-            pooled.invalidate()
-            if isinstance(error, Exception):
-                raise self._translate(error, kind) from error
-            raise
-        finally:
-            pooled.close()
+        return _Lease(self, kind)
+
+    def _began(self, connection: Any) -> int:
+        """A call on `connection` begins; what this returns is handed to `_ended`."""
+        return 0
+
+    def _ended(self, token: int) -> None:
+        """The call that began as `token` is over."""
 
     def _translate_connect(self, error: Exception) -> Exception:
         if isinstance(error, sa.exc.TimeoutError):
@@ -251,6 +244,39 @@ class SqlConsensus(Consensus):
             )
         original = getattr(error, "orig", None)
         return self._translate(original if isinstance(original, Exception) else error, "setup")
+
+
+class _Lease:
+    """A connection for the length of a `with`; a plain class, because it is on the path of every call."""
+
+    __slots__ = ("_kind", "_pooled", "_store", "_token")
+
+    def __init__(self, store: SqlConsensus, kind: Kind) -> None:
+        self._store = store
+        self._kind: Kind = kind
+
+    def __enter__(self) -> Any:
+        try:
+            self._pooled = self._store._engine.raw_connection()
+        except Exception as error:
+            raise self._store._translate_connect(error) from error
+        connection = self._pooled.driver_connection
+        try:
+            self._token = self._store._began(connection)
+        except Exception as error:
+            # The connection is dead already; nothing was sent on it.
+            self._pooled.invalidate()
+            raise self._store._translate(error, "read") from error
+        return connection
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._store._ended(self._token)
+        if error is None:
+            self._pooled.close()
+            return
+        self._pooled.invalidate()
+        if isinstance(error, Exception):
+            raise self._store._translate(error, self._kind) from error
 
 
 def open_sql(url: str) -> SqlConsensus:
