@@ -54,7 +54,7 @@ class Antichain:
     @classmethod
     def from_json(cls, value: object) -> Antichain:
         """Read `[7]` or `[]`. Raises InvalidUsage on anything else."""
-        if isinstance(value, list) and len(value) <= 1:
+        if isinstance(value, list) and len(value) <= 1 and None not in value:
             return cls(value[0]) if value else EMPTY
         raise InvalidUsage(f"a frontier is written [time] or [], not {value!r}")
 

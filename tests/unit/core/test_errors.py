@@ -1,0 +1,48 @@
+"""Errors survive pickle and the wire, and each has a kind of its own."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from persist.errors import Conflict, InvalidUsage, PersistError, UpperMismatch, from_kind, kinds
+
+ALL = sorted(kinds().items())
+
+
+def subclasses(cls: type[PersistError]) -> set[type[PersistError]]:
+    return {cls}.union(*(subclasses(sub) for sub in cls.__subclasses__()))
+
+
+def test_every_error_has_a_kind_of_its_own() -> None:
+    assert len(ALL) == len(subclasses(PersistError))
+    assert {cls for _, cls in ALL} == subclasses(PersistError)
+
+
+@pytest.mark.parametrize(("kind", "cls"), ALL)
+def test_an_error_survives_pickle(kind: str, cls: type[PersistError]) -> None:
+    error = cls("the upper is [7]; read it", actual=[7], nested={"a": None})
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert (copy.kind, copy.message, copy.details, str(copy)) == (kind, error.message, error.details, str(error))
+
+
+@pytest.mark.parametrize(("kind", "cls"), ALL)
+def test_an_error_survives_the_wire(kind: str, cls: type[PersistError]) -> None:
+    copy = from_kind(kind, "gone", {"since": [3]})
+    assert type(copy) is cls
+    assert (copy.message, copy.details) == ("gone", {"since": [3]})
+
+
+def test_an_unknown_kind_is_still_an_error_of_ours() -> None:
+    copy = from_kind("from_the_future", "something", {})
+    assert type(copy) is PersistError
+    assert copy.message == "something"
+
+
+def test_a_handler_of_a_branch_takes_its_leaves() -> None:
+    with pytest.raises(Conflict) as caught:
+        raise UpperMismatch("late", expected=[3], actual=[7])
+    assert caught.value.details == {"expected": [3], "actual": [7]}
+    assert not isinstance(caught.value, InvalidUsage)

@@ -1,0 +1,99 @@
+"""Ids print a type letter, names are checked, and blob keys belong to one shard."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.errors import InvalidUsage
+from persist.ids import (
+    CriticalReaderId,
+    Id,
+    PartId,
+    ReaderId,
+    SeqNo,
+    ShardId,
+    Token,
+    WriterId,
+    check_shard_name,
+)
+from persist.keys import belongs_to, chunk_key, part_key, rollup_key, shard_prefix
+from tests.conftest import SeededIds
+
+TYPES: list[type[Id]] = [ShardId, WriterId, ReaderId, CriticalReaderId, PartId, Token]
+
+
+@pytest.mark.parametrize("cls", TYPES)
+def test_a_minted_id_reads_back(cls: type[Id], ids: SeededIds) -> None:
+    minted = cls.mint(ids)
+    assert minted[0] == cls.letter
+    assert cls.parse(str(minted)) == minted
+    assert type(cls.parse(str(minted))) is cls
+    assert cls.mint(ids) != minted
+
+
+def test_letters_are_distinct() -> None:
+    assert sorted(cls.letter for cls in TYPES) == sorted("swrcpi")
+
+
+@pytest.mark.parametrize("cls", TYPES)
+@pytest.mark.parametrize(
+    "text",
+    ["", "s", "x" + "0" * 32, "0" * 33, "{}" + "0" * 31, "{}" + "0" * 33, "{}" + "G" * 32, "{}" + "0" * 32 + "\n"],
+)
+def test_what_is_no_id(cls: type[Id], text: str) -> None:
+    with pytest.raises(InvalidUsage, match=cls.__name__):
+        cls.parse(text.replace("{}", cls.letter))
+    with pytest.raises(InvalidUsage):
+        cls.parse(None)
+
+
+@given(st.integers(0, 2**60))
+def test_seqnos_count_up(number: int) -> None:
+    assert SeqNo(number).next() == number + 1
+    assert type(SeqNo(number).next()) is SeqNo
+    assert str(SeqNo(number)) == f"v{number}"
+
+
+@pytest.mark.parametrize("name", ["a", "orders.v2", "eu-west_1/orders", "x" * 128, "x" * 128 + "/" + "y" * 128, "a..b"])
+def test_shard_names(name: str) -> None:
+    assert check_shard_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/", "a/", "/a", "a/b/c", "x" * 129, "a b", "ä", "..", ".", "a/..", "a\n", None, 7]
+)
+def test_what_is_no_shard_name(name: object) -> None:
+    with pytest.raises(InvalidUsage, match="shard name"):
+        check_shard_name(name)
+
+
+@given(st.from_regex(r"[a-c./-]{1,3}", fullmatch=True), st.from_regex(r"[a-c./-]{1,3}", fullmatch=True))
+def test_an_id_follows_from_the_name(left: str, right: str) -> None:
+    assert (ShardId.of(left) == ShardId.of(right)) == (left == right)
+    assert (CriticalReaderId.of(left) == CriticalReaderId.of(right)) == (left == right)
+    assert ShardId.parse(ShardId.of(left)) == ShardId.of(left)
+
+
+def test_blob_keys_belong_to_one_shard(ids: SeededIds) -> None:
+    ours, other = ShardId.of("ours"), ShardId.of("other")
+    keys = [
+        part_key(ours, WriterId.mint(ids), PartId.mint(ids)),
+        rollup_key(ours, SeqNo(7), ids),
+        chunk_key(ours, ids),
+    ]
+    assert len(set(keys)) == 3
+    for key in keys:
+        assert key.startswith(shard_prefix(ours))
+        assert belongs_to(key, ours)
+        assert not belongs_to(key, other)
+        assert not belongs_to(key + "x", ours)
+        assert not belongs_to(f"{shard_prefix(ours)}../{key}", ours)
+
+
+@given(st.integers(1, 2**60), st.integers(1, 2**60))
+def test_rollup_keys_sort_as_their_seqnos(left: int, right: int) -> None:
+    shard = ShardId.of("orders")
+    keys = [rollup_key(shard, SeqNo(seqno), SeededIds()).rpartition("/")[0] for seqno in (left, right)]
+    assert (keys[0] < keys[1]) == (left < right)
