@@ -12,6 +12,7 @@ store stays away for `retry_s`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -106,6 +107,7 @@ class Machine:
         self._leading = False
         self._state: State | None = None
         self._rollup_under_way = False
+        self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
 
     # --- reading
@@ -118,6 +120,16 @@ class Machine:
     def refresh(self) -> State:
         """The State as of now: every commit that was acknowledged before this call is in it."""
         return self._catch_up()[0]
+
+    def refresh_quietly(self) -> None:
+        """As `refresh`, for push channels: when it fails, polling finds out."""
+        with contextlib.suppress(PersistError):
+            self.refresh()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody here waits for the shard to move."""
+        return self._waiting > 0 or bool(self._watchers)
 
     def watch(self, callback: Callable[[State], None]) -> Callable[[], None]:
         """Call `callback(state)` after every move of the cached State, from any thread; returns the way to stop."""
@@ -138,17 +150,20 @@ class Machine:
         channel calls `refresh`.
         """
         deadline = self._clock.monotonic() + timeout_s
-        state = self.refresh()
-        while not ready(state):
-            left = deadline - self._clock.monotonic()
-            if left <= 0:
-                return state
+        with self._lock:
+            self._waiting += 1
+        try:
+            state = self.refresh()
+            while not ready(state) and (left := deadline - self._clock.monotonic()) > 0:
+                with self._lock:
+                    if self._state is state:
+                        self._moved.wait(min(left, poll_s))
+                    moved = self._state is not state
+                state = self.state() if moved else self.refresh()
+            return state
+        finally:
             with self._lock:
-                if self._state is state:
-                    self._moved.wait(min(left, poll_s))
-                moved = self._state is not state
-            state = self.state() if moved else self.refresh()
-        return state
+                self._waiting -= 1
 
     # --- committing
 

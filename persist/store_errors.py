@@ -30,3 +30,14 @@ def translated() -> Iterator[None]:
         yield
     except (BlobError, ConsensusError) as error:
         raise translate(error) from error
+
+
+@contextmanager
+def translated_but_missing() -> Iterator[None]:
+    """As `translated`, but a missing blob stays BlobNotFound: the caller knows what it means."""
+    try:
+        yield
+    except BlobNotFound:
+        raise
+    except (BlobError, ConsensusError) as error:
+        raise translate(error) from error

@@ -5,11 +5,9 @@ Opening costs one head, one blob and one bounded scan, however many commits the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
-from blob import Blob, BlobError, BlobNotFound
+from blob import Blob, BlobNotFound
 from consensus import Consensus
 from persist import state_diff
 from persist.codec import decode_diff, decode_state, encode_diff, encode_state
@@ -18,7 +16,7 @@ from persist.ids import IdSource, SeqNo
 from persist.keys import rollup_key
 from persist.state import Rollup, State
 from persist.state_diff import StateDiff
-from persist.store_errors import translate, translated
+from persist.store_errors import translated, translated_but_missing
 
 SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
@@ -105,7 +103,7 @@ class Versions:
 
     def _rollup(self, newest: StateDiff) -> State | None:
         try:
-            with _translated_but_missing():
+            with translated_but_missing():
                 data = self.blob.get(newest.rollup_key)
         except BlobNotFound:
             return None
@@ -124,17 +122,6 @@ class Versions:
                 state = state_diff.apply(change, state)
             if len(page) < SCAN_LIMIT:
                 return state
-
-
-@contextmanager
-def _translated_but_missing() -> Iterator[None]:
-    """As `translated`, but a missing blob stays BlobNotFound: the caller knows what it means."""
-    try:
-        yield
-    except BlobNotFound:
-        raise
-    except BlobError as error:
-        raise translate(error) from error
 
 
 def _with_rollup(state: State, seqno: SeqNo, key: str, size: int) -> State:

@@ -1,0 +1,1 @@
+"""The command line: `persist serve`, `persist compactor`, `persist gc`, and looking into shards."""

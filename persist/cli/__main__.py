@@ -1,0 +1,45 @@
+"""`persist COMMAND`. Each command is a module of this package with `add_arguments(parser)` and `run(args) -> int`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from persist.errors import PersistError
+
+# command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
+COMMANDS = {
+    "serve": ("persist.cli.serve", "serve shards over HTTP"),
+    "compactor": ("persist.cli.compactor", "merge batches in the background"),
+    "gc": ("persist.cli.gc", "delete what no reader can need any more"),
+    "shards": ("persist.cli.shards", "list shards, or show one"),
+}
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Errors of persist are one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="persist", description="Durable, definite time-varying collections.")
+    parser.add_argument("command", choices=list(COMMANDS), help="; ".join(f"{k}: {v[1]}" for k, v in COMMANDS.items()))
+    if not arguments or arguments[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0 if arguments else EXIT_USAGE
+    command = parser.parse_args(arguments[:1]).command
+    module = importlib.import_module(COMMANDS[command][0])
+    sub = argparse.ArgumentParser(prog=f"persist {command}", description=COMMANDS[command][1])
+    module.add_arguments(sub)
+    try:
+        return int(module.run(sub.parse_args(arguments[1:])))
+    except PersistError as error:
+        print(f"persist {command}: {error.message}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

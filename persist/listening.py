@@ -1,0 +1,115 @@
+"""Listening to a shard: every update after a time, once, in order, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.ids import SeqNo
+from persist.parts import ShardSchema
+from persist.reading import VIEW_WAIT_S, ReadLease, ReadSettings, kept, part_reader
+from persist.transport import Transport, ViewRequest
+
+# A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
+DOWNGRADES_PER_LEASE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ListenEvent:
+    """Updates with times in `[lower, upper)`, complete: no more will come for these times.
+
+    `updates` has the user's columns, `__time` and `__diff`, consolidated and ordered by time. A large step comes
+    as several events, of which only the last moves the frontier: `lower == upper` says "more to come".
+    """
+
+    lower: Antichain
+    upper: Antichain
+    updates: pa.Table
+
+
+class Listen:
+    """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
+
+    Iterate it, or call `next_events(timeout_s)`. Close it when done; otherwise its lease lapses by itself.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        lease: ReadLease,
+        as_of: int | None,
+        until: Antichain,
+        settings: ReadSettings,
+    ) -> None:
+        self._transport = transport
+        self._name = name
+        self._lease = lease
+        self._settings = settings
+        self._until = until
+        self._downgraded_s = transport.clock.monotonic()
+        self.frontier = Antichain(0 if as_of is None else as_of + 1)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before `until` (or everything, of a closed shard) was delivered."""
+        return self.frontier.is_empty or self._until <= self.frontier
+
+    def __iter__(self) -> Iterator[ListenEvent]:
+        while not self.done:
+            yield from self.next_events(VIEW_WAIT_S)
+
+    def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
+        """The events up to the shard's upper, waiting at most `timeout_s` for the first; none when nothing came.
+
+        The frontier moves when the last of them is taken.
+        """
+        if self.done or self.frontier.element is None:
+            return
+        self._lease.keep()
+        lower = self.frontier
+        request = ViewRequest(past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower)
+        view = self._transport.view(self._name, request)
+        upper = min(view.upper, self._until)
+        if upper <= lower:
+            return
+        schema, reader = part_reader(self._transport, view.schemas, view.schema_id)
+        batches = [b for b in view.batches if lower < b.desc.upper and b.desc.lower < upper]
+        parts = [part for batch in batches for part in batch.parts()]
+        pieces = reader.read_updates(parts, lower, upper, memory_bytes=self._settings.memory_bytes)
+        held: pa.Table | None = None
+        for piece in kept(pieces, self._lease):
+            if held is not None:
+                yield ListenEvent(lower, lower, held)
+            held = piece
+        self.frontier = upper
+        yield ListenEvent(lower, upper, held if held is not None else empty_updates(schema))
+        self._downgrade(view.seqno)
+
+    def _downgrade(self, seqno: SeqNo) -> None:
+        """Move the hold to the last time that was delivered, now that its consumer came back for more."""
+        now = self._transport.clock.monotonic()
+        if now - self._downgraded_s < self._settings.lease_ms / 1000 / DOWNGRADES_PER_LEASE:
+            return
+        element = self.frontier.element
+        since = self.frontier if element is None else Antichain(max(element - 1, 0))
+        self._lease.downgrade(since, seqno)
+        self._downgraded_s = now
+
+    def close(self) -> None:
+        self._lease.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def empty_updates(schema: ShardSchema) -> pa.Table:
+    return schema.updates_schema.empty_table()
