@@ -263,9 +263,7 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
         if not view.upper.less_equal(as_of):
             return view
         if left <= 0:
-            raise Unavailable(
-                f"shard {name!r} is complete before {view.upper} only, not yet as of {as_of}; wait longer"
-            )
+            raise Unavailable(f"shard {name!r} is complete before {view.upper} only, not as of {as_of}; wait longer")
         lease.keep()
 
 

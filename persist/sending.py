@@ -37,7 +37,7 @@ def send(transport: Transport, name: str, command: c.Command, retry_s: float) ->
         except Expired as error:
             if unknown:
                 raise Indeterminate(
-                    f"a command on shard {name!r} may have happened, and its registration is gone: read the shard ({error})"
+                    f"a command on shard {name!r} may have happened; its registration is gone: read it ({error})"
                 ) from error
             raise
 

@@ -165,9 +165,7 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
         return updates.to_arrow()
     if isinstance(updates, Iterable):
         return updates
-    raise InvalidUsage(
-        f"rows are given as an Arrow table, batches, a data frame or dicts, not {type(updates).__name__}"
-    )
+    raise InvalidUsage(f"rows come as an Arrow table, batches, a data frame or dicts, not {type(updates).__name__}")
 
 
 def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:

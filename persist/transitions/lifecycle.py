@@ -21,7 +21,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
         return state, c.SchemaRegistered(current)
     if command.expected_id != current:
         raise SchemaMismatch(
-            f"shard {state.name!r} has schema {current}, not the expected {command.expected_id}; read it and decide anew",
+            f"shard {state.name!r} has schema {current}, not the expected {command.expected_id}; read it anew",
             expected=command.expected_id,
             actual=current,
         )

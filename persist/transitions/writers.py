@@ -45,8 +45,8 @@ def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[Sta
 
 def compare_and_append(state: State, command: c.CompareAndAppend, context: Context) -> tuple[State, c.Appended]:
     writer = _registered(state, command.writer)
-    if writer.token == command.token:
-        return state, c.Appended(writer.lower, writer.upper)
+    if (again := _answered(writer, command.token)) is not None:
+        return state, again
     lower, upper = command.expected_upper, command.new_upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
@@ -66,8 +66,8 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
     writer = _registered(state, command.writer)
-    if writer.token == command.token:
-        return state, c.Appended(writer.lower, writer.upper)
+    if (again := _answered(writer, command.token)) is not None:
+        return state, again
     lower, upper = command.lower, command.upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
@@ -86,8 +86,8 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
     writer = _registered(state, command.writer)
-    if writer.token == command.token:
-        return state, c.Appended(writer.lower, writer.upper)
+    if (again := _answered(writer, command.token)) is not None:
+        return state, again
     _check_parts(state, command.runs)
     if state.upper.element is None or state.upper.element > TIME_MAX:
         raise UpperMismatch(
@@ -171,6 +171,18 @@ def _registered(state: State, writer: WriterId) -> WriterState:
     return known
 
 
+def _answered(writer: WriterState, token: Token) -> c.Appended | None:
+    """What the writer's most recent command was answered, if this is that command again.
+
+    A writer's tokens ascend, so an older one is a duplicate that was under way for long: its caller has gone on.
+    """
+    if writer.token is None or writer.token < token:
+        return None
+    if writer.token == token:
+        return c.Appended(writer.lower, writer.upper)
+    raise InvalidUsage(f"token {token} is older than the writer's last one, {writer.token}: tokens ascend")
+
+
 def _check_interval(lower: Antichain, upper: Antichain, runs: tuple[Run, ...]) -> None:
     if upper < lower:
         raise InvalidUsage(f"the interval [{lower}, {upper}) goes backwards")
@@ -182,7 +194,7 @@ def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> Non
     for part in _parts(runs):
         if not lower.less_equal(part.time_min) or upper.less_equal(part.time_max):
             raise InvalidUsage(
-                f"rows have times in [{part.time_min}, {part.time_max}], outside the batch's interval [{lower}, {upper})"
+                f"rows have times in [{part.time_min}, {part.time_max}], outside the interval [{lower}, {upper})"
             )
 
 
