@@ -1,0 +1,1 @@
+"""Benchmarks: programs that print figures. None of them is a test."""

@@ -1,0 +1,41 @@
+"""What every benchmark prints at its end: one line per bar."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+
+def bar(name: str, value: float, want: str) -> bool:
+    """Print `BAR <name>: <value> (want <bound>) ok|short`; `want` is like `<= 1.3` or `>= 0.8`. Whether it holds."""
+    relation, bound = want.split()
+    holds = value <= float(bound) if relation == "<=" else value >= float(bound)
+    print(f"BAR {name}: {value:.3g} (want {want}) {'ok' if holds else 'short'}", flush=True)
+    return holds
+
+
+def percentile(samples: Sequence[float], fraction: float) -> float:
+    """The value below which `fraction` of the samples lie."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * fraction))]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that one call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def interleaved(rounds: int, *works: Callable[[], object]) -> list[list[float]]:
+    """Seconds of every call of each work, taken in turns so that a drifting machine slows all of them alike."""
+    samples: list[list[float]] = [[] for _ in works]
+    for _ in range(rounds):
+        for index, work in enumerate(works):
+            samples[index].append(timed(work))
+    return samples
+
+
+def median(samples: Sequence[float]) -> float:
+    return statistics.median(samples)
