@@ -1,0 +1,277 @@
+"""Logs in etcd: one transaction per compare-and-set.
+
+Below `/<prefix>/`, entry n of a key is `e/<key>\\0<2**63 - 1 - n, big-endian>`, so the newest entry comes first
+and the head is a range read of one. `k/<key>` says that the key exists. Live entries are contiguous: "the
+head is n - 1" is "n - 1 exists and n does not", which one transaction asks and acts on.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
+from consensus.etcd_endpoints import Endpoints, EtcdSecurity
+from consensus.etcd_watch import Watcher
+from consensus.interface import (
+    SEQNO_MAX,
+    Consensus,
+    Entry,
+    check_key,
+    check_limit,
+    check_prefix,
+    check_seqno,
+    check_value,
+)
+from consensus.notify import Notifier
+
+__all__ = ["EtcdConsensus", "VALUE_BYTES_MAX", "TIMEOUT_S"]
+
+VALUE_BYTES_MAX = 3 * 2**19 - 2**14
+"""Longest value: etcd's default request limit of 1.5 MiB, less room for the keys and the envelope."""
+
+TIMEOUT_S = 5.0
+"""How long one request may take before it is given up and another endpoint is tried."""
+
+SCAN_PAGE = 256
+"""Entries per range read of a scan."""
+
+SCAN_ATTEMPTS_MAX = 5
+"""How often a scan starts anew when a truncation or compaction overtakes it."""
+
+TRUNCATE_BATCH = 1_000
+"""Entries that one delete removes."""
+
+DEFAULT_PORT = 2379
+
+_OPTIONS = ("ca", "cert", "key", "timeout")
+
+
+class EtcdConsensus(Consensus):
+    """A cluster of `host:port` addresses and a prefix below which everything lies."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        prefix: str = "persist",
+        *,
+        security: EtcdSecurity | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._addresses = tuple(addresses)
+        self._prefix = prefix
+        self._base = f"/{prefix}/".encode() if prefix else b"/"
+        self._endpoints = Endpoints(self._addresses, security or EtcdSecurity(), timeout_s=timeout_s)
+        self._watcher: Watcher | None = None
+        self._watcher_lock = threading.Lock()
+        self._notifier = Notifier("consensus-etcd", started=self._start_watching, stopped=self._stop_watching)
+
+    @classmethod
+    def from_url(cls, url: str) -> EtcdConsensus:
+        """`etcd://[user:password@]host[:2379][,host…]/prefix?ca=…&cert=…&key=…&timeout=5`."""
+        parts = urlsplit(url)
+        login, _, hosts = parts.netloc.rpartition("@")
+        addresses = [_address(host) for host in hosts.split(",")]
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        for option in options:
+            if option not in _OPTIONS:
+                raise ConsensusMisconfigured(f"etcd: option {option!r} is not one of {', '.join(_OPTIONS)}")
+        prefix = unquote(parts.path).strip("/")
+        if not re.fullmatch(r"[A-Za-z0-9._/-]*", prefix):
+            raise ConsensusMisconfigured(f"etcd: prefix {prefix!r} must be of A-Z a-z 0-9 . _ / -")
+        user, _, password = login.partition(":")
+        security = EtcdSecurity(
+            user=unquote(user) or None,
+            password=unquote(password) if user else None,
+            ca=options.get("ca"),
+            cert=options.get("cert"),
+            key=options.get("key"),
+        )
+        try:
+            timeout_s = float(options.get("timeout", TIMEOUT_S))
+        except ValueError:
+            raise ConsensusMisconfigured("etcd: option timeout must be a number of seconds") from None
+        return cls(addresses, prefix or "persist", security=security, timeout_s=timeout_s)
+
+    @property
+    def url(self) -> str:
+        return f"etcd://{','.join(self._addresses)}/{self._prefix}"
+
+    @property
+    def value_bytes_max(self) -> int:
+        return VALUE_BYTES_MAX
+
+    def head(self, key: str) -> Entry | None:
+        start, end = self._entries(check_key(key))
+        reply = self._range(key=start, range_end=end, limit=1)
+        return _entry(reply.kvs[0]) if reply.kvs else None
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        check_key(key)
+        check_seqno(seqno)
+        check_value(key, data, VALUE_BYTES_MAX)
+        messages = self._endpoints.messages
+        name = self._entry_key(key, seqno)
+        puts = [messages.RequestOp(request_put=messages.PutRequest(key=name, value=bytes(data)))]
+        if seqno == 1:
+            start, end = self._entries(key)
+            compares = [self._compare_version("EQUAL", start, end)]
+            puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(key))))
+        else:
+            compares = [
+                self._compare_version("GREATER", self._entry_key(key, seqno - 1)),
+                self._compare_version("EQUAL", name),
+            ]
+        won = bool(self._transact(messages.TxnRequest(compare=compares, success=puts)).succeeded)
+        if won:
+            self._notifier.publish((key,))
+        return won
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        check_key(key)
+        check_limit(limit)
+        wanted = max(1, check_seqno(from_seqno, 0))
+        found: list[Entry] = []
+        for _ in range(SCAN_ATTEMPTS_MAX):
+            following = wanted + len(found)
+            while len(found) < limit:
+                page = self._page(key, following, min(SCAN_PAGE, limit - len(found)))
+                if not page or page[0].seqno != following:
+                    break
+                found.extend(page)
+                following += len(page)
+            if len(found) == limit:
+                return found
+            first, head = self._live(key)
+            if following > head:
+                return found
+            if following < first:
+                # Truncated meanwhile, or from the beginning: what is live starts later.
+                found, wanted = [], first
+        raise ConsensusUnavailable(f"{key} in {self.url} was truncated {SCAN_ATTEMPTS_MAX} times during one scan")
+
+    def truncate(self, key: str, seqno: int) -> int:
+        check_key(key)
+        check_seqno(seqno)
+        first, head = self._live(key)
+        if seqno > head:
+            raise ConsensusUsage(f"cannot truncate {key} to seqno {seqno}: its head is {head}")
+        messages = self._endpoints.messages
+        total = 0
+        while first < seqno:
+            upto = min(seqno, first + TRUNCATE_BATCH)
+            oldest_last = self._entry_key(key, first) + b"\0"
+            reply = self._delete(messages.DeleteRangeRequest(key=self._entry_key(key, upto - 1), range_end=oldest_last))
+            total += reply.deleted
+            first = upto
+        return total
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        base = self._base + b"k/"
+        start = max(base + check_prefix(prefix).encode(), base + check_prefix(after).encode() + b"\0" if after else b"")
+        end = base + prefix.encode() + b"\x7f"
+        if start >= end:
+            return []
+        reply = self._range(key=start, range_end=end, limit=check_limit(limit), keys_only=True)
+        return [kv.key[len(base) :].decode() for kv in reply.kvs]
+
+    def check(self) -> None:
+        """A linearizable read (needs a majority) and a transaction that writes nothing (needs the right to)."""
+        messages = self._endpoints.messages
+        probe = self._base + b"check"
+        delete = messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=probe))
+        self._range(key=probe, limit=1)
+        self._transact(messages.TxnRequest(compare=[], success=[delete]))
+
+    def close(self) -> None:
+        self._notifier.close()
+        self._stop_watching()
+        self._endpoints.close()
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+        return self._notifier.subscribe(callback)
+
+    def _entry_key(self, key: str, seqno: int) -> bytes:
+        return b"%be/%b\0%b" % (self._base, key.encode(), (SEQNO_MAX - seqno).to_bytes(8, "big"))
+
+    def _index_key(self, key: str) -> bytes:
+        return b"%bk/%b" % (self._base, key.encode())
+
+    def _entries(self, key: str) -> tuple[bytes, bytes]:
+        start = b"%be/%b" % (self._base, key.encode())
+        return start + b"\0", start + b"\1"
+
+    def _compare_version(self, result: str, key: bytes, range_end: bytes = b"") -> Any:
+        compare = self._endpoints.messages.Compare
+        return compare(result=compare.CompareResult.Value(result), target=compare.VERSION, key=key, range_end=range_end)
+
+    def _range(self, **fields: Any) -> Any:
+        request = self._endpoints.messages.RangeRequest(**fields)
+        return self._endpoints.read(
+            lambda client, timeout: client.kvstub.Range(
+                request, timeout, credentials=client.call_credentials, metadata=client.metadata
+            )
+        )
+
+    def _transact(self, request: Any) -> Any:
+        return self._endpoints.write(
+            lambda client, timeout: client.kvstub.Txn(
+                request, timeout, credentials=client.call_credentials, metadata=client.metadata
+            )
+        )
+
+    def _delete(self, request: Any) -> Any:
+        return self._endpoints.write(
+            lambda client, timeout: client.kvstub.DeleteRange(
+                request, timeout, credentials=client.call_credentials, metadata=client.metadata
+            )
+        )
+
+    def _page(self, key: str, first: int, length: int) -> list[Entry]:
+        """The live ones among the entries `[first, first + length)`, ascending."""
+        last = min(first + length - 1, SEQNO_MAX)
+        reply = self._range(key=self._entry_key(key, last), range_end=self._entry_key(key, first) + b"\0")
+        return [_entry(kv) for kv in reversed(reply.kvs)]
+
+    def _live(self, key: str) -> tuple[int, int]:
+        """The first and the last live seqno, as of one moment; (1, 0) if there is none."""
+        start, end = self._entries(key)
+        reply = self._range(key=start, range_end=end, limit=1, keys_only=True)
+        if not reply.kvs:
+            return 1, 0
+        head = _entry(reply.kvs[0]).seqno
+        # `count` is that of the whole range, whatever the limit; the entries are contiguous.
+        return head - reply.count + 1, head
+
+    def _start_watching(self) -> None:
+        start, end = self._base + b"e/", self._base + b"e0"
+        with self._watcher_lock:
+            self._watcher = Watcher(self._endpoints, start, end, self._publish_raw)
+
+    def _stop_watching(self) -> None:
+        with self._watcher_lock:
+            watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.close()
+
+    def _publish_raw(self, names: Iterable[bytes]) -> None:
+        skip = len(self._base) + 2
+        self._notifier.publish({name[skip:-9].decode() for name in names})
+
+
+def _entry(kv: Any) -> Entry:
+    return Entry(SEQNO_MAX - int.from_bytes(kv.key[-8:], "big"), kv.value)
+
+
+def _address(host: str) -> str:
+    name, colon, port = host.rpartition(":")
+    if not colon:
+        name, port = host, str(DEFAULT_PORT)
+    if not name or not port.isdigit():
+        raise ConsensusMisconfigured(
+            f"etcd: address {host!r} must be host or host:port, as in etcd://a:2379,b:2379/prefix"
+        )
+    return f"{name}:{port}"
