@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from blob.errors import BlobMisconfigured, BlobNotFound
-from blob.interface import Blob, BlobStat
+from blob.interface import Blob, BlobStat, check_range
 
 __all__ = ["CachedBlob", "ENTRY_OVERHEAD_BYTES"]
 
@@ -102,20 +102,20 @@ class CachedBlob(Blob):
 
     def _find(self, key: str, slot: _Slot) -> bytes | None:
         with self._lock:
-            found = self._entries.get((key, slot))
-            whole = None if slot is None else self._entries.get((key, None))
-            if found is None and whole is None:
+            exact = self._entries.get((key, slot))
+            found = exact if exact is not None else self._entries.get((key, None))
+            if found is None:
                 self.misses += 1
                 return None
             self.hits += 1
-            self._entries.move_to_end((key, slot if found is not None else None))
-        if found is not None:
+            self._entries.move_to_end((key, slot if exact is not None else None))
+        if exact is not None or slot is None:
             return found
-        assert whole is not None and slot is not None
         start, length = slot
-        if start < 0 or length < 0 or start + length > len(whole):
-            raise BlobNotFound(f"blob {key} ends at byte {len(whole)}, before {start + length}")
-        return whole[start : start + length]
+        check_range(start, length)
+        if start + length > len(found):
+            raise BlobNotFound(f"blob {key} ends at byte {len(found)}, before {start + length}")
+        return found[start : start + length]
 
     def _keep(self, key: str, slot: _Slot, data: bytes) -> None:
         cost = len(data) + ENTRY_OVERHEAD_BYTES

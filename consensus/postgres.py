@@ -140,9 +140,9 @@ class PostgresConsensus(SqlConsensus):
         """The first entry. There is no entry 0 to lock, so look again before the commit: a statement as slow
         as a truncated `1, 2` of somebody else would otherwise insert a second 1."""
         create, head = bind(self._statements.create, values), bind(self._statements.head_seqno, values)
-        won = False
+        won: bool = False
         with self._connection("write") as connection, connection.transaction() as transaction:
-            won = connection.execute(*create).rowcount == 1
+            won = bool(connection.execute(*create).rowcount == 1)
             if won and connection.execute(*head).fetchone()[0] != 1:
                 won = False
                 raise psycopg.Rollback(transaction)

@@ -1,0 +1,295 @@
+"""Blobs in S3 and whatever speaks its protocol, with boto3.
+
+Write-once is enforced by the store (`If-None-Match: *`) where it can; a store that answers "not implemented"
+is asked for the key first. Large blobs go up as multipart uploads, a few parts at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import boto3
+from boto3.session import Session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
+from blob.s3_errors import Refused, translate
+from blob.s3_settings import S3Settings
+
+__all__ = ["S3Blob", "DELETE_BATCH", "BODY_ATTEMPTS_MAX", "PUT_ATTEMPTS_MAX"]
+
+DELETE_BATCH = 1_000
+"""Keys per DeleteObjects call: S3's limit."""
+
+LIST_PAGE = 1_000
+"""Keys per ListObjectsV2 call: S3's limit."""
+
+BODY_ATTEMPTS_MAX = 3
+"""How often a download whose body broke off is begun anew; boto3 itself retries only what precedes the body."""
+
+PUT_ATTEMPTS_MAX = 3
+"""How often a put that met another put of the same key (409) is tried."""
+
+UPLOAD_THREADS = 4
+"""Parts of one multipart upload that are under way at the same time."""
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class S3Blob(Blob):
+    """A bucket and a prefix. Credentials come by boto3's usual chain unless a session is given."""
+
+    def __init__(self, settings: S3Settings, *, session: Session | None = None) -> None:
+        self._settings = settings
+        self._bucket = settings.bucket
+        self._base = f"{settings.prefix}/" if settings.prefix else ""
+        self._conditional = True
+        self._uploads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        try:
+            owner = session or boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
+            self._client = owner.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
+        except (BotoCoreError, ValueError) as error:
+            raise BlobMisconfigured(f"{self.url} cannot be opened: {error}") from error
+
+    @classmethod
+    def from_url(cls, url: str) -> S3Blob:
+        """`s3://bucket/prefix?endpoint=…&region=…`; see S3Settings for every option."""
+        return cls(S3Settings.from_url(url))
+
+    @property
+    def url(self) -> str:
+        shown = {name: value for name, value in self._settings.options().items() if value is not None}
+        query = f"?{urlencode(shown, safe=':/')}" if shown else ""
+        return f"s3://{self._settings.bucket}/{self._settings.prefix}{query}".rstrip("/")
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        name = self._name(check_key(key))
+        body = bytes(data)
+        for attempt in range(1, PUT_ATTEMPTS_MAX + 1):
+            try:
+                self._put_once(name, body)
+                return
+            except Refused as refused:
+                if refused.why == "unsupported":
+                    _log.warning(
+                        "%s does not support If-None-Match; keys are looked up before they are written", self.url
+                    )
+                    self._conditional = False
+                elif refused.why == "exists":
+                    self._confirm_same(key, body)
+                    return
+                elif attempt == PUT_ATTEMPTS_MAX:
+                    raise BlobUnavailable(f"blob {key} is being written by somebody else, {attempt} tries") from refused
+        raise BlobUnavailable(f"blob {key} could not be put in {PUT_ATTEMPTS_MAX} tries")
+
+    def get(self, key: str) -> bytes:
+        check_key(key)
+        return self._download(key, None)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        check_key(key)
+        if length == 0:
+            # HTTP has no empty range.
+            found = self.stat(key)
+            if found is None or found.size < start:
+                raise BlobNotFound(f"no blob {key} of at least {start} bytes")
+            return b""
+        data = self._download(key, f"bytes={start}-{start + length - 1}")
+        if len(data) != length:
+            raise BlobNotFound(f"blob {key} ends at byte {start + len(data)}, before {start + length}")
+        return data
+
+    def stat(self, key: str) -> BlobStat | None:
+        name = self._name(check_key(key))
+        try:
+            head = self._calling(key, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+        except BlobNotFound:
+            return None
+        return BlobStat(key, head["ContentLength"], int(head["LastModified"].timestamp() * 1000))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        names = [self._name(check_key(key)) for key in keys]
+        for start in range(0, len(names), DELETE_BATCH):
+            self._delete_batch(names[start : start + DELETE_BATCH])
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        check_prefix(prefix)
+        return self._listed(prefix)
+
+    def check(self) -> None:
+        key = f"check/{os.urandom(8).hex()}"
+        self.put(key, b"check")
+        if self.get_range(key, 1, 3) != b"hec" or not any(found.key == key for found in self.list(key)):
+            raise BlobMisconfigured(f"{self.url} does not return what was written to it; is its endpoint an S3 server?")
+        try:
+            self.put(key, b"other")
+        except BlobExists:
+            pass
+        else:
+            _log.warning("%s ignores If-None-Match: it does not itself keep keys from being overwritten", self.url)
+        self.delete([key])
+
+    def close(self) -> None:
+        with self._lock:
+            uploads, self._uploads = self._uploads, None
+        if uploads is not None:
+            uploads.shutdown()
+        self._client.close()
+
+    def presign_get(self, key: str, expires_s: int) -> str | None:
+        return self._presign("get_object", key, expires_s)
+
+    def presign_put(self, key: str, expires_s: int) -> str | None:
+        """Plain: S3 itself does not keep it from overwriting, unless the client adds `If-None-Match: *`."""
+        return self._presign("put_object", key, expires_s)
+
+    def _name(self, key: str) -> str:
+        return self._base + key
+
+    def _delete_batch(self, names: Sequence[str]) -> None:
+        batch = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        reply = self._calling("", lambda: self._client.delete_objects(Bucket=self._bucket, Delete=batch))
+        for failed in reply.get("Errors", []):
+            if failed.get("Code") != "NoSuchKey":
+                said = f"{failed.get('Code')} {failed.get('Message', '')}"
+                raise BlobUnavailable(f"blob {failed.get('Key')} was not deleted: {said}; delete it again")
+
+    def _presign(self, operation: str, key: str, expires_s: int) -> str:
+        parameters = {"Bucket": self._bucket, "Key": self._name(check_key(key))}
+        sign = self._client.generate_presigned_url
+        url: str = self._calling(key, lambda: sign(operation, Params=parameters, ExpiresIn=expires_s))
+        return url
+
+    def _put_once(self, name: str, body: bytes) -> None:
+        if not self._conditional and self._exists(name):
+            raise Refused("exists")
+        if len(body) > self._settings.multipart_bytes:
+            self._put_parts(name, body)
+            return
+        condition = {"IfNoneMatch": "*"} if self._conditional else {}
+        self._calling(name, lambda: self._client.put_object(Bucket=self._bucket, Key=name, Body=body, **condition))
+
+    def _put_parts(self, name: str, body: bytes) -> None:
+        # Some servers ignore the condition on completion, so a large blob is looked up in any case.
+        if self._exists(name):
+            raise Refused("exists")
+        client, target = self._client, {"Bucket": self._bucket, "Key": name}
+        upload = self._calling(name, lambda: client.create_multipart_upload(**target)["UploadId"])
+        size = self._settings.part_bytes
+        view = memoryview(body)
+
+        def send(number: int) -> dict[str, Any]:
+            piece = bytes(view[(number - 1) * size : number * size])
+            part = self._calling(
+                name, lambda: client.upload_part(**target, UploadId=upload, PartNumber=number, Body=piece)
+            )
+            return {"PartNumber": number, "ETag": part["ETag"]}
+
+        try:
+            parts = list(self._pool().map(send, range(1, -(-len(body) // size) + 1)))
+            condition = {"IfNoneMatch": "*"} if self._conditional else {}
+            self._calling(
+                name,
+                lambda: client.complete_multipart_upload(
+                    **target, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
+                ),
+            )
+        except (BlobError, Refused):
+            self._abort(target, upload)
+            raise
+
+    def _abort(self, target: dict[str, str], upload: str) -> None:
+        try:
+            self._client.abort_multipart_upload(**target, UploadId=upload)
+        except (BotoCoreError, ClientError) as error:
+            _log.warning(
+                "the parts of %s stay until the bucket's lifecycle rule removes them: %s", target["Key"], error
+            )
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._uploads is None:
+                self._uploads = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="blob-s3-upload")
+            return self._uploads
+
+    def _exists(self, name: str) -> bool:
+        try:
+            self._calling(name, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
+        except BlobNotFound:
+            return False
+        return True
+
+    def _confirm_same(self, key: str, body: bytes) -> None:
+        found = self.stat(key)
+        if found is None:
+            raise BlobUnavailable(f"blob {key} was there and is gone again; put it again")
+        if found.size != len(body) or self.get(key) != body:
+            raise BlobExists(f"blob {key} exists with other bytes; keys are single-use")
+
+    def _download(self, key: str, byte_range: str | None) -> bytes:
+        name = self._name(key)
+        limits = {} if byte_range is None else {"Range": byte_range}
+
+        def once() -> bytes:
+            with self._client.get_object(Bucket=self._bucket, Key=name, **limits)["Body"] as body:
+                data: bytes = body.read()
+                return data
+
+        for attempt in range(1, BODY_ATTEMPTS_MAX + 1):
+            try:
+                return self._calling(key, once)
+            except BlobUnavailable as error:
+                # Only a broken body is worth another try here: boto3 has already retried everything before it.
+                if attempt == BODY_ATTEMPTS_MAX or isinstance(error.__cause__, ClientError):
+                    raise
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _listed(self, prefix: str) -> Iterator[BlobStat]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._name(prefix), PaginationConfig={"PageSize": LIST_PAGE}
+        )
+        following = iter(pages)
+        while True:
+            page = self._calling(prefix, lambda: next(following, None))
+            if page is None:
+                return
+            for found in page.get("Contents", []):
+                modified_ms = int(found["LastModified"].timestamp() * 1000)
+                yield BlobStat(found["Key"][len(self._base) :], found["Size"], modified_ms)
+
+    def _calling(self, key: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except Exception as error:
+            failure = translate(error, key, self.url)
+            if failure is None:
+                raise
+            raise failure from error
+
+
+def _config(settings: S3Settings) -> Config:
+    # Servers other than AWS's often do not know the newer checksums, and every part has its own.
+    checksums = "when_required" if settings.endpoint else "when_supported"
+    return Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "path" if settings.path_style else "virtual"},
+        max_pool_connections=settings.connections,
+        connect_timeout=settings.connect_timeout,
+        read_timeout=settings.read_timeout,
+        retries={"mode": "standard", "total_max_attempts": settings.attempts},
+        request_checksum_calculation=checksums,
+        response_checksum_validation=checksums,
+        tcp_keepalive=True,
+    )
