@@ -1,0 +1,29 @@
+"""Parts: rows as Arrow tables on one side, blobs and inline bytes on the other. See the README for the map."""
+
+from persist.parts.codec import decode_inline, encode_inline, encode_parquet
+from persist.parts.consolidate import consolidate
+from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
+from persist.parts.reader import MEMORY_BYTES, PartReader
+from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.splits import plan_splits
+from persist.parts.writer import PartWriter, spill_inline, stage
+
+__all__ = [
+    "ALL_KEYS",
+    "DIFF",
+    "MEMORY_BYTES",
+    "TIME",
+    "KeyRange",
+    "PartReader",
+    "PartWriter",
+    "ShardSchema",
+    "consolidate",
+    "decode_inline",
+    "decode_key",
+    "encode_inline",
+    "encode_key",
+    "encode_parquet",
+    "plan_splits",
+    "spill_inline",
+    "stage",
+]

@@ -1,0 +1,434 @@
+"""Parts as bytes: inline parts (Arrow IPC) and Parquet files, with checksums over every byte.
+
+A Parquet part is laid out as
+
+    row groups | index | Parquet footer
+
+The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format
+look at nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last
+and some rows between, and a CRC-32 for every column chunk. `Part.footer_size`/`footer_checksum` span index and
+footer. So a pruned read verifies exactly what it fetched: the tail by the Part, each column chunk by the index, and a
+whole file by `Part.checksum`. Page checksums are written as well, for other tools.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Part
+from persist.errors import Corruption
+from persist.ids import PartId
+from persist.parts.columns import column, one_chunk
+from persist.parts.consolidate import join
+from persist.parts.keycodec import SortedKeys, lower_bound, successor, upper_bound
+from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.state import SchemaRecord
+
+FORMAT_VERSION = 1
+_T = TypeVar("_T")
+ROW_GROUP_ROWS = 64 * 1024
+ROW_GROUP_BYTES = 16 * 1024 * 1024  # in memory; wide rows make smaller row groups
+SAMPLES = 8  # keys a row group that its index names, for planning splits
+_INDEX_MAGIC = b"PRSTIDX1"
+_SAMPLE_ROWS = 4096
+_DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
+_DATA_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A column chunk's bytes `[start, start + size)` in the file."""
+
+    start: int
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
+
+    `samples` are lower bounds of the keys of rows at equal distances, the first row's first.
+    """
+
+    rows: int
+    nbytes: int
+    key_lower: bytes
+    key_upper: bytes | None
+    samples: tuple[bytes, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Footer:
+    """A Parquet part's tail, read and verified."""
+
+    metadata: Any
+    row_groups: tuple[RowGroup, ...]
+    leaves: Mapping[str, tuple[int, ...]]  # top-level column -> positions of its column chunks
+
+
+def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
+    """An inline part of `table` (at least one row, in `updates_schema`), in the order given."""
+    if table.column(0).num_chunks != 1:
+        table = join([table])
+    batch = table.to_batches()[0] if table.schema.equals(schema.updates_schema) else _as_batch(table, schema)
+    data = batch.serialize().to_pybytes()
+    lower, upper = _bounds(batch, schema)
+    return _part(
+        batch, lower, upper, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
+        checksum=zlib.crc32(data), footer_size=0, footer_checksum=0, sorted=False,
+    )  # fmt: skip
+
+
+def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
+    """The rows of an inline part in its own schema, times and order as written. Raises Corruption."""
+    data = part.data or b""
+    schema = schema_of(part, schemas)
+    if len(data) != part.size or zlib.crc32(data) != part.checksum:
+        raise Corruption(f"inline part {part.id} does not match its checksum", part=str(part.id))
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.updates_schema)
+        batch.validate()
+    except _DATA_ERRORS as error:
+        raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+    if batch.num_rows != part.rows:
+        raise Corruption(f"inline part {part.id} has {batch.num_rows} rows, not {part.rows}", part=str(part.id))
+    return pa.Table.from_batches([batch])
+
+
+def schema_of(part: Part, schemas: Mapping[int, ShardSchema]) -> ShardSchema:
+    """The schema that the part was written with. Raises Corruption when nobody knows it."""
+    return _known(part, schemas)
+
+
+def record_of(part: Part, schemas: Mapping[int, SchemaRecord]) -> SchemaRecord:
+    """The record of the schema that the part was written with. Raises Corruption when nobody knows it."""
+    return _known(part, schemas)
+
+
+def _known(part: Part, schemas: Mapping[int, _T]) -> _T:
+    if part.schema_id not in schemas:
+        raise Corruption(f"part {part.id} names schema {part.schema_id}, which is not registered", part=str(part.id))
+    return schemas[part.schema_id]
+
+
+def encode_parquet(
+    table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId, key: str
+) -> tuple[Part, bytes]:
+    """A Parquet part of a consolidated, sorted table (at least one row), and its bytes."""
+    encoder = ParquetEncoder(schema)
+    encoder.write(table)
+    return encoder.finish(schema_id, part_id, key)
+
+
+class ParquetEncoder:
+    """Writes one part, row group by row group. The rows must come consolidated and in order."""
+
+    def __init__(self, schema: ShardSchema) -> None:
+        self._schema = schema
+        self._sink = _Sink()
+        self._writer: Any = None
+        self._groups: list[_Group] = []
+        self._stats = _Stats()
+
+    @property
+    def size(self) -> int:
+        """Bytes encoded so far."""
+        return self._sink.tell()
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self._groups)
+
+    def write(self, table: pa.Table) -> None:
+        """Write the rows as row groups of at most `ROW_GROUP_ROWS` rows and about `ROW_GROUP_BYTES` bytes."""
+        step = row_group_rows(table)
+        for start in range(0, len(table), step):
+            self._write_group(join([table.slice(start, step)]))
+
+    def _write_group(self, table: pa.Table) -> None:
+        schema = self._schema
+        if self._writer is None:
+            self._writer = _open_writer(self._sink, table, schema)
+        keys = SortedKeys(table, schema.key)
+        step = max(1, len(table) // SAMPLES)
+        samples = tuple(lower_bound(keys[row], schema) for row in range(0, len(table), step))
+        self._groups.append(_Group(len(table), table.nbytes, samples, upper_bound(keys[len(table) - 1])))
+        self._stats.add(table)
+        if table.schema != schema.updates_schema:
+            table = table.cast(schema.updates_schema)
+        self._writer.write_table(table, row_group_size=len(table))
+
+    def finish(self, schema_id: int, part_id: PartId, key: str) -> tuple[Part, bytes]:
+        """Close the file; the Part and all its bytes."""
+        if self._writer is None:
+            self._writer = _open_writer(self._sink, self._schema.updates_schema.empty_table(), self._schema)
+        body_size = self._sink.tell()
+        self._sink.tail = io.BytesIO()
+        self._writer.close()
+        footer = self._sink.tail.getvalue()
+        body = self._sink.getbuffer()
+        groups = self._groups or [_Group(0, 0, (b"",), b"")]  # bounds of a part without rows
+        index = _encode_index(_read_metadata(footer), self._groups, body)
+        body.release()
+        self._sink.tail = None
+        self._sink.seek(0, io.SEEK_END)
+        self._sink.write(index + footer)
+        data = self._sink.getvalue()
+        part = Part(
+            id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id, rows=self.rows,
+            size=len(data), checksum=zlib.crc32(data), footer_size=len(data) - body_size,
+            footer_checksum=zlib.crc32(index + footer), key_lower=groups[0].samples[0],
+            key_upper=groups[-1].key_upper,
+            time=None, time_min=self._stats.time_min, time_max=self._stats.time_max,
+            diff_min=self._stats.diff_min, diff_max=self._stats.diff_max, diff_sum=self._stats.diff_sum, sorted=True,
+        )  # fmt: skip
+        return part, data
+
+
+def row_group_rows(table: pa.Table) -> int:
+    """Rows of a row group, by the mean size of the table's rows."""
+    per_row = max(1, table.nbytes // max(1, len(table)))
+    return int(max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // per_row)))
+
+
+def decode_footer(part: Part, tail: bytes) -> Footer:
+    """Read the last `footer_size` bytes of a part. Raises Corruption."""
+    if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_checksum:
+        raise Corruption(f"the footer of part {part.id} does not match its checksum", part=str(part.id))
+    try:
+        if tail[:8] != _INDEX_MAGIC:
+            raise ValueError("no index")
+        size = int.from_bytes(tail[8:12], "little")
+        index = json.loads(tail[12 : 12 + size])
+        metadata = _read_metadata(tail[12 + size :])
+        row_groups = tuple(
+            RowGroup(
+                group["rows"],
+                group["nbytes"],
+                bytes.fromhex(group["samples"][0]),
+                None if group["upper"] is None else bytes.fromhex(group["upper"]),
+                tuple(bytes.fromhex(sample) for sample in group["samples"]),
+                tuple(Chunk(*chunk) for chunk in group["chunks"]),
+            )
+            for group in index["row_groups"]
+        )
+    except _DATA_ERRORS as error:
+        raise Corruption(f"the footer of part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+    if sum(group.rows for group in row_groups) != part.rows:
+        raise Corruption(f"part {part.id} does not have the {part.rows} rows it should have", part=str(part.id))
+    return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()))
+
+
+def decode_row_groups(
+    part: Part, footer: Footer, groups: Sequence[int], columns: Sequence[str], source: Any, use_threads: bool
+) -> pa.Table:
+    """Columns of some row groups, from a file-like `source` that holds their verified bytes. Raises Corruption."""
+    try:
+        file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
+        # By position, because names with dots would be ambiguous.
+        positions = [position for name in columns for position in footer.leaves[name]]
+        return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=use_threads)
+    except _DATA_ERRORS as error:
+        raise Corruption(f"part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+
+
+def decode_batches(
+    part: Part, footer: Footer, group: int, columns: Sequence[str], source: Any, rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Columns of one row group, at most `rows` rows at a time; as `decode_row_groups` otherwise."""
+    try:
+        file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
+        positions = [position for name in columns for position in footer.leaves[name]]
+        yield from file.reader.iter_batches(rows, row_groups=[group], column_indices=positions, use_threads=False)
+    except _DATA_ERRORS as error:
+        raise Corruption(f"part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+
+
+def _leaves(arrow: pa.Schema) -> dict[str, tuple[int, ...]]:
+    """Positions of the column chunks of every top-level column."""
+    leaves = {}
+    position = 0
+    for field in arrow:
+        count = _leaf_count(field.type)
+        leaves[field.name] = tuple(range(position, position + count))
+        position += count
+    return leaves
+
+
+def _leaf_count(kind: Any) -> int:
+    if pa.types.is_map(kind):
+        return _leaf_count(kind.key_type) + _leaf_count(kind.item_type)
+    if pa.types.is_nested(kind):
+        return sum(_leaf_count(kind.field(index).type) for index in range(kind.num_fields))
+    return 1
+
+
+def _open_writer(sink: _Sink, first: pa.Table, schema: ShardSchema) -> Any:
+    dictionary, encodings = _encodings(first)
+    roles = {"key": list(schema.key), "value": list(schema.value), "format": FORMAT_VERSION}
+    writer = pq.ParquetWriter(
+        pa.PythonFile(sink, mode="w"), schema.updates_schema, version="2.6", compression="zstd", compression_level=1,
+        use_dictionary=dictionary, column_encoding=encodings, write_statistics=True, write_page_checksum=True,
+    )  # fmt: skip
+    writer.add_key_value_metadata({"persist": json.dumps(roles)})
+    return writer
+
+
+def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
+    """Which columns to dictionary-encode, and how to encode the others, by a sample of the rows."""
+    dictionary: list[str] = []
+    encodings: dict[str, str] = {}
+    step = max(1, len(table) // _SAMPLE_ROWS)
+    sample = range(0, len(table), step)
+    for field in table.schema:
+        kind = field.type
+        if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
+            continue
+        values = one_chunk(table.column(field.name)).take(pa.array(sample, pa.int64()))
+        distinct = pc.count_distinct(values.cast(pa.binary()) if kind in _VIEWS else values, mode="all").as_py()
+        if distinct <= max(1, len(sample) * _DICTIONARY_SHARE):
+            dictionary.append(field.name)
+        elif _is_bytes(kind):
+            encodings[field.name] = "DELTA_BYTE_ARRAY" if field is table.schema[0] else "DELTA_LENGTH_BYTE_ARRAY"
+        elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+            encodings[field.name] = "DELTA_BINARY_PACKED"
+    return dictionary or False, encodings
+
+
+_VIEWS = (pa.string_view(), pa.binary_view())
+
+
+def _is_bytes(kind: Any) -> bool:
+    types = pa.types
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return kind in _VIEWS or any(test(kind) for test in tests)
+
+
+def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview) -> bytes:
+    described = []
+    for number, group in enumerate(groups):
+        row_group = metadata.row_group(number)
+        chunks = []
+        for position in range(row_group.num_columns):
+            chunk = row_group.column(position)
+            start = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
+                start = min(start, chunk.dictionary_page_offset)
+            size = chunk.total_compressed_size
+            chunks.append((start, size, zlib.crc32(body[start : start + size])))
+        described.append(
+            {
+                "rows": group.rows,
+                "nbytes": group.nbytes,
+                "samples": [sample.hex() for sample in group.samples],
+                "upper": None if group.key_upper is None else group.key_upper.hex(),
+                "chunks": chunks,
+            }
+        )
+    index = json.dumps({"version": FORMAT_VERSION, "row_groups": described}, separators=(",", ":")).encode()
+    return _INDEX_MAGIC + len(index).to_bytes(4, "little") + index
+
+
+def _read_metadata(footer: bytes) -> Any:
+    return pq.read_metadata(pa.BufferReader(footer))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    rows: int
+    nbytes: int
+    samples: tuple[bytes, ...]
+    key_upper: bytes | None
+
+
+class _Sink(io.BytesIO):
+    """A file in memory; while `tail` is set, what is written goes there instead."""
+
+    tail: io.BytesIO | None = None
+
+    def write(self, data: Any) -> int:
+        return super().write(data) if self.tail is None else self.tail.write(data)
+
+    def close(self) -> None:
+        """Stay open: Arrow closes the file when the footer is written, and the bytes are still needed."""
+
+
+@dataclass(slots=True)
+class _Stats:
+    """Bounds of the rows seen; zeros before the first."""
+
+    seen: bool = False
+    time_min: int = 0
+    time_max: int = 0
+    diff_min: int = 0
+    diff_max: int = 0
+    diff_sum: int = 0
+
+    def add(self, rows: Any) -> None:
+        times = pc.min_max(rows.column(TIME))
+        diffs = pc.min_max(rows.column(DIFF))
+        first, last = times["min"].as_py(), times["max"].as_py()
+        low, high = diffs["min"].as_py(), diffs["max"].as_py()
+        self.time_min = min(self.time_min, first) if self.seen else first
+        self.time_max = max(self.time_max, last) if self.seen else last
+        self.diff_min = min(self.diff_min, low) if self.seen else low
+        self.diff_max = max(self.diff_max, high) if self.seen else high
+        self.seen = True
+        self.diff_sum += _exact_sum(rows.column(DIFF), low, high, rows.num_rows)
+
+
+def _exact_sum(diffs: Any, low: int, high: int, rows: int) -> int:
+    if max(abs(low), abs(high)) * rows < 2**63:
+        return int(pc.sum(diffs).as_py())
+    return int(pc.sum(diffs.cast(pa.decimal128(38, 0))).as_py())
+
+
+def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
+    stats = _Stats()
+    stats.add(batch)
+    return Part(
+        id=part_id, schema_id=schema_id, rows=batch.num_rows, key_lower=lower, key_upper=upper, time=None,
+        time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max,
+        diff_sum=stats.diff_sum, **fields,
+    )  # fmt: skip
+
+
+def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
+    return table.cast(schema.updates_schema).to_batches()[0]
+
+
+def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:
+    """Bounds of unsorted rows: the least and greatest value of the first key column."""
+    name = schema.key[0]
+    values = batch.column(name)
+    order = column(values)
+    low, high = _extremes(order, len(values))
+    lower, upper = order.encode(low), order.encode(high)
+    exact = upper if len(schema.key) == 1 else successor(upper)
+    return lower_bound(lower, schema), None if exact is None else upper_bound(exact)
+
+
+def _extremes(order: Any, count: int) -> tuple[int, int]:
+    """A row with the least value and one with the greatest."""
+    import numpy as np
+
+    low = high = np.arange(count)
+    level = 0
+    while len(low) > 1 or len(high) > 1:
+        lows, highs = order.word(level, low), order.word(level, high)
+        if lows is None or highs is None:
+            break
+        low, high = low[lows == lows.min()], high[highs == highs.max()]
+        level += 1
+    return int(low[0]), int(high[0])

@@ -1,0 +1,231 @@
+"""One definite total order over the values of every column type, as unsigned words and as bytes.
+
+The order is a function of the values alone, never of the batch they sit in: nulls first; booleans, numbers
+and times by value (floats in IEEE total order, so -0.0 sorts before 0.0 and differs from it; every NaN is the
+same value and sorts last); strings and binaries by their bytes; lists, structs and maps element by element
+(`persist.parts.nested`). Sorting, grouping, key bounds and cuts between runs all use it.
+
+A column offers the order twice: `word(level, rows)` gives uint64 words to compare level by level (the engine
+of `persist.parts.consolidate`), `encode(row)` one row's bytes (`persist.parts.keycodec`). Both come from the
+same words, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Words = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NULL = b"\x00"
+VALID = b"\x01"
+ESCAPE = b"\x00\xff"
+END = b"\x00\x00"
+
+_SIGN64 = np.uint64(1 << 63)
+_LEVELS_MAX = 16  # words of a string that are compared one by one; the rest is ranked at once
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_TAIL_MASKS = np.array([0] + [(2**64 - 1) ^ (2 ** (8 * (8 - n)) - 1) for n in range(1, 9)], dtype=np.uint64)
+
+
+class Column(Protocol):
+    """A column's order."""
+
+    def word(self, level: int, rows: Rows | None) -> Words | None:
+        """The words of `rows` (None: all rows) at `level`; None when no level is left to compare."""
+        ...
+
+    def encode(self, row: int) -> bytes:
+        """The row's value as self-delimiting bytes in the same order."""
+        ...
+
+
+class FixedColumn:
+    """Values of a fixed number of words, first the most significant one."""
+
+    def __init__(self, words: list[Words], width: int, valid: Mask | None) -> None:
+        if valid is not None:
+            words = [np.where(valid, word, np.uint64(0)) for word in words]
+        self._levels = words if valid is None else [valid.astype(np.uint64), *words]
+        self._words = words
+        self._width = width
+        self._valid = valid
+
+    def word(self, level: int, rows: Rows | None) -> Words | None:
+        if level >= len(self._levels):
+            return None
+        word = self._levels[level]
+        return word if rows is None else word[rows]
+
+    def encode(self, row: int) -> bytes:
+        if self._valid is not None and not self._valid[row]:
+            return NULL
+        return VALID + b"".join(int(word[row]).to_bytes(8, "big") for word in self._words)[-self._width :]
+
+
+class BytesColumn:
+    """Byte strings: `data[offsets[row]:offsets[row] + lengths[row]]`."""
+
+    def __init__(
+        self, data: npt.NDArray[np.uint8], offsets: Rows, lengths: Rows, valid: Mask | None, fixed: bool
+    ) -> None:
+        if valid is not None:
+            lengths = np.where(valid, lengths, 0)
+        self._data = data if len(data) >= 8 else np.concatenate([data, np.zeros(8, np.uint8)])
+        # Every position of the data as the big-endian word that starts there.
+        self._at = np.ndarray((len(self._data) - 7,), dtype=">u8", buffer=self._data, strides=(1,))
+        self._offsets = offsets
+        self._lengths = lengths
+        self._valid = valid
+        self._fixed = fixed
+        self._length_max = int(lengths.max()) if len(lengths) else 0
+        self._length_min = int(lengths.min()) if len(lengths) else 0
+
+    def word(self, level: int, rows: Rows | None) -> Words | None:
+        if self._valid is not None:
+            if level == 0:
+                return (self._valid if rows is None else self._valid[rows]).astype(np.uint64)
+            level -= 1
+        levels = (self._length_max + 7) // 8
+        if level < min(levels, _LEVELS_MAX):
+            return self._piece(level * 8, rows)
+        if level == levels or (levels > _LEVELS_MAX and level == _LEVELS_MAX + 1):
+            if self._length_min == self._length_max:
+                return None
+            return (self._lengths if rows is None else self._lengths[rows]).astype(np.uint64)
+        if levels > _LEVELS_MAX and level == _LEVELS_MAX:
+            return self._tail_rank(_LEVELS_MAX * 8, rows)
+        return None
+
+    def encode(self, row: int) -> bytes:
+        if self._valid is not None and not self._valid[row]:
+            return NULL
+        start = int(self._offsets[row])
+        raw = self._data[start : start + int(self._lengths[row])].tobytes()
+        return VALID + raw if self._fixed else VALID + raw.replace(b"\x00", ESCAPE) + END
+
+    def _piece(self, skip: int, rows: Rows | None) -> Words:
+        """Eight bytes from `skip` on, zeros past the end of the value."""
+        offsets = self._offsets if rows is None else self._offsets[rows]
+        lengths = self._lengths if rows is None else self._lengths[rows]
+        starts = offsets + skip
+        last = len(self._at) - 1
+        if len(starts) and int(starts.max()) > last:
+            clipped = np.minimum(starts, last)
+            shift = np.minimum((starts - clipped) * 8, 63).astype(np.uint64)
+            words = self._at[clipped].astype(np.uint64) << shift
+        else:
+            words = self._at[starts].astype(np.uint64)
+        if skip + 8 <= self._length_min:
+            return words
+        return words & _TAIL_MASKS[np.clip(lengths - skip, 0, 8)]
+
+    def _tail_rank(self, skip: int, rows: Rows | None) -> Words:
+        """Dense rank, among `rows`, of what follows the first `skip` bytes (few rows tie so far)."""
+        offsets = self._offsets if rows is None else self._offsets[rows]
+        lengths = np.maximum((self._lengths if rows is None else self._lengths[rows]) - skip, 0)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        index = np.arange(int(ends[-1])) + np.repeat(offsets + skip - ends[:-1], lengths)
+        tails = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(self._data[index])]
+        )
+        codes = tails.dictionary_encode()
+        order = pc.array_sort_indices(codes.dictionary).to_numpy()
+        ranks: Words = np.empty(len(order), np.uint64)
+        ranks[order] = np.arange(len(order), dtype=np.uint64)
+        positions: Rows = codes.indices.to_numpy()
+        return ranks[positions]
+
+
+def column(array: pa.Array) -> Column:
+    """The order of `array`'s values; any type that a shard can have."""
+    kind = array.type
+    valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_nested(kind):
+        from persist.parts.nested import encode_nested
+
+        return _bytes_column(encode_nested(array), None)
+    if pa.types.is_boolean(kind):
+        return FixedColumn([array.cast(pa.uint8()).fill_null(0).to_numpy().astype(np.uint64)], 1, valid)
+    if pa.types.is_decimal(kind):
+        return FixedColumn(_decimal_words(array), kind.bit_width // 8, valid)
+    if pa.types.is_primitive(kind):
+        return FixedColumn([_primitive_word(array)], kind.bit_width // 8, valid)
+    return _bytes_column(array, valid)
+
+
+def one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The values as one array; 32-bit offsets give way to 64-bit ones where they would overflow."""
+    if isinstance(values, pa.Array):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    joined = values.combine_chunks()
+    if isinstance(joined, pa.ChunkedArray):
+        if joined.num_chunks == 1:
+            return joined.chunk(0)
+        large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(joined.type, joined.type)
+        return pa.concat_arrays(joined.cast(large).chunks)
+    return joined
+
+
+def _bytes_column(array: pa.Array, valid: Mask | None) -> BytesColumn:
+    kind = array.type
+    count = len(array)
+    if pa.types.is_fixed_size_binary(kind):
+        width = kind.byte_width
+        data = _values(array.buffers()[1], np.uint8, 0, None)
+        offsets = (np.arange(count, dtype=np.int64) + array.offset) * width
+        return BytesColumn(data, offsets, np.full(count, width, np.int64), valid, fixed=True)
+    if kind in (pa.string_view(), pa.binary_view()):
+        array = array.cast(pa.large_binary() if kind == pa.binary_view() else pa.large_string())
+        kind = array.type
+    wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    ends = _values(array.buffers()[1], np.int64 if wide else np.int32, array.offset, count + 1).astype(np.int64)
+    data = _values(array.buffers()[2], np.uint8, 0, None)
+    return BytesColumn(data, ends[:-1], np.diff(ends), valid, fixed=False)
+
+
+def _values(buffer: pa.Buffer | None, dtype: Any, offset: int, count: int | None) -> npt.NDArray[Any]:
+    size = np.dtype(dtype).itemsize
+    if buffer is None or buffer.size < (offset + (count or 0)) * size:
+        return np.zeros(count or 0, dtype)
+    if count is None:
+        count = buffer.size // size - offset
+    return np.frombuffer(buffer, dtype, count, offset * size)
+
+
+def _primitive_word(array: pa.Array) -> Words:
+    """Integers, floats, dates, times, timestamps and durations as words in their order."""
+    kind = array.type
+    width = kind.bit_width // 8
+    bits = _values(array.buffers()[1], _UNSIGNED[width], array.offset, len(array))
+    if pa.types.is_unsigned_integer(kind):
+        words: Words = bits.astype(np.uint64)
+        return words
+    sign = bits.dtype.type(1 << (width * 8 - 1))
+    if not pa.types.is_floating(kind):
+        words = (bits ^ sign).astype(np.uint64)
+        return words
+    numbers = bits.view(f"f{width}")
+    nan = np.isnan(numbers)
+    ordered = np.where(bits & sign, ~bits, bits ^ sign)
+    words = np.where(nan, bits.dtype.type(2 ** (width * 8) - 1), ordered).astype(np.uint64)
+    return words
+
+
+def _decimal_words(array: pa.Array) -> list[Words]:
+    width = array.type.bit_width // 8
+    if width <= 8:
+        bits = _values(array.buffers()[1], _UNSIGNED[width], array.offset, len(array))
+        return [(bits ^ bits.dtype.type(1 << (width * 8 - 1))).astype(np.uint64)]
+    count = width // 8
+    limbs = _values(array.buffers()[1], np.uint64, array.offset * count, len(array) * count)
+    table = limbs.reshape(len(array), count)
+    return [table[:, count - 1] ^ _SIGN64, *(table[:, index].copy() for index in range(count - 2, -1, -1))]

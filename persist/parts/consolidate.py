@@ -1,0 +1,204 @@
+"""Consolidation: sort updates by (key, value, time), sum the diffs of equal ones, drop the zeros.
+
+The engine makes only a permutation, group boundaries and sums, from order-preserving words (`columns`); the
+rows themselves are then taken from the Arrow columns, so that any type passes through unharmed. Rows are
+refined column by column: after each word only rows that still tie with a neighbour are looked at again, and
+where these are in order already (sorted runs, distinct keys) nothing is sorted. Why not a query engine:
+`docs/design/0002-consolidation-engine.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.errors import InvalidUsage
+from persist.parts.columns import Column, Mask, Rows, Words, column, one_chunk
+from persist.parts.schema import DIFF, TIME, ShardSchema
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a read does to times: keep rows with `after < time <= upto`, then move times up to `advance`."""
+
+    after: int | None = None
+    upto: int | None = None
+    advance: int | None = None
+
+    @classmethod
+    def snapshot(cls, as_of: int) -> Times:
+        return cls(upto=as_of, advance=as_of)
+
+    def hides(self, time_min: int, time_max: int) -> bool:
+        """Whether no row of times in `[time_min, time_max]` is kept."""
+        return (self.after is not None and time_max <= self.after) or (self.upto is not None and time_min > self.upto)
+
+    def keeps_all(self, time_min: int, time_max: int) -> bool:
+        return (self.after is None or time_min > self.after) and (self.upto is None or time_max <= self.upto)
+
+    def merges(self, time_min: int, time_max: int) -> bool:
+        """Whether two times of `[time_min, time_max]` may become one."""
+        return self.advance is not None and time_min < time_max and time_min < self.advance
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that are kept, with their times moved up; their order stays."""
+        times = table.column(TIME)
+        keep = None
+        if self.after is not None:
+            keep = pc.greater(times, self.after)
+        if self.upto is not None:
+            below = pc.less_equal(times, self.upto)
+            keep = below if keep is None else pc.and_(keep, below)
+        if keep is not None and not pc.all(keep).as_py():
+            table = table.filter(keep)
+            times = table.column(TIME)
+        if self.advance is not None and len(table) and pc.min(times).as_py() < self.advance:
+            index = table.schema.get_field_index(TIME)
+            table = table.set_column(
+                index, table.schema.field(TIME), pc.max_element_wise(times, pa.scalar(self.advance, pa.int64()))
+            )
+        return table
+
+
+def consolidate(
+    tables: Sequence[pa.Table], schema: ShardSchema, *, since: int | None = None, upper_as_of: int | None = None
+) -> pa.Table:
+    """The updates of `tables` (in `updates_schema`), consolidated and sorted by (key, value, time).
+
+    Rows later than `upper_as_of` are left out, times before `since` become `since`. Sorted inputs are faster.
+    Raises InvalidUsage when a sum of diffs leaves int64.
+    """
+    return merge(tables, schema, Times(upto=upper_as_of, advance=since))
+
+
+def merge(tables: Sequence[pa.Table], schema: ShardSchema, times: Times) -> pa.Table:
+    """The kept updates of `tables`, consolidated and sorted by (key, value, time)."""
+    kept = [table for table in (times.apply(table) for table in tables) if len(table)]
+    if not kept:
+        return schema.updates_schema.empty_table()
+    table = join(kept)
+    perm, starts = sort_groups(table, schema)
+    return pick(table, perm, starts)
+
+
+def join(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables, one chunk a column."""
+    joined = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+    columns = [one_chunk(chunked) for chunked in joined.columns]
+    fields = [field.with_type(array.type) for field, array in zip(joined.schema, columns, strict=True)]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask]:
+    """The rows in (key, value, time) order, and where in that order a new (key, value, time) starts.
+
+    The order is None when the rows have it already.
+    """
+    orders = (column(one_chunk(table.column(name))) for name in (*schema.key, *schema.value, TIME))
+    return _refine(orders, len(table))
+
+
+def pick(table: pa.Table, perm: Rows | None, starts: Mask) -> pa.Table:
+    """One row for each group, with the sum of its diffs, without those of sum zero."""
+    diffs: Ints = one_chunk(table.column(DIFF)).to_numpy()
+    ordered = diffs if perm is None else diffs[perm]
+    if bool(starts.all()):
+        firsts, sums = np.arange(len(ordered), dtype=np.int64), ordered
+    else:
+        firsts = np.flatnonzero(starts)
+        sums = _sums(ordered, firsts)
+    nonzero = sums != 0
+    if not nonzero.all():
+        firsts, sums = firsts[nonzero], sums[nonzero]
+    if perm is None and len(firsts) == len(table):
+        return table
+    rows = pa.array(firsts if perm is None else perm[firsts])
+    columns = [
+        pa.array(sums) if name == DIFF else one_chunk(table.column(name)).take(rows) for name in table.column_names
+    ]
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:
+    """Sort `count` rows by the columns in turn; see the module's note."""
+    perm: Rows | None = None
+    starts = np.zeros(count, dtype=np.bool_)
+    starts[:1] = True
+    tied: Rows | None = None  # positions that share their group with a neighbour; None: all of them
+    for order in orders:
+        level = 0
+        while True:
+            rows = perm if tied is None else (tied if perm is None else perm[tied])
+            words = order.word(level, rows)
+            if words is None:
+                break
+            level += 1
+            inner = starts if tied is None else starts[tied]
+            moved = _sort_within(words, inner)
+            if moved is not None:
+                words = words[moved]
+                if perm is None:
+                    perm = np.arange(count, dtype=np.int64)
+                if tied is None:
+                    perm = perm[moved]
+                else:
+                    perm[tied] = perm[tied][moved]
+            changed = words[1:] != words[:-1]
+            if not changed.any():
+                continue
+            if tied is None:
+                starts[1:] |= changed
+            else:
+                starts[tied[1:]] |= changed
+            tied = _still_tied(starts, tied)
+            if not len(tied):
+                return perm, starts
+    return perm, starts
+
+
+def _sort_within(words: Words, starts: Mask) -> Rows | None:
+    """The order that sorts `words` inside each group, stably; None when they are sorted already."""
+    falls = words[1:] < words[:-1]
+    falls &= ~starts[1:]
+    if not falls.any():
+        return None
+    groups = np.cumsum(starts, dtype=np.uint64) - np.uint64(1)
+    last = int(groups[-1])
+    if last == 0:
+        return np.argsort(words, kind="stable")
+    low = words.min()
+    bits = int(words.max() - low).bit_length()
+    if bits + last.bit_length() <= 64:
+        return np.argsort((groups << np.uint64(bits)) | (words - low), kind="stable")
+    first = np.argsort(words, kind="stable")
+    return first[np.argsort(groups[first], kind="stable")]
+
+
+def _still_tied(starts: Mask, tied: Rows | None) -> Rows:
+    """The positions whose group has more than one row."""
+    inner = starts if tied is None else starts[tied]
+    alone = inner.copy()
+    alone[:-1] &= inner[1:]
+    positions = np.flatnonzero(~alone)
+    return positions if tied is None else tied[positions]
+
+
+def _sums(diffs: Ints, firsts: Rows) -> Ints:
+    """The sum of each group's diffs. Raises InvalidUsage when one leaves int64."""
+    largest = max(abs(int(diffs.max())), abs(int(diffs.min())))
+    longest = int(np.diff(firsts, append=len(diffs)).max())
+    sums: Ints = np.add.reduceat(diffs, firsts)
+    if largest * longest >= 2**63:
+        high = np.add.reduceat(diffs >> 32, firsts)
+        low = np.add.reduceat(diffs & 0xFFFFFFFF, firsts)
+        total = high + (low >> 32)
+        if bool(((total < -(2**31)) | (total >= 2**31)).any()):
+            raise InvalidUsage("the diffs of an update sum to a number beyond int64; write smaller diffs")
+    return sums

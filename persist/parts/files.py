@@ -1,0 +1,187 @@
+"""Parts as a reader sees them: footer by one range read, row groups by range reads, every byte verified."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from blob.errors import BlobNotFound
+from persist.batch import Part
+from persist.errors import Corruption
+from persist.parts.codec import (
+    Chunk,
+    Footer,
+    decode_batches,
+    decode_footer,
+    decode_inline,
+    decode_row_groups,
+    schema_of,
+)
+from persist.parts.schema import ShardSchema
+
+WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
+GAP_BYTES_MAX = 256 * 1024  # a hole between wanted bytes up to this size is fetched along
+FOOTERS_MAX = 1024  # footers kept by one `Files`
+
+
+class BlobReads(Protocol):
+    """What reading parts needs of a blob store."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes: ...
+
+    def stat(self, key: str) -> Any: ...
+
+
+class Files:
+    """Opens parts; keeps at most `FOOTERS_MAX` footers. Not thread-safe: one per thread.
+
+    Errors of the blob store pass through (BlobNotFound when the part is gone); bytes that do not match their
+    checksums raise Corruption.
+    """
+
+    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema], use_threads: bool = True) -> None:
+        self._blob = blob
+        self.schemas = schemas
+        self.use_threads = use_threads
+        self._footers: dict[str, Footer] = {}
+
+    def open(self, part: Part) -> PartFile:
+        whole = None
+        footer = self._footers.get(part.id)
+        if footer is None:
+            if part.size <= WHOLE_BYTES_MAX:
+                whole = self.fetch(part, 0, part.size)
+                if zlib.crc32(whole) != part.checksum:
+                    raise Corruption(f"part {part.id} does not match its checksum", part=str(part.id))
+                tail = whole[part.size - part.footer_size :]
+            else:
+                tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
+            footer = decode_footer(part, tail)
+            if len(self._footers) >= FOOTERS_MAX:
+                self._footers.pop(next(iter(self._footers)))
+            self._footers[part.id] = footer
+        return PartFile(self, part, footer, whole)
+
+    def inline(self, part: Part) -> pa.Table:
+        return decode_inline(part, self.schemas)
+
+    def fetch(self, part: Part, start: int, length: int) -> bytes:
+        """Exactly the bytes `[start, start + length)` of a part's blob."""
+        key = part.key or ""
+        try:
+            data = self._blob.get_range(key, start, length)
+        except BlobNotFound:
+            stat = self._blob.stat(key)
+            if stat is None or stat.size == part.size:
+                raise
+            raise Corruption(
+                f"blob {key} has {stat.size} bytes, not the {part.size} of part {part.id}", part=str(part.id)
+            ) from None
+        if len(data) != length:
+            raise Corruption(f"blob {key} gave {len(data)} bytes instead of {length}", part=str(part.id))
+        return data
+
+
+class PartFile:
+    """One Parquet part, open for reading columns of row groups."""
+
+    def __init__(self, files: Files, part: Part, footer: Footer, whole: bytes | None) -> None:
+        self.part = part
+        self.groups = footer.row_groups
+        self._files = files
+        self._footer = footer
+        self._whole = whole
+        self.schema = schema_of(part, files.schemas)
+
+    def read(self, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+        """Rows of the row groups, in the part's own schema, only those of `columns` that it has."""
+        names = self._names(columns)
+        if not names:
+            # No column is wanted of this part, but its row count is.
+            return pa.table({"": pa.nulls(sum(self.groups[group].rows for group in groups))})
+        source = self._source(groups, names)
+        table = decode_row_groups(self.part, self._footer, groups, names, source, self._files.use_threads)
+        if len(table) != sum(self.groups[group].rows for group in groups):
+            raise Corruption(f"part {self.part.id} lacks rows", part=str(self.part.id))
+        return table
+
+    def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Rows of one row group as `read` gives them, at most `rows` at a time."""
+        names = self._names(columns)
+        source = self._source([group], names)
+        for batch in decode_batches(self.part, self._footer, group, names, source, rows):
+            yield pa.Table.from_batches([batch])
+
+    def _names(self, columns: Sequence[str]) -> list[str]:
+        wanted = set(columns)
+        return [name for name in self._footer.leaves if name in wanted]
+
+    def _source(self, groups: Sequence[int], names: Sequence[str]) -> Any:
+        if self._whole is not None:
+            return pa.BufferReader(self._whole)
+        positions = [position for name in names for position in self._footer.leaves[name]]
+        chunks = sorted(
+            (self.groups[group].chunks[position] for group in groups for position in positions),
+            key=lambda chunk: chunk.start,
+        )
+        segments = []
+        for span in _spans(chunks):
+            start = span[0].start
+            data = self._files.fetch(self.part, start, span[-1].start + span[-1].size - start)
+            view = memoryview(data)
+            for chunk in span:
+                if zlib.crc32(view[chunk.start - start : chunk.start - start + chunk.size]) != chunk.checksum:
+                    raise Corruption(
+                        f"bytes {chunk.start} to {chunk.start + chunk.size} of part {self.part.id} do not match "
+                        "their checksum",
+                        part=str(self.part.id),
+                    )
+            segments.append((start, data))
+        return pa.PythonFile(_Sparse(segments, self.part.size), mode="r")
+
+
+def _spans(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+    """Neighbouring chunks together, so that each span costs one read."""
+    span: list[Chunk] = []
+    for chunk in chunks:
+        if span and chunk.start - (span[-1].start + span[-1].size) > GAP_BYTES_MAX:
+            yield span
+            span = []
+        span.append(chunk)
+    if span:
+        yield span
+
+
+class _Sparse(io.RawIOBase):
+    """A file of `size` bytes of which only some segments are here; reading elsewhere is an error."""
+
+    def __init__(self, segments: Sequence[tuple[int, bytes]], size: int) -> None:
+        self._segments = segments
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        for start, data in self._segments:
+            if start <= self._position and self._position + size <= start + len(data):
+                piece = data[self._position - start : self._position - start + size]
+                self._position += len(piece)
+                return piece
+        raise OSError(f"bytes {self._position} to {self._position + size} were not fetched")

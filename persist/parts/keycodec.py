@@ -1,0 +1,239 @@
+"""Order-preserving bytes of key tuples, for part bounds and split boundaries.
+
+A key column contributes 0x00 when null, else 0x01 and its value: numbers and times as big-endian words, fixed
+binaries as they are, strings and binaries with 0x00 escaped as 0x00 0xff and ended by 0x00 0x00. The columns
+follow one another in key order. The bytes of two keys compare as parts are sorted (`persist.parts.columns`).
+
+A bound need not be a whole key: a lower bound may stop after some columns or shorten the last string, an upper
+bound longer than `BOUND_BYTES_MAX` is the successor of its beginning and cannot be decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.errors import Corruption, InvalidUsage
+from persist.parts.columns import END, ESCAPE, NULL, VALID, Column, column, one_chunk
+from persist.parts.schema import ShardSchema, family
+
+BOUND_BYTES_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """The keys whose encoding lies in `[lower, upper)`; None is without end on that side."""
+
+    lower: bytes | None = None
+    upper: bytes | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.lower is not None and self.upper is not None and self.upper <= self.lower
+
+    def overlaps(self, lower: bytes, upper: bytes | None) -> bool:
+        """Whether a key within the part bounds `[lower, upper]` (both inclusive) may lie in the range."""
+        if self.is_empty or (self.upper is not None and lower >= self.upper):
+            return False
+        return self.lower is None or upper is None or upper >= self.lower
+
+    def covers(self, lower: bytes, upper: bytes | None) -> bool:
+        """Whether every key within the part bounds `[lower, upper]` lies in the range."""
+        if self.upper is not None and (upper is None or upper >= self.upper):
+            return False
+        return self.lower is None or lower >= self.lower
+
+    def to_json(self) -> dict[str, str | None]:
+        return {
+            "lower": None if self.lower is None else self.lower.hex(),
+            "upper": None if self.upper is None else self.upper.hex(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, str | None]) -> KeyRange:
+        """Read what `to_json` gave. Raises InvalidUsage on anything else."""
+        try:
+            lower, upper = value["lower"], value["upper"]
+            return cls(None if lower is None else bytes.fromhex(lower), None if upper is None else bytes.fromhex(upper))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidUsage(f"a key range is written {{lower: hex or null, upper: hex or null}}: {error}") from None
+
+
+ALL_KEYS = KeyRange()
+
+
+class SortedKeys:
+    """The encoded keys of a table's rows, made one at a time as they are asked for."""
+
+    def __init__(self, table: pa.Table, key: tuple[str, ...]) -> None:
+        self._columns: list[Column] = [column(one_chunk(table.column(name))) for name in key]
+        self._rows = len(table)
+
+    def __getitem__(self, row: int) -> bytes:
+        return b"".join(column.encode(row) for column in self._columns)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def bisect(self, bound: bytes, start: int = 0) -> int:
+        """The first row, at or after `start`, whose key is not below `bound`; the rows are in key order."""
+        low, high = start, self._rows
+        while low < high:
+            middle = (low + high) // 2
+            if self[middle] < bound:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def clip_rows(table: pa.Table, keys: SortedKeys, key_range: KeyRange) -> pa.Table:
+    """The rows of a key-ordered table whose keys lie in the range."""
+    start = 0 if key_range.lower is None else keys.bisect(key_range.lower)
+    end = len(table) if key_range.upper is None else keys.bisect(key_range.upper, start)
+    return table.slice(start, end - start)
+
+
+def encode_key(schema: ShardSchema, values: Mapping[str, Any] | tuple[Any, ...]) -> bytes:
+    """The bytes of a key, or of its first columns, given as Python values or Arrow scalars in key order.
+
+    Raises InvalidUsage where a value does not fit its column.
+    """
+    if isinstance(values, Mapping):
+        values = tuple(values[name] for name in schema.key)
+    pieces = []
+    for name, value in zip(schema.key, values, strict=False):
+        kind = schema.arrow.field(name).type
+        try:
+            array = pa.array([value.as_py() if isinstance(value, pa.Scalar) else value], kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidUsage(f"{value!r} is no value of key column {name!r} ({kind}): {error}") from error
+        pieces.append(column(array).encode(0))
+    return b"".join(pieces)
+
+
+def lower_bound(encoded: bytes, schema: ShardSchema) -> bytes:
+    """`encoded` or, where it is too long, a decodable bound below it of at most `BOUND_BYTES_MAX` bytes."""
+    if len(encoded) <= BOUND_BYTES_MAX:
+        return encoded
+    position = 0
+    for name in schema.key:
+        kind = schema.arrow.field(name).type
+        value, end = _read(encoded, position, kind)
+        if end > BOUND_BYTES_MAX:
+            return encoded[:position] + _shortened(value, kind, BOUND_BYTES_MAX - position)
+        position = end
+    return encoded
+
+
+def upper_bound(encoded: bytes) -> bytes | None:
+    """`encoded` or, where it is too long, bytes of at most `BOUND_BYTES_MAX` above every key that starts alike."""
+    return encoded if len(encoded) <= BOUND_BYTES_MAX else successor(encoded[:BOUND_BYTES_MAX])
+
+
+def successor(prefix: bytes) -> bytes | None:
+    """The least bytes above everything that starts with `prefix`; None where there are none."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
+
+
+def decode_key(bound: bytes, schema: ShardSchema) -> tuple[Any, ...]:
+    """The Arrow scalars that `bound` encodes, of all key columns or the first of them. Raises Corruption."""
+    values = []
+    position = 0
+    try:
+        for name in schema.key:
+            if position == len(bound):
+                break
+            kind = schema.arrow.field(name).type
+            raw, position = _read(bound, position, kind)
+            values.append(_scalar(raw, kind))
+    except (IndexError, ValueError, pa.ArrowException) as error:
+        raise Corruption(f"key bound {bound.hex()} cannot be decoded: {error}") from error
+    if position != len(bound):
+        raise Corruption(f"key bound {bound.hex()} has bytes after its last column")
+    return tuple(values)
+
+
+def is_key(bound: bytes, schema: ShardSchema) -> bool:
+    """Whether `decode_key` can read `bound`."""
+    try:
+        decode_key(bound, schema)
+    except Corruption:
+        return False
+    return True
+
+
+def _width(kind: Any) -> int | None:
+    """Bytes of a value of fixed width, None for strings and binaries of any length."""
+    if pa.types.is_boolean(kind):
+        return 1
+    if pa.types.is_fixed_size_binary(kind):
+        return int(kind.byte_width)
+    if pa.types.is_decimal(kind) or pa.types.is_primitive(kind):
+        return int(kind.bit_width // 8)
+    return None
+
+
+def _read(encoded: bytes, position: int, kind: Any) -> tuple[bytes | None, int]:
+    """The raw bytes of the value that starts at `position`, and where the next one starts."""
+    mark = encoded[position : position + 1]
+    position += 1
+    if mark == NULL:
+        return None, position
+    if mark != VALID:
+        raise ValueError(f"no value starts at byte {position - 1}")
+    width = _width(kind)
+    if width is not None:
+        raw = encoded[position : position + width]
+        if pa.types.is_fixed_size_binary(kind):
+            raw = raw.ljust(width, b"\x00")  # a shortened bound
+        if len(raw) != width:
+            raise ValueError("the last value is cut off")
+        return raw, min(position + width, len(encoded))
+    end = position
+    while encoded[end : end + 2] != END:
+        end = encoded.index(b"\x00", end)
+        if encoded[end : end + 2] == ESCAPE:
+            end += 2
+        elif encoded[end : end + 2] != END:
+            raise ValueError("a string is not ended")
+    return encoded[position:end].replace(ESCAPE, b"\x00"), end + 2
+
+
+def _shortened(value: bytes | None, kind: Any, room: int) -> bytes:
+    """The longest beginning of `value` whose encoding fits into `room` bytes."""
+    if value is None or room < 4 or (_width(kind) is not None and not pa.types.is_fixed_size_binary(kind)):
+        return b""
+    if pa.types.is_fixed_size_binary(kind):
+        return VALID + value[: room - 1]
+    text = family(kind) == "string"
+    raw = value[: room - 3]
+    while True:
+        if text:
+            raw = raw.decode("utf-8", "ignore").encode()  # no half character at the end
+        shortened = VALID + raw.replace(b"\x00", ESCAPE) + END
+        if len(shortened) <= room:
+            return shortened
+        raw = raw[:-1]
+
+
+def _scalar(raw: bytes | None, kind: Any) -> Any:
+    if raw is None:
+        return pa.scalar(None, kind)
+    if _width(kind) is None or pa.types.is_fixed_size_binary(kind):
+        return pa.array([raw], pa.binary()).cast(kind)[0]
+    if pa.types.is_boolean(kind):
+        return pa.scalar(raw != b"\x00", kind)
+    width = len(raw)
+    number = int.from_bytes(raw, "big")
+    sign = 1 << (width * 8 - 1)
+    if pa.types.is_floating(kind):
+        number = number ^ sign if number & sign else number ^ (2 * sign - 1)
+    elif not pa.types.is_unsigned_integer(kind):
+        number ^= sign
+    buffers = [None, pa.py_buffer(number.to_bytes(width, "little"))]
+    return pa.Array.from_buffers(kind, 1, buffers)[0]

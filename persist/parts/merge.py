@@ -1,0 +1,218 @@
+"""The streaming merge of runs: consolidated, key-ordered, within a memory budget.
+
+Every run is read through a cursor that knows below which key its rows are all loaded. Rows below the least of
+these bounds are final, so they are merged and given out; the cursor that holds the bound loads next. Rows
+given out once are never sorted again. Only where one key has more rows than the budget holds, the merge cuts
+inside the key, by (key, value, time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from persist.batch import Part
+from persist.parts.consolidate import Times, join, merge, pick, sort_groups
+from persist.parts.files import Files, PartFile
+from persist.parts.keycodec import KeyRange, SortedKeys, clip_rows
+from persist.parts.schema import ShardSchema
+
+BATCH_ROWS_MIN = 1024
+CHUNK_BYTES_MAX = 256 * 1024 * 1024  # what a merge holds loaded at most, however large the budget
+
+Prepare = Callable[[pa.Table, Part], pa.Table]
+
+
+class Cursor:
+    """The rows of one run (or of a memory table) in key order, loaded piece by piece."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        files: Files,
+        schema: ShardSchema,
+        key_range: KeyRange,
+        times: Times,
+        prepare: Prepare,
+    ) -> None:
+        self._parts = list(parts)
+        self.files = files
+        self._schema = schema
+        self._range = key_range
+        self._prepare = prepare
+        self._file: PartFile | None = None
+        self._groups: list[int] = []
+        self._batches: Iterator[pa.Table] | None = None
+        self._last: bytes | None = None
+        self._rows: pa.Table | None = None
+        self._loaded_rows = 0
+        self.nbytes = 0
+        # A key may straddle two parts, so the times of all of them count together.
+        span = [part.time_min for part in parts] + [part.time_max for part in parts]
+        self.settled = not (span and times.merges(min(span), max(span)))
+
+    @classmethod
+    def of_table(cls, rows: pa.Table, files: Files, schema: ShardSchema, settled: bool) -> Cursor:
+        """A cursor over consolidated rows that are in memory."""
+        cursor = cls([], files, schema, KeyRange(), Times(), lambda table, part: table)
+        cursor.settled = settled
+        cursor.push(rows)
+        return cursor
+
+    @property
+    def is_empty(self) -> bool:
+        return self._rows is None
+
+    def bound(self) -> bytes | None:
+        """Every row below this key is loaded; None when all rows are."""
+        following: bytes | None = None
+        if self._batches is not None:
+            following = b""
+        elif self._file is not None and self._groups:
+            following = self._file.groups[self._groups[0]].key_lower
+        elif self._parts:
+            following = self._parts[0].key_lower
+        if following is None or self._last is None:
+            return following
+        return max(following, self._last)
+
+    def load(self, nbytes: int) -> None:
+        """Load the next rows, about `nbytes` of memory and at least one batch."""
+        if self._batches is not None:
+            table = next(self._batches, None)
+            if table is None:
+                self._batches = None
+            elif self._file is not None:
+                self._push(self._prepare(table, self._file.part))
+            return
+        if self._file is None or not self._groups:
+            self._open()
+        file = self._file
+        if file is None or not self._groups:
+            return
+        first = file.groups[self._groups[0]]
+        if first.nbytes > 2 * nbytes and first.rows > BATCH_ROWS_MIN:
+            rows = max(BATCH_ROWS_MIN, first.rows * nbytes // first.nbytes)
+            self._batches = file.batches(self._groups.pop(0), self._columns(), rows)
+            return
+        taken = [self._groups.pop(0)]
+        size = first.nbytes
+        while self._groups and size + file.groups[self._groups[0]].nbytes <= nbytes:
+            size += file.groups[self._groups[0]].nbytes
+            taken.append(self._groups.pop(0))
+        self._push(self._prepare(file.read(taken, self._columns()), file.part))
+
+    def take(self, bound: bytes | None) -> pa.Table | None:
+        """Take the loaded rows whose key is below `bound` (None: all of them) away from the cursor."""
+        rows = self._rows
+        if rows is None:
+            return None
+        count = len(rows) if bound is None else SortedKeys(rows, self._schema.key).bisect(bound)
+        if count == 0:
+            return None
+        self._rows = None
+        self.nbytes = 0
+        if count < len(rows):
+            rest = rows.slice(count)
+            if 2 * len(rest) < self._loaded_rows:
+                # A slice would keep all of its memory alive.
+                rest = rest.take(pa.array(np.arange(len(rest))))
+            self.push(rest)
+        return rows.slice(0, count)
+
+    def push(self, rows: pa.Table) -> None:
+        """Put rows that are in order behind those that are loaded."""
+        if not len(rows):
+            return
+        self._rows = rows if self._rows is None else join([self._rows, rows])
+        self._loaded_rows = len(self._rows)
+        self.nbytes = self._rows.nbytes
+
+    def _push(self, rows: pa.Table) -> None:
+        if len(rows):
+            rows = join([rows])
+            keys = SortedKeys(rows, self._schema.key)
+            self._last = keys[len(rows) - 1]
+            if self._range.upper is not None and self._last >= self._range.upper:
+                self._groups, self._parts, self._batches = [], [], None
+            self.push(clip_rows(rows, keys, self._range))
+
+    def _open(self) -> None:
+        self._file = None
+        while self._parts:
+            self._file = self.files.open(self._parts.pop(0))
+            groups = enumerate(self._file.groups)
+            self._groups = [i for i, group in groups if self._range.overlaps(group.key_lower, group.key_upper)]
+            if self._groups:
+                return
+
+    def _columns(self) -> list[str]:
+        return list(self._schema.updates_schema.names)
+
+
+def merge_cursors(cursors: Sequence[Cursor], schema: ShardSchema, memory_bytes: int) -> Iterator[pa.Table]:
+    """Consolidated rows of all cursors in key order, holding about `memory_bytes` of memory."""
+    limit = max(1, min(CHUNK_BYTES_MAX, memory_bytes // 4))
+    share = max(1, limit // max(1, 2 * len(cursors)))
+    carry: Cursor | None = None
+    active = list(cursors)
+    while True:
+        bounds = [(bound, cursor) for cursor in active if (bound := cursor.bound()) is not None]
+        low = min((bound for bound, _ in bounds), default=None)
+        laggards = [cursor for bound, cursor in bounds if bound == low]
+        if laggards and sum(cursor.nbytes for cursor in active) < limit:
+            laggards[0].load(share)
+            continue
+        taken = [(rows, cursor) for cursor in active if (rows := cursor.take(low)) is not None]
+        if taken:
+            yield from _emit(taken, schema)
+        elif low is None:
+            return
+        elif any(cursor.is_empty for cursor in laggards):
+            next(cursor for cursor in laggards if cursor.is_empty).load(share)
+        else:
+            emitted, rest = _cut(active, laggards, low, schema)
+            if len(emitted):
+                yield emitted
+            active = [cursor for cursor in active if cursor is not carry]
+            carry = Cursor.of_table(rest, laggards[0].files, schema, settled=True)
+            active.append(carry)
+        active = [cursor for cursor in active if not cursor.is_empty or cursor.bound() is not None]
+
+
+def _emit(taken: Sequence[tuple[pa.Table, Cursor]], schema: ShardSchema) -> Iterator[pa.Table]:
+    if len(taken) == 1 and taken[0][1].settled:
+        yield taken[0][0]
+        return
+    rows = merge([rows for rows, _ in taken], schema, Times())  # their times are as the read wants them
+    if len(rows):
+        yield rows
+
+
+def _cut(
+    active: Sequence[Cursor], laggards: Sequence[Cursor], key: bytes, schema: ShardSchema
+) -> tuple[pa.Table, pa.Table]:
+    """Split the loaded rows of one key into those that are final and the rest, both consolidated.
+
+    Each laggard still has rows of this key to load, all of them at or after its last loaded row.
+    """
+    tables, stops, count = [], [], 0
+    for cursor in active:
+        rows = cursor.take(key + b"\x00")  # no other key starts with the bytes of a whole key
+        if rows is None:
+            continue
+        tables.append(rows)
+        count += len(rows)
+        if cursor in laggards:
+            stops.append(count - 1)
+    table = join(tables)
+    perm, starts = sort_groups(table, schema)
+    ranks = np.empty(len(table), np.int64)
+    ranks[np.arange(len(table)) if perm is None else perm] = np.arange(len(table))
+    first = min(int(ranks[stop]) for stop in stops)
+    cut = int(np.flatnonzero(starts[: first + 1])[-1])
+    order = np.arange(len(table), dtype=np.int64) if perm is None else perm
+    final = table.slice(0, 0) if cut == 0 else pick(table, order[:cut], starts[:cut])
+    return final, pick(table, order[cut:], starts[cut:])

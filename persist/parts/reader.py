@@ -1,0 +1,266 @@
+"""Reading runs: one engine for snapshots, listens and compaction.
+
+Runs are planned into stretches of the key space. A stretch with one sorted part whose rows are consolidated
+already is read straight through, only the columns asked for; everything else goes through the streaming merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.batch import Part, Run
+from persist.errors import InvalidUsage
+from persist.parts.codec import RowGroup
+from persist.parts.columns import one_chunk
+from persist.parts.consolidate import Times, merge
+from persist.parts.files import BlobReads, Files, PartFile
+from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
+from persist.parts.merge import Cursor, merge_cursors
+from persist.parts.schema import DIFF, TIME, ShardSchema
+
+MEMORY_BYTES = 512 * 1024 * 1024
+STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of one table of a part that is read straight through
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    run: int
+    part: Part
+
+
+class PartReader:
+    """Reads parts of any of `schemas` as rows of the schema `current`. Not thread-safe: one per thread.
+
+    A part that is gone raises the blob store's BlobNotFound; bytes that contradict their checksums Corruption.
+    """
+
+    def __init__(
+        self,
+        blob: BlobReads,
+        schemas: Mapping[int, ShardSchema],
+        current: ShardSchema,
+        *,
+        use_threads: bool = True,
+    ) -> None:
+        self._files = Files(blob, schemas, use_threads)
+        self.schema = current
+
+    def read_range(
+        self,
+        runs: Iterable[Run],
+        *,
+        as_of: int | None = None,
+        since: int | None = None,
+        key_range: KeyRange = ALL_KEYS,
+        columns: Sequence[str] | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> Iterator[pa.Table]:
+        """The rows of `key_range` of all runs, consolidated and in key order, table by table.
+
+        With `as_of` a snapshot: the rows with `time <= as_of`; tables have `columns` (None: all; in the order
+        given) and `__diff`, and at least one row. Without it a compaction: times before `since` become `since`,
+        and tables have `__time` as well. Rows are consolidated as whole updates, before columns are left out.
+        """
+        if as_of is not None and since is not None:
+            raise InvalidUsage("a read is as of a time or advances to a since, not both")
+        times = Times(advance=since) if as_of is None else Times.snapshot(as_of)
+        return self._read(runs, times, key_range, columns, memory_bytes)
+
+    def read_updates(
+        self,
+        parts: Iterable[Part],
+        lower: Antichain,
+        upper: Antichain,
+        *,
+        key_range: KeyRange = ALL_KEYS,
+        columns: Sequence[str] | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> Iterator[pa.Table]:
+        """The updates of the parts at times in `[lower, upper)`, each at its own time, consolidated.
+
+        Tables have `columns` (None: all), `__time` and `__diff`, and at least one row. One table's keys come before
+        the next one's; inside a table rows are ordered by time, then by key and value.
+        """
+        if lower.element is None:
+            return iter(())
+        upto = None if upper.element is None else upper.element - 1
+        runs = [Run((part,)) for part in parts]
+        times = Times(after=lower.element - 1, upto=upto)
+        return (_by_time(table) for table in self._read(runs, times, key_range, columns, memory_bytes))
+
+    def row_groups(self, part: Part) -> Sequence[RowGroup]:
+        """The row groups of a Parquet part, from its footer."""
+        return self._files.open(part).groups
+
+    def _read(
+        self, runs: Iterable[Run], times: Times, key_range: KeyRange, columns: Sequence[str] | None, memory_bytes: int
+    ) -> Iterator[pa.Table]:
+        names = list(self.schema.arrow.names if columns is None else columns)
+        for name in names:
+            if name not in self.schema.arrow.names:
+                raise InvalidUsage(f"column {name!r} is not in the shard's schema {self.schema.arrow.names}")
+        if len(set(names)) != len(names):
+            raise InvalidUsage(f"a column occurs twice in {names}")
+        # A snapshot is as of one time, which its reader knows.
+        names += [DIFF] if times.upto is not None and times.upto == times.advance else [TIME, DIFF]
+        return self._stretches(runs, times, key_range, names, memory_bytes)
+
+    def _stretches(
+        self, runs: Iterable[Run], times: Times, key_range: KeyRange, names: list[str], memory_bytes: int
+    ) -> Iterator[pa.Table]:
+        for items in _plan(runs, times, key_range):
+            part = items[0].part
+            if len(items) == 1 and part.sorted and part.key is not None and _is_consolidated(part, times):
+                yield from self._straight(part, times, key_range, names, memory_bytes)
+                continue
+            for table in merge_cursors(self._cursors(items, times, key_range), self.schema, memory_bytes):
+                yield table.select(names)
+
+    def _cursors(self, items: Sequence[_Item], times: Times, key_range: KeyRange) -> list[Cursor]:
+        """One cursor for each run's sorted parts, and one for all inline parts together."""
+        runs: dict[int, list[Part]] = {}
+        inline = []
+        for item in items:
+            if item.part.is_inline:
+                inline.append(self._prepare(self._files.inline(item.part), item.part, times))
+            else:
+                runs.setdefault(item.run, []).append(item.part)
+        cursors = [
+            Cursor(parts, self._files, self.schema, key_range, times, lambda t, p: self._prepare(t, p, times))
+            for parts in runs.values()
+        ]
+        rows = merge(inline, self.schema, times)
+        if len(rows):
+            rows = clip_rows(rows, SortedKeys(rows, self.schema.key), key_range)
+            cursors.append(Cursor.of_table(rows, self._files, self.schema, settled=True))
+        return cursors
+
+    def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
+        """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
+        table = self.schema.migrate(table)
+        if part.time is not None:
+            index = table.schema.get_field_index(TIME)
+            constant = pa.repeat(pa.scalar(part.time, pa.int64()), len(table))
+            table = table.set_column(index, table.schema.field(TIME), constant)
+        if part.clip is not None and part.time_min < part.clip:
+            table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
+        return times.apply(table)
+
+    def _straight(
+        self, part: Part, times: Times, key_range: KeyRange, names: list[str], memory_bytes: int
+    ) -> Iterator[pa.Table]:
+        """The rows of a part that no other overlaps and that need no consolidation."""
+        file = self._files.open(part)
+        filters = not times.keeps_all(part.time_min, part.time_max) or _clips(part)
+        time, diff = _constants(part, times)
+        limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4))
+        for groups, edge in _batches(file, key_range, limit):
+            wanted = {*names, *(self.schema.key if edge else ()), *([TIME] if filters else ())}
+            constants: dict[str, int] = {}
+            if time is not None and not filters:
+                constants[TIME] = time
+            if diff is not None:
+                constants[DIFF] = diff
+            table = file.read(groups, [name for name in wanted if name not in constants])
+            table = self._complete(table, file, wanted, constants)
+            if _clips(part):
+                table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
+            if TIME in wanted and TIME not in constants:
+                table = times.apply(table)
+            if edge:
+                table = clip_rows(table, SortedKeys(table, self.schema.key), key_range)
+            if len(table):
+                yield table.select(names)
+
+    def _complete(self, table: pa.Table, file: PartFile, wanted: set[str], constants: Mapping[str, int]) -> pa.Table:
+        """The columns read, in the current schema, with columns that are the same in every row filled in."""
+        arrays, fields = [], []
+        for field in self.schema.updates_schema:
+            if field.name not in wanted:
+                continue
+            if field.name in constants:
+                arrays.append(pa.repeat(pa.scalar(constants[field.name], pa.int64()), len(table)))
+            elif field.name in file.schema.updates_schema.names:
+                column = table.column(field.name)
+                arrays.append(column if column.type == field.type else column.cast(field.type))
+            else:
+                arrays.append(pa.nulls(len(table), field.type))
+            fields.append(field)
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _by_time(table: pa.Table) -> pa.Table:
+    times = one_chunk(table.column(TIME)).to_numpy()
+    if (times[1:] >= times[:-1]).all():
+        return table
+    return table.take(pa.array(np.argsort(times, kind="stable")))
+
+
+def _clips(part: Part) -> bool:
+    return part.clip is not None and part.time_min < part.clip
+
+
+def _is_consolidated(part: Part, times: Times) -> bool:
+    """Whether the read merges no two rows of a sorted part."""
+    return not times.merges(part.time_min, part.time_max)
+
+
+def _constants(part: Part, times: Times) -> tuple[int | None, int | None]:
+    """The time that every row gets and the diff that every row has, where there is only one."""
+    advance = -1 if times.advance is None else times.advance
+    low, high = max(part.time_min, advance), max(part.time_max, advance)
+    return (low if low == high else None), (part.diff_min if part.diff_min == part.diff_max else None)
+
+
+def _plan(runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[list[_Item]]:
+    """The parts that the read needs, in stretches that do not overlap, in key order."""
+    items = [
+        _Item(number, part)
+        for number, run in enumerate(runs)
+        for part in run.parts
+        if part.rows
+        and key_range.overlaps(part.key_lower, part.key_upper)
+        and not times.hides(part.time_min, part.time_max)
+        and not (part.clip is not None and part.time_max < part.clip)
+    ]
+    items.sort(key=lambda item: item.part.key_lower)
+    stretch: list[_Item] = []
+    end: bytes | None = b""
+    for item in items:
+        if stretch and end is not None and item.part.key_lower > end:
+            yield stretch
+            stretch, end = [], b""
+        stretch.append(item)
+        upper = item.part.key_upper
+        end = None if end is None or upper is None else max(end, upper)
+    if stretch:
+        yield stretch
+
+
+def _batches(file: PartFile, key_range: KeyRange, limit: int) -> Iterator[tuple[list[int], bool]]:
+    """Row groups to read together, and whether they stick out of the key range."""
+    taken: list[int] = []
+    size = 0
+    for number, group in enumerate(file.groups):
+        if not key_range.overlaps(group.key_lower, group.key_upper):
+            continue
+        edge = not key_range.covers(group.key_lower, group.key_upper)
+        if taken and (edge or size + group.nbytes > limit):
+            yield taken, False
+            taken, size = [], 0
+        if edge:
+            yield [number], True
+            continue
+        taken.append(number)
+        size += group.nbytes
+    if taken:
+        yield taken, False
+
+
+__all__ = ["MEMORY_BYTES", "PartReader"]

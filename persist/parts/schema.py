@@ -1,0 +1,300 @@
+"""A shard's schema: the user's columns, which of them are the key, and how rows are brought into it.
+
+Rows travel as Arrow tables in `updates_schema`: the user's columns in schema order, then `__time` and `__diff`
+(int64, not null). Dictionary columns are stored decoded. Keys are flat columns; values may be nested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import TIME_MAX, TIME_MIN
+from persist.errors import Corruption, InvalidUsage
+from persist.state import SchemaRecord
+
+TIME = "__time"
+DIFF = "__diff"
+COLUMNS_MAX = 2000
+_RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class ShardSchema:
+    """The user's columns (without `__time` and `__diff`) and the names of the key columns.
+
+    Rows are ordered by the key columns as `key` lists them, then by the other columns in schema order, then by
+    time. Raises InvalidUsage when a column cannot be stored, a key column is absent or nested, or names clash.
+    """
+
+    arrow: pa.Schema
+    key: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", tuple(self.key))
+        names = self.arrow.names
+        if len(names) > COLUMNS_MAX:
+            raise InvalidUsage(f"a shard has at most {COLUMNS_MAX} columns, not {len(names)}")
+        for name in names:
+            if name in (TIME, DIFF):
+                raise InvalidUsage(f"column name {name!r} is reserved; rename the column")
+            if names.count(name) > 1:
+                raise InvalidUsage(f"column {name!r} occurs twice; column names must be unique")
+        fields = [pa.field(f.name, _stored(f.name, f.type), f.nullable) for f in self.arrow]
+        object.__setattr__(self, "arrow", pa.schema(fields))
+        if not self.key:
+            raise InvalidUsage("a shard needs at least one key column")
+        for name in self.key:
+            if name not in names:
+                raise InvalidUsage(f"key column {name!r} is not among the columns {names}")
+            if self.key.count(name) > 1:
+                raise InvalidUsage(f"key column {name!r} is named twice")
+            if pa.types.is_nested(self.arrow.field(name).type):
+                raise InvalidUsage(f"key column {name!r} is nested; keys are flat columns")
+
+    @cached_property
+    def updates_schema(self) -> pa.Schema:
+        """The user's columns, then `__time` and `__diff` (int64, not null)."""
+        return pa.schema([*self.arrow, *_RESERVED])
+
+    @cached_property
+    def value(self) -> tuple[str, ...]:
+        """The columns that are not key columns, in schema order."""
+        return tuple(name for name in self.arrow.names if name not in self.key)
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The columns in sort order, without the time."""
+        return (*self.key, *self.value)
+
+    def to_record(self) -> SchemaRecord:
+        return SchemaRecord(self.arrow.serialize().to_pybytes(), self.key)
+
+    @classmethod
+    def from_record(cls, record: SchemaRecord) -> ShardSchema:
+        """Read a schema back. Raises Corruption when its bytes are no Arrow schema."""
+        try:
+            arrow = pa.ipc.read_schema(pa.py_buffer(record.arrow))
+        except (pa.ArrowException, OSError) as error:
+            raise Corruption(f"the shard's schema cannot be read: {error}") from error
+        return cls(arrow, record.key)
+
+    def can_evolve_to(self, new: ShardSchema) -> bool:
+        """Whether `new` is this schema with nullable value columns added and nothing else changed.
+
+        The columns that both have keep their relative order, so that parts of either are sorted alike.
+        """
+        return self._evolution_error(new) is None
+
+    def check_evolution(self, new: ShardSchema) -> None:
+        """Raises InvalidUsage, saying why, unless `can_evolve_to(new)`."""
+        error = self._evolution_error(new)
+        if error is not None:
+            raise InvalidUsage(f"the schema cannot evolve so: {error}")
+
+    def _evolution_error(self, new: ShardSchema) -> str | None:
+        if self.key != new.key:
+            return f"the key is {list(self.key)} for ever, not {list(new.key)}"
+        for field in self.arrow:
+            if field.name not in new.arrow.names:
+                return f"column {field.name!r} is gone; keep it"
+            if new.arrow.field(field.name) != field:
+                return f"column {field.name!r} changes from {field.type} to {new.arrow.field(field.name).type}"
+        for field in new.arrow:
+            if field.name not in self.arrow.names and not field.nullable:
+                return f"column {field.name!r} is new, so it must allow nulls"
+        if [name for name in new.arrow.names if name in self.arrow.names] != self.arrow.names:
+            return "the columns change their order; add new ones without moving old ones"
+        return None
+
+    def migrate(self, table: pa.Table) -> pa.Table:
+        """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
+        columns, fields = [], []
+        for field in self.updates_schema:
+            index = table.schema.get_field_index(field.name)
+            column = table.column(index) if index >= 0 else pa.chunked_array([pa.nulls(len(table), field.type)])
+            columns.append(column if column.type == field.type else column.cast(field.type))
+            fields.append(field)
+        return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def conform(self, rows: pa.Table | pa.RecordBatch, default_time: int | None) -> pa.Table:
+        """The rows in `updates_schema`: columns ordered and losslessly cast, `__time` and `__diff` filled in.
+
+        `__time` defaults to `default_time`, `__diff` to 1. Raises InvalidUsage, naming the column, where a
+        column is absent, unknown or not losslessly castable, a null is not allowed, or a time is out of range.
+        """
+        names = rows.schema.names
+        known = self.updates_schema.names
+        for name in names:
+            if name not in known:
+                raise InvalidUsage(f"column {name!r} is not in the shard's schema {known}")
+        if len(set(names)) != len(names):
+            raise InvalidUsage("a column occurs twice in the rows; column names must be unique")
+        columns = []
+        for field in self.updates_schema:
+            if field.name in names:
+                column = rows.column(field.name)
+                columns.append(_conform_column(column, field) if len(column) else _empty(column, field))
+            elif field.name == DIFF:
+                columns.append(pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows))
+            elif field.name == TIME and default_time is not None:
+                columns.append(pa.repeat(pa.scalar(default_time, pa.int64()), rows.num_rows))
+            else:
+                raise InvalidUsage(f"column {field.name!r} is absent from the rows")
+        table = pa.Table.from_arrays(columns, schema=self.updates_schema)
+        if len(table):
+            _check_times(table.column(TIME))
+        return table
+
+
+def _check_times(times: pa.ChunkedArray) -> None:
+    span = pc.min_max(times).as_py()
+    if span["min"] < TIME_MIN or span["max"] > TIME_MAX:
+        raise InvalidUsage(f"{TIME} is outside [{TIME_MIN}, {TIME_MAX}]: {span['min']} to {span['max']}")
+
+
+def _empty(column: Any, field: pa.Field) -> pa.Array:
+    if not _castable(column.type, field.type):
+        raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}")
+    return pa.array([], field.type)
+
+
+def _conform_column(column: Any, field: pa.Field) -> Any:
+    """`column` as `field.type`, value for value."""
+    if column.type != field.type:
+        if not _castable(column.type, field.type):
+            raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")
+        try:
+            cast = column.cast(field.type)
+            exact = _round_trips(column, cast)
+        except (pa.ArrowException, ValueError) as error:
+            raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
+        if not exact:
+            raise InvalidUsage(f"column {field.name!r} loses precision as {field.type}; round it first")
+        column = cast
+    if not field.nullable and column.null_count:
+        raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
+    _check_storable(column, field)
+    return column
+
+
+def _check_storable(column: Any, field: pa.Field) -> None:
+    """Refuse the few values that Parquet cannot hold: dates with a time of day, seconds beyond milliseconds."""
+    kind = field.type
+    if pa.types.is_date64(kind):
+        days = column.cast(pa.int64())
+        whole = pc.multiply(pc.divide(days, _DAY_MS), _DAY_MS)
+        if pc.any(pc.not_equal(days, whole)).as_py():
+            raise InvalidUsage(f"column {field.name!r} is date64 but holds times of day; use timestamp('ms')")
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        try:
+            column.cast(pa.timestamp("ms", kind.tz))
+        except pa.ArrowInvalid as error:
+            raise InvalidUsage(f"column {field.name!r} does not fit timestamp('ms'): {error}") from error
+
+
+def _round_trips(column: Any, cast: Any) -> bool:
+    """Whether no float changed its value (the one loss that a safe cast does not refuse)."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_floating(kind) and pa.types.is_floating(cast.type)):
+        return True
+    plain = column.cast(kind)
+    same = pc.or_(pc.equal(cast.cast(kind), plain), pc.is_nan(plain))
+    return bool(pc.all(same).as_py() in (True, None))
+
+
+def family(kind: Any) -> str | None:
+    """The kind of thing that a flat type holds; None for a type that no shard can store."""
+    types = pa.types
+    if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
+        return "string"
+    if types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view():
+        return "binary"
+    if types.is_timestamp(kind):
+        return "timestamp" if kind.tz is None else "instant"
+    tests = {
+        "binary": types.is_fixed_size_binary,
+        "boolean": types.is_boolean,
+        "integer": types.is_integer,
+        "float": types.is_floating,
+        "decimal": types.is_decimal,
+        "date": types.is_date,
+        "time": types.is_time,
+        "duration": types.is_duration,
+    }
+    return next((name for name, test in tests.items() if test(kind)), None)
+
+
+_WIDENINGS = {("integer", "float"), ("integer", "decimal"), ("string", "binary"), ("binary", "string")}
+
+
+def _castable(source: Any, target: Any) -> bool:
+    """Whether a cast keeps the meaning; whether it keeps every value is checked on the values."""
+    types = pa.types
+    if source == target or types.is_null(source):
+        return True
+    if types.is_dictionary(source):
+        return _castable(source.value_type, target)
+    if types.is_map(source) or types.is_map(target):
+        return (
+            types.is_map(source)
+            and types.is_map(target)
+            and _castable_child(source.key_type, target.key_type)
+            and _castable_child(source.item_type, target.item_type)
+        )
+    if _is_list(source) and _is_list(target):
+        sizes = {kind.list_size for kind in (source, target) if types.is_fixed_size_list(kind)}
+        return len(sizes) <= 1 and _castable_child(source.value_type, target.value_type)
+    if types.is_struct(source) and types.is_struct(target):
+        return [f.name for f in source] == [f.name for f in target] and all(
+            _castable_child(s.type, t.type) for s, t in zip(source, target, strict=True)
+        )
+    pair = (family(source), family(target))
+    return (pair[0] is not None and pair[0] == pair[1]) or pair in _WIDENINGS
+
+
+def _castable_child(source: Any, target: Any) -> bool:
+    """Inside nested columns floats do not narrow: the loss could not be told cheaply."""
+    narrows = pa.types.is_floating(source) and pa.types.is_floating(target) and source.bit_width > target.bit_width
+    return not narrows and _castable(source, target)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _children(kind: Any) -> Iterator[Any]:
+    for index in range(kind.num_fields):
+        yield kind.field(index)
+
+
+def _stored(name: str, kind: Any) -> Any:
+    """The type that a column is stored as: itself, with dictionaries decoded. Raises InvalidUsage."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _stored(name, kind.value_type)
+    if types.is_map(kind):
+        key = _stored(name, kind.key_type)
+        return pa.map_(key, pa.field(kind.item_field.name, _stored(name, kind.item_type), kind.item_field.nullable))
+    if types.is_struct(kind):
+        if kind.num_fields == 0:
+            raise InvalidUsage(f"column {name!r} is a struct without fields, which Parquet cannot hold")
+        return pa.struct([pa.field(f.name, _stored(name, f.type), f.nullable) for f in _children(kind)])
+    if _is_list(kind):
+        item = pa.field(kind.value_field.name, _stored(name, kind.value_type), kind.value_field.nullable)
+        if types.is_fixed_size_list(kind):
+            if kind.list_size == 0:
+                raise InvalidUsage(f"column {name!r} is a list of size 0, which Parquet cannot hold")
+            return pa.list_(item, kind.list_size)
+        return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
+    if types.is_fixed_size_binary(kind) and kind.byte_width == 0:
+        raise InvalidUsage(f"column {name!r} is a binary of width 0, which Parquet cannot hold")
+    if family(kind) is None:
+        raise InvalidUsage(f"column {name!r} has type {kind}, which a shard cannot store; cast it first")
+    return kind

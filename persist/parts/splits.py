@@ -1,0 +1,83 @@
+"""Splits: key ranges that are disjoint, cover every key, and hold about the same number of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from persist.batch import Part, Run
+from persist.errors import InvalidUsage
+from persist.parts.keycodec import KeyRange, is_key
+from persist.parts.reader import PartReader
+from persist.parts.schema import ShardSchema
+
+SPLITS_MAX = 100_000
+PIECES_PER_SPLIT = 4  # parts larger than this share of a split are looked into
+FOOTERS_READ_MAX = 256  # parts that one plan looks into
+
+
+def plan_splits(
+    runs: Iterable[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None = None
+) -> list[KeyRange]:
+    """Exactly `num_splits` ranges in key order, the first from -inf, the last to +inf; some may be empty.
+
+    Balanced by encoded bytes. Parts that are large or overlap others are looked into: their footers, read
+    through `reader`, name keys within them (None: the bounds of parts alone decide, which tells little about
+    parts that overlap). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
+    """
+    if not 1 <= num_splits <= SPLITS_MAX:
+        raise InvalidUsage(f"num_splits is between 1 and {SPLITS_MAX}, not {num_splits}")
+    parts = sorted((part for run in runs for part in run.parts if part.rows), key=lambda part: part.key_lower)
+    within = _coarse(parts, num_splits) if reader is not None and num_splits > 1 else set()
+    pieces: list[tuple[bytes, float]] = []
+    for part in parts:
+        if reader is None or part.id not in within:
+            pieces.extend(_ends(part, schema))
+            continue
+        for group in reader.row_groups(part):
+            size = sum(chunk.size for chunk in group.chunks) / len(group.samples)
+            pieces.extend((sample, size) for sample in group.samples)
+    boundaries = _boundaries(sorted(pieces), num_splits)
+    return [KeyRange(lower, upper) for lower, upper in pairwise([None, *boundaries, None])]
+
+
+def _coarse(parts: list[Part], num_splits: int) -> set[str]:
+    """Ids of the blobs whose bounds say too little: the largest that overlap others or exceed a share of a split."""
+    share = sum(part.size for part in parts) / (num_splits * PIECES_PER_SPLIT)
+    coarse: dict[str, Part] = {}
+    end: Part | None = None  # the part seen so far that reaches furthest
+    for part in parts:
+        if part.size > share:
+            coarse[part.id] = part
+        if end is not None and (end.key_upper is None or part.key_lower <= end.key_upper):
+            coarse[part.id] = part
+            coarse[end.id] = end
+        if end is None or (end.key_upper is not None and (part.key_upper is None or part.key_upper > end.key_upper)):
+            end = part
+    blobs = sorted((part for part in coarse.values() if not part.is_inline), key=lambda part: -part.size)
+    return {part.id for part in blobs[:FOOTERS_READ_MAX]}
+
+
+def _ends(part: Part, schema: ShardSchema) -> list[tuple[bytes, float]]:
+    """Half of the part's bytes at either bound, for want of knowing better."""
+    upper = part.key_lower
+    if part.key_upper is not None and is_key(part.key_upper, schema):
+        upper = part.key_upper
+    return [(part.key_lower, part.size / 2), (upper, part.size / 2)]
+
+
+def _boundaries(pieces: list[tuple[bytes, float]], num_splits: int) -> list[bytes]:
+    """`num_splits - 1` ascending keys; each is the key of a piece."""
+    if not pieces:
+        return [b""] * (num_splits - 1)
+    total = sum(size for _, size in pieces)
+    boundaries: list[bytes] = []
+    before = 0.0
+    for lower, size in pieces:
+        # A boundary goes where the bytes before it come closest to its share.
+        while len(boundaries) < num_splits - 1 and (before + size / 2) * num_splits >= total * (len(boundaries) + 1):
+            boundaries.append(lower)
+        before += size
+    while len(boundaries) < num_splits - 1:
+        boundaries.append(pieces[-1][0])
+    return boundaries

@@ -1,0 +1,227 @@
+"""Writing parts: a writer's updates in bounded memory, and a compaction's sorted output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from persist.batch import Part, Run
+from persist.errors import InvalidUsage
+from persist.ids import IdSource, PartId, ShardId, WriterId
+from persist.keys import part_key
+from persist.parts.codec import ParquetEncoder, decode_inline, encode_inline, record_of, row_group_rows
+from persist.parts.consolidate import consolidate, join
+from persist.parts.keycodec import SortedKeys
+from persist.parts.schema import ShardSchema
+from persist.state import SchemaRecord
+
+PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
+COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part
+UNASSIGNED_TIME = 0  # what rows carry whose time the service chooses at commit
+
+Updates: TypeAlias = Any  # pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch]
+
+
+class BlobPuts(Protocol):
+    """What writing parts needs of a blob store."""
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+
+def stage(
+    updates: Updates,
+    *,
+    schema: ShardSchema,
+    schema_id: int,
+    blob: BlobPuts,
+    shard_id: ShardId,
+    writer: WriterId,
+    ids: IdSource,
+    default_time: int | None,
+    inline_bytes_max: int,
+    part_bytes_target: int = PART_BYTES,
+    on_part: Callable[[Part], None] | None = None,
+) -> tuple[Run, ...]:
+    """Write updates as parts that nobody sees until a batch names them.
+
+    Rows are taken as `ShardSchema.conform` says. `default_time` None with no `__time` column means that the
+    service chooses the time at commit: the rows carry time 0 until `Part.at`. At most about `part_bytes_target`
+    bytes of rows are buffered, whatever the size of the input; every full buffer becomes one blob, and `on_part`
+    hears of it once it is durable. Updates that encode to at most `inline_bytes_max` bytes become one inline
+    part instead. No updates give no runs. Errors of the blob store pass through; staging again is safe.
+    """
+    time = UNASSIGNED_TIME if default_time is None else default_time
+    runs: list[list[Part]] = []
+    for rows, is_all in _buffers(updates, schema, time, part_bytes_target):
+        if is_all and inline_bytes_max > 0 and rows.nbytes <= 2 * inline_bytes_max:
+            part = encode_inline(rows, schema, schema_id, PartId.mint(ids))
+            if part.size <= inline_bytes_max:
+                if on_part is not None:
+                    on_part(part)
+                return (Run((part,)),)
+        sorted_rows = consolidate([rows], schema)
+        if not len(sorted_rows):
+            continue
+        encoder = ParquetEncoder(schema)
+        encoder.write(sorted_rows)
+        part = _put(encoder, schema_id, blob, shard_id, writer, ids)
+        if on_part is not None:
+            on_part(part)
+        if runs and _follows(runs[-1][-1], part):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return tuple(Run(tuple(parts)) for parts in runs)
+
+
+def spill_inline(
+    part: Part,
+    schemas: Mapping[int, SchemaRecord],
+    blob: BlobPuts,
+    shard_id: ShardId,
+    writer: WriterId,
+    ids: IdSource,
+) -> Part:
+    """Write the rows of an inline part as a blob: a new part, sorted, with the same time and clip.
+
+    Errors of the blob store pass through; doing it again is safe. Raises Corruption when the part is damaged.
+    """
+    schema = ShardSchema.from_record(record_of(part, schemas))
+    rows = decode_inline(part, {part.schema_id: schema})
+    encoder = ParquetEncoder(schema)
+    encoder.write(consolidate([rows], schema))
+    spilled = _put(encoder, part.schema_id, blob, shard_id, writer, ids)
+    if part.time is not None:
+        spilled = spilled.at(part.time)
+    return replace(spilled, clip=part.clip, diff_sum=part.diff_sum)
+
+
+class PartWriter:
+    """Writes consolidated rows that arrive in key order as parts of about `part_bytes_target` encoded bytes.
+
+    A part ends where the key changes, so that parts do not overlap; only a key with more rows than a whole
+    part goes on in the next one. `write` and `finish` return the parts that became durable. Memory: one part's
+    encoded bytes and one row group.
+    """
+
+    def __init__(
+        self,
+        *,
+        schema: ShardSchema,
+        schema_id: int,
+        blob: BlobPuts,
+        shard_id: ShardId,
+        writer: WriterId,
+        ids: IdSource,
+        part_bytes_target: int = COMPACTED_BYTES,
+    ) -> None:
+        self._schema = schema
+        self._schema_id = schema_id
+        self._blob = blob
+        self._shard_id = shard_id
+        self._writer = writer
+        self._ids = ids
+        self._target = part_bytes_target
+        self._encoder: ParquetEncoder | None = None
+        self._last: bytes = b""
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+
+    def _put(self, encoder: ParquetEncoder) -> Part:
+        return _put(encoder, self._schema_id, self._blob, self._shard_id, self._writer, self._ids)
+
+    def write(self, rows: pa.Table) -> list[Part]:
+        """Take the next rows, in `updates_schema`. Returns the parts that were completed."""
+        if not len(rows):
+            return []
+        self._pending.append(rows)
+        self._pending_rows += len(rows)
+        step = row_group_rows(rows)
+        return self._flush(step) if self._pending_rows >= step else []
+
+    def finish(self) -> list[Part]:
+        """Write what is left. Returns the last parts."""
+        parts = self._flush(1)
+        if self._encoder is not None:
+            parts.append(self._put(self._encoder))
+            self._encoder = None
+        return parts
+
+    def _flush(self, step: int) -> list[Part]:
+        """Write whole row groups of `step` rows (1: everything), rolling parts that are full."""
+        if not self._pending:
+            return []
+        table = join(self._pending)
+        size = row_group_rows(table)
+        parts = []
+        start = 0
+        while start < len(table) and (step == 1 or len(table) - start >= step):
+            end = min(len(table), start + size)
+            keys = SortedKeys(table.slice(start, end - start), self._schema.key)
+            if self._encoder is not None and self._encoder.size >= self._target:
+                head = keys.bisect(self._last + b"\x00")  # rows of the key that the part ends with
+                if head == len(keys) and self._encoder.size < 2 * self._target:
+                    end = start + head
+                else:
+                    if head < len(keys) and head:
+                        self._encoder.write(table.slice(start, head))
+                        start += head
+                    parts.append(self._put(self._encoder))
+                    self._encoder = None
+                    continue
+            if self._encoder is None:
+                self._encoder = ParquetEncoder(self._schema)
+            self._encoder.write(table.slice(start, end - start))
+            self._last = keys[end - start - 1]
+            start = end
+        rest = table.slice(start)
+        self._pending = [rest] if len(rest) else []
+        self._pending_rows = len(rest)
+        return parts
+
+
+def _put(
+    encoder: ParquetEncoder, schema_id: int, blob: BlobPuts, shard_id: ShardId, writer: WriterId, ids: IdSource
+) -> Part:
+    part_id = PartId.mint(ids)
+    key = part_key(shard_id, writer, part_id)
+    part, data = encoder.finish(schema_id, part_id, key)
+    blob.put(key, data)
+    return part
+
+
+def _follows(last: Part, part: Part) -> bool:
+    return last.key_upper is not None and part.key_lower > last.key_upper
+
+
+def _buffers(updates: Updates, schema: ShardSchema, time: int, target: int) -> Iterator[tuple[pa.Table, bool]]:
+    """The rows in buffers of about `target` bytes, and whether the buffer holds all of them."""
+    pending: list[pa.Table] = []
+    size = 0
+    flushed = False
+    for piece in _pieces(updates):
+        rows = schema.conform(piece, time)
+        step = max(1, len(rows) * target // max(1, rows.nbytes))
+        for start in range(0, len(rows), step):
+            part = rows.slice(start, step)
+            nbytes = part.nbytes
+            if pending and size + nbytes > target:
+                yield pa.concat_tables(pending), False
+                pending, size, flushed = [], 0, True
+            pending.append(part)
+            size += nbytes
+    if pending:
+        yield pa.concat_tables(pending), not flushed
+
+
+def _pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
+    if isinstance(updates, pa.Table | pa.RecordBatch):
+        updates = [updates]
+    for piece in updates:
+        if not isinstance(piece, pa.Table | pa.RecordBatch):
+            raise InvalidUsage(f"updates are Arrow tables or record batches, not {type(piece).__name__}")
+        if piece.num_rows:
+            yield piece
