@@ -12,6 +12,7 @@ import json
 import struct
 import typing
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 from persist import records
@@ -31,6 +32,7 @@ FRAME_BYTES_MAX = 1 << 31
 
 _HEADER = struct.Struct("<4scBIII")
 _MAPPING_HINTS = {name: typing.get_type_hints(State)[name] for name in MAPPINGS}
+_PLAIN_SCALARS: Mapping[str, type] = {"tombstone": bool, "event_count": int, "byte_count": int}
 _BATCHES = tuple[HollowBatch, ...]
 
 
@@ -67,8 +69,9 @@ def encode_diff(change: StateDiff) -> bytes:
         head["gone"] = change.gone
     if "since" in change.scalars:
         head["since"] = change.scalars["since"].to_json()
-    if "tombstone" in change.scalars:
-        head["tombstone"] = change.scalars["tombstone"]
+    for name in _PLAIN_SCALARS:
+        if name in change.scalars:
+            head[name] = change.scalars[name]
     for name, map_diff in change.mappings.items():
         entries = records.encode(map_diff.set, _MAPPING_HINTS[name], payload.put)
         head[name] = [entries, list(map_diff.deleted)]
@@ -85,8 +88,9 @@ def decode_diff(data: bytes) -> StateDiff:
         scalars: dict[str, Any] = {}
         if "since" in head:
             scalars["since"] = Antichain.from_json(head["since"])
-        if "tombstone" in head:
-            scalars["tombstone"] = records.decode(head["tombstone"], bool)
+        for name, hint in _PLAIN_SCALARS.items():
+            if name in head:
+                scalars[name] = records.decode(head[name], hint)
         mappings = {name: _map_diff(name, head[name], payload) for name in MAPPINGS if name in head}
         trace = None
         if "trace" in head:
@@ -123,7 +127,7 @@ def encode_state(state: State) -> bytes:
         "seqno": state.seqno,
         "walltime_ms": state.walltime_ms,
         "since": state.since.to_json(),
-        "tombstone": state.tombstone,
+        **{name: getattr(state, name) for name in _PLAIN_SCALARS},
         "trace": records.encode(state.trace.batches, _BATCHES, payload.put),
     }
     for name in MAPPINGS:
@@ -145,7 +149,7 @@ def decode_state(data: bytes) -> State:
             walltime_ms=int(head["walltime_ms"]),
             since=Antichain.from_json(head["since"]),
             trace=trace_of(records.decode(head["trace"], _BATCHES, payload.take)),
-            tombstone=records.decode(head["tombstone"], bool),
+            **{name: records.decode(head[name], hint) for name, hint in _PLAIN_SCALARS.items() if name in head},
             **mappings,
         )
     except (InvalidUsage, KeyError, TypeError, ValueError, IndexError) as error:

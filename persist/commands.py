@@ -1,14 +1,17 @@
 """Commands on a shard and their results: one frozen class each. `transitions.step` says what they do.
 
 Commands that write carry their writer and an idempotency token; a retry with the same token answers as the
-first time did. Frontiers are `Antichain`s, intervals half-open, durations in milliseconds.
+first time did. Their `attributes` change together with the rows or not at all: AttributeMismatch carries the actual
+values when a condition fails. Frontiers are `Antichain`s, intervals half-open, durations in milliseconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from persist.antichain import MINIMUM, Antichain
+from persist.attribute import AttributeKey, AttributeUpdate
 from persist.batch import Part, Run
 from persist.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.state import SchemaRecord
@@ -50,6 +53,7 @@ class CompareAndAppend:
     expected_upper: Antichain
     new_upper: Antichain
     runs: tuple[Run, ...]
+    attributes: tuple[AttributeUpdate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Append:
     """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
 
     For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the
-    shard's upper (there would be a gap).
+    shard's upper (there would be a gap). The attributes change iff any of the interval is new to the shard.
     """
 
     writer: WriterId
@@ -65,6 +69,7 @@ class Append:
     lower: Antichain
     upper: Antichain
     runs: tuple[Run, ...]
+    attributes: tuple[AttributeUpdate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Insert:
     writer: WriterId
     token: Token
     runs: tuple[Run, ...]
+    attributes: tuple[AttributeUpdate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,38 @@ class AdvanceUpper:
     """
 
     upper: Antichain
+
+
+# --- attributes
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateAttributes:
+    """Change attributes alone, all or nothing. -> Done. AttributeMismatch carries the actual values."""
+
+    writer: WriterId
+    token: Token
+    attributes: tuple[AttributeUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAttributes:
+    """The values of these attributes as of now. -> AttributeValues; changes nothing."""
+
+    keys: tuple[AttributeKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanAttributes:
+    """The first attributes that are set with keys in `[lower, upper)` (None: to the end). -> AttributeValues
+
+    At most `limit`, by key ascending; the server may give fewer, but none only if there are none. Core attributes
+    are left out.
+    """
+
+    lower: AttributeKey
+    upper: AttributeKey | None = None
+    limit: int = 1_000
 
 
 # --- readers
@@ -260,6 +298,9 @@ Command = (
     | Append
     | Insert
     | AdvanceUpper
+    | UpdateAttributes
+    | ReadAttributes
+    | ScanAttributes
     | RegisterReader
     | HeartbeatReader
     | DowngradeSince
@@ -298,6 +339,13 @@ class Appended:
 
     lower: Antichain
     upper: Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeValues:
+    """Values by key; None: unset."""
+
+    values: Mapping[AttributeKey, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +410,7 @@ Result = (
     Done
     | WriterRegistered
     | Appended
+    | AttributeValues
     | ReaderRegistered
     | SinceDowngraded
     | CriticalReaderState

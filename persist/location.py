@@ -144,7 +144,7 @@ def directory_urls(url: str) -> tuple[str, str]:
     root = Path(unquote(parts.path))
     _mark(root)
     path = quote(str(root))
-    return f"file://{path}/blob", f"sqlite://{path}/consensus.db"
+    return f"file://{path}/blob", f"sqlite:///{path}/consensus.db"
 
 
 def _mark(root: Path) -> None:

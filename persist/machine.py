@@ -117,6 +117,11 @@ class Machine:
         cached = self._state
         return cached if cached is not None else self.refresh()
 
+    @property
+    def cached(self) -> State | None:
+        """The cached State, or None if there is none yet. Never blocks."""
+        return self._state
+
     def refresh(self) -> State:
         """The State as of now: every commit that was acknowledged before this call is in it."""
         return self._catch_up()[0]
@@ -197,6 +202,7 @@ class Machine:
     def submit(self, command: c.Command, run: Callable[[Callable[[], None]], object]) -> Future[c.Result]:
         """As `apply`, without waiting. `run` runs a commit on another thread when it falls to this command to lead."""
         future: Future[c.Result] = Future()
+        future.set_running_or_notify_cancel()  # nobody may cancel it: others are committed with it
 
         def wake(pending: _Pending) -> None:
             if not pending.answered:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from persist.antichain import EMPTY, MINIMUM, Antichain, meet
+from persist.attribute import AttributeKey
 from persist.batch import Part, Run
 from persist.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId
 from persist.trace import EMPTY_TRACE, Trace
@@ -30,6 +31,8 @@ class Policy:
     writer_lease_ms_max: int = 24 * 3600 * 1000
     writers_max: int = 100_000
     readers_max: int = 100_000
+    attribute_updates_max: int = 1_000  # a command
+    attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One version of a shard. `walltime_ms` is when it was committed; it never goes back."""
+    """One version of a shard. `walltime_ms` is when it was committed; it never goes back.
+
+    `attributes` are the recent values (None: deleted); the others lie in the index. `event_count` and `byte_count`,
+    the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself.
+    """
 
     name: str
     shard_id: ShardId
@@ -122,6 +129,9 @@ class State:
     rollups: Mapping[SeqNo, Rollup] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     tombstone: bool = False
+    attributes: Mapping[AttributeKey, int | None] = field(default_factory=dict)
+    event_count: int = 0
+    byte_count: int = 0
 
     @property
     def upper(self) -> Antichain:

@@ -18,8 +18,8 @@ from persist.ids import SeqNo
 from persist.state import State, auxiliary_blob_keys
 from persist.trace import Trace
 
-MAPPINGS = ("schemas", "writers", "leased_readers", "critical_readers", "rollups", "claims")
-SCALARS = ("since", "tombstone")
+MAPPINGS = ("schemas", "writers", "leased_readers", "critical_readers", "rollups", "claims", "attributes")
+SCALARS = ("since", "tombstone", "event_count", "byte_count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,7 @@ def apply(change: StateDiff, state: State) -> State:
         raise Corruption(f"state diff {change.seqno} of shard {state.name!r} does not follow {state.seqno}")
     fields: dict[str, Any] = dict(change.scalars)
     for name, map_diff in change.mappings.items():
-        entries = {k: v for k, v in getattr(state, name).items() if k not in map_diff.deleted}
-        fields[name] = {**entries, **map_diff.set}
+        fields[name] = _apply_mapping(getattr(state, name), map_diff)
     if change.trace is not None:
         fields["trace"] = _apply_trace(state, change.trace)
     return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, **fields)
@@ -97,6 +96,13 @@ def apply(change: StateDiff, state: State) -> State:
 def _diff_mapping(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> MapDiff:
     changed = {k: v for k, v in after.items() if k not in before or (before[k] is not v and before[k] != v)}
     return MapDiff(changed, tuple(k for k in before if k not in after))
+
+
+def _apply_mapping(before: Mapping[Any, Any], change: MapDiff) -> dict[Any, Any]:
+    after = {**before, **change.set}
+    for key in change.deleted:
+        after.pop(key, None)
+    return after
 
 
 def _diff_trace(old: Trace, new: Trace) -> TraceDiff | None:

@@ -14,7 +14,7 @@ from persist.antichain import Antichain, frontier
 from persist.batch import Part, Run
 from persist.errors import Expired, InvalidUsage
 from persist.ids import ShardId, Token, WriterId
-from persist.parts import ShardSchema, stage
+from persist.parts import DIFF, ShardSchema, stage
 from persist.sending import send
 from persist.store_errors import translated
 from persist.transport import Transport
@@ -173,6 +173,8 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     unknown = sorted(names - set(schema.updates_schema.names))
     if unknown:
         raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
+    if DIFF in names:
+        rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
     try:
         return pa.Table.from_pylist(rows, schema=pa.schema(fields))
