@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from persist import commands as c
 from persist.antichain import Antichain
+from persist.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate
 from persist.batch import HollowBatch, Part, Run
 from persist.errors import PersistError
 from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
@@ -21,6 +22,7 @@ from persist.state import Policy, SchemaRecord, State
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, Shard, make_part
 
+_ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
 _ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
 _PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
 LEASE_MS = 1000
@@ -75,6 +77,7 @@ def rollup_name(seqno: SeqNo, number: str) -> str:
 
 def short(text: str) -> str:
     """The text with ids as scripts write them."""
+    text = _ATTRIBUTE.sub(lambda m: "a" + (m[1].lstrip("0") or "0"), text)
     return _ID.sub(lambda m: m[1] + (m[2].lstrip("0") or "0") if m[2].isdigit() else m[1] + "*", text)
 
 
@@ -85,9 +88,18 @@ def show(value: Any) -> str:
         return value.decode() or "-"
     if isinstance(value, Part):
         return show_part(value)
+    if isinstance(value, Mapping):
+        return ",".join(f"{show_key(key)}={'-' if v is None else v}" for key, v in value.items()) or "-"
     if isinstance(value, tuple):
         return ",".join(show(item) for item in value) or "-"
     return short(str(value)) or "-"
+
+
+def show_key(key: str) -> str:
+    """An attribute's key as scripts write it."""
+    if key in (EVENT_COUNT, BYTE_COUNT):
+        return "events" if key == EVENT_COUNT else "bytes"
+    return "a" + (key[2:].lstrip("0") or "0")
 
 
 def show_part(part: Part) -> str:
@@ -125,6 +137,8 @@ def show_state(state: State) -> list[str]:
     )
     for kind, entries in kinds:
         lines += [f"{kind} {short(str(k))} {_fields(entries[k])}" for k in sorted(entries)]
+    if state.attributes:
+        lines.append("attributes " + show({key: state.attributes[key] for key in sorted(state.attributes)}))
     return lines
 
 
@@ -139,7 +153,8 @@ def _fields(record: Any) -> str:
 def _merge(args: Arguments) -> c.MergeRes:
     inputs = parse_part_ids(args.named("inputs"))
     since, claim = parse_frontier(args.named("since")), args.named("claim", "")
-    return c.MergeRes(inputs, parse_runs(args.rest()), since, claim)
+    owner = args.named("owner", "")
+    return c.MergeRes(inputs, parse_runs(args.rest()), since, claim, owner)
 
 
 def _save_progress(args: Arguments) -> c.SaveMergeProgress:
@@ -182,16 +197,67 @@ def _frontier(args: Arguments) -> Antichain:
     return parse_frontier(args.next("a frontier"))
 
 
+def _optional_value(word: str) -> int | None:
+    return None if word == "-" else int(word)
+
+
+def parse_attribute_key(word: str) -> AttributeKey:
+    if not re.fullmatch(r"a\d{1,30}", word):
+        raise ScriptError(f"{word} is no attribute; write a1")
+    return AttributeKey("aa" + word[1:].zfill(30))
+
+
+def parse_update(word: str) -> AttributeUpdate:
+    verb, name, *values = word.split(":")
+    key = EVENT_COUNT if name == "events" else parse_attribute_key(name)
+    if verb == "set":
+        return AttributeUpdate.replace(key, int(values[0]))
+    if verb == "greater":
+        return AttributeUpdate.replace_if_greater(key, int(values[0]))
+    if verb == "equals":
+        return AttributeUpdate.replace_if_equals(key, int(values[1]), _optional_value(values[0]))
+    if verb == "add":
+        return AttributeUpdate.accumulate(key, int(values[0]))
+    if verb == "delete":
+        return AttributeUpdate.delete(key)
+    return AttributeUpdate(key, verb, 0)
+
+
+def _attributes(args: Arguments) -> tuple[AttributeUpdate, ...]:
+    words = args.optional("attributes")
+    return () if words is None else tuple(parse_update(word) for word in words.split(","))
+
+
+def _scan(args: Arguments) -> c.ScanAttributes:
+    upper = args.optional("upper")
+    return c.ScanAttributes(
+        parse_attribute_key(args.named("lower", "a0")),
+        None if upper is None else parse_attribute_key(upper),
+        args.number("limit", 1000),
+    )
+
+
 COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "register-writer": lambda a: c.RegisterWriter(_writer(a), a.number("lease", LEASE_MS)),
     "heartbeat-writer": lambda a: c.HeartbeatWriter(_writer(a)),
     "expire-writer": lambda a: c.ExpireWriter(_writer(a)),
     "compare-and-append": lambda a: c.CompareAndAppend(
-        _writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest())
+        _writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a)
     ),
-    "append": lambda a: c.Append(_writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest())),
-    "insert": lambda a: c.Insert(_writer(a), _token(a), parse_runs(a.rest())),
+    "append": lambda a: c.Append(
+        _writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a)
+    ),
+    "insert": lambda a: c.Insert(_writer(a), _token(a), parse_runs(a.rest()), _attributes(a)),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
+    "update-attributes": lambda a: c.UpdateAttributes(
+        _writer(a), _token(a), tuple(parse_update(word) for word in a.rest())
+    ),
+    "read-attributes": lambda a: c.ReadAttributes(
+        tuple(
+            EVENT_COUNT if w == "events" else BYTE_COUNT if w == "bytes" else parse_attribute_key(w) for w in a.rest()
+        )
+    ),
+    "scan-attributes": _scan,
     "register-reader": lambda a: c.RegisterReader(
         _reader(a), _optional_frontier(a.optional("since")), a.number("lease", LEASE_MS), a.named("purpose", "")
     ),

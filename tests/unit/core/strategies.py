@@ -9,6 +9,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from persist.antichain import EMPTY, TIME_MAX, Antichain
+from persist.attribute import AttributeKey
 from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
 from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
 from persist.keys import part_key
@@ -123,6 +124,8 @@ claims = maps_of(
     ),
 )
 
+attributes = maps_of(st.integers(0, 12).map(lambda n: AttributeKey(f"{n:032x}")), st.none() | int64s)
+
 
 @st.composite
 def states(draw: st.DrawFn, first_part: int = 0) -> State:
@@ -140,6 +143,9 @@ def states(draw: st.DrawFn, first_part: int = 0) -> State:
         rollups=draw(rollups),
         claims=draw(claims),
         tombstone=draw(st.booleans()),
+        attributes=draw(attributes),
+        event_count=draw(counts),
+        byte_count=draw(counts),
     )
 
 
@@ -149,7 +155,16 @@ def successors(draw: st.DrawFn, old: State) -> State:
     other = draw(states(first_part=5000))
     kept = {
         name: getattr(old, name)
-        for name in ("since", "schemas", "writers", "leased_readers", "critical_readers", "rollups", "claims")
+        for name in (
+            "since",
+            "schemas",
+            "writers",
+            "leased_readers",
+            "critical_readers",
+            "rollups",
+            "claims",
+            "attributes",
+        )
         if draw(st.booleans())
     }
     mixed = draw(st.sampled_from(["kept", "other", "prefix", "suffix", "middle"]))
