@@ -237,16 +237,24 @@ class RemoveRollups:
 
 @dataclass(frozen=True, slots=True)
 class TakeClaim:
-    """Claim the maintenance called `key`, renew one's own claim, or take over a lapsed one. -> Claimed"""
+    """Claim the maintenance called `key`, renew one's own claim, or take over a lapsed one. -> Claimed
+
+    For a merge, `inputs` are the parts that it reads. What an earlier holder wrote is handed on when its inputs were
+    the same; otherwise it is let go. Not granted while another's live claim holds one of the inputs.
+    """
 
     key: str
     owner: str
     lease_ms: int
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SaveMergeProgress:
-    """Keep the output of a merge so far with the claim `key`. -> Claimed. Not granted when the claim was lost."""
+    """Keep the output of a merge so far with the claim `key`. -> Claimed. Not granted when the claim was lost.
+
+    Outputs are only ever added: `done` begins with what the claim holds already.
+    """
 
     key: str
     owner: str
@@ -282,12 +290,16 @@ class MergeReq:
 
 @dataclass(frozen=True, slots=True)
 class MergeRes:
-    """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied"""
+    """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
+
+    With a `claim_key` also iff `owner` still holds that claim: the outputs of one who lost it may be deleted already.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[Run, ...]
     since: Antichain
     claim_key: str = ""
+    owner: str = ""
 
 
 Command = (

@@ -13,6 +13,8 @@ from persist.state import Claim, Rollup, State
 from persist.transitions.context import Context
 
 CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
+# A lapsed claim keeps the progress of its merge for whoever takes over; after this many leases it is dropped.
+CLAIM_KEPT_LEASES = 10
 
 
 def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
@@ -42,7 +44,11 @@ def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[St
     held = state.claims.get(command.key)
     if held is not None and held.owner != command.owner and not held.lapsed(context.now_ms):
         return state, c.Claimed(False, held.owner)
-    base = held if held is not None else Claim(command.owner, context.now_ms, command.lease_ms)
+    if (holder := _holder_of(state, command, context)) is not None:
+        return state, c.Claimed(False, holder)
+    base = held
+    if base is None or (command.inputs and base.inputs != command.inputs):
+        base = Claim(command.owner, context.now_ms, command.lease_ms, inputs=command.inputs)
     claim = replace(base, owner=command.owner, heartbeat_ms=context.now_ms, lease_ms=command.lease_ms)
     state = replace(state, claims={**state.claims, command.key: claim})
     return state, _claimed(claim)
@@ -54,6 +60,8 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
         return state, c.Claimed(False, held.owner if held else "")
     if state.trace.covering(frozenset(command.inputs)) is None:
         return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
+    if held.inputs not in ((), command.inputs) or command.done[: len(held.done)] != held.done:
+        raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
     _check_outputs(state, command.done)
     claim = replace(
         held,
@@ -79,7 +87,7 @@ def apply_merge(state: State, command: c.MergeRes, context: Context) -> tuple[St
     if not inputs:
         raise InvalidUsage("a merge without inputs changes nothing")
     found = state.trace.covering(inputs)
-    if found is None:
+    if found is None or not _may_apply(state, command, context):
         outputs = {part.id for run in command.outputs for part in run.parts}
         landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
         return state, c.MergeApplied(landed)
@@ -87,7 +95,7 @@ def apply_merge(state: State, command: c.MergeRes, context: Context) -> tuple[St
         raise InvalidUsage(
             f"a merge to since {command.since} is beyond the since {state.since} of shard {state.name!r}"
         )
-    first, count = found
+    first, count = _with_empty_neighbours(state, *found)
     merged = _merged(state, inputs, command, state.trace.batches[first : first + count])
     trace = state.trace.splice(first, count, [merged])
     return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
@@ -106,9 +114,41 @@ def _merged(state: State, inputs: frozenset[str], command: c.MergeRes, batches: 
         )
     kept = [run for batch in batches for run in _runs_without(batch, inputs)]
     # Runs that were not merged keep the since that their batches had; so does the batch that holds them.
-    since = meet(batch.desc.since for batch in batches) if kept else command.since
+    since = meet(batch.desc.since for batch in batches if batch.runs) if kept else command.since
     desc = Description(batches[0].desc.lower, batches[-1].desc.upper, since)
     return batch_of(desc, (*kept, *(run for run in command.outputs if run.parts)))
+
+
+def _may_apply(state: State, command: c.MergeRes, context: Context) -> bool:
+    """Whether the claim is still held. One that lapsed long ago could be gone: its outputs may have been swept."""
+    if not command.claim_key:
+        return True
+    held = state.claims.get(command.claim_key)
+    if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
+        return False
+    return context.now_ms <= held.heartbeat_ms + CLAIM_KEPT_LEASES * held.lease_ms
+
+
+def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:
+    """Who else is at work on one of the inputs."""
+    wanted = set(command.inputs)
+    for key, claim in state.claims.items():
+        if key == command.key or claim.owner == command.owner or claim.lapsed(context.now_ms):
+            continue
+        if not wanted.isdisjoint(claim.inputs):
+            return claim.owner
+    return None
+
+
+def _with_empty_neighbours(state: State, first: int, count: int) -> tuple[int, int]:
+    """The batches of a merge and the empty ones beside them, which fuse with its result."""
+    batches = state.trace.batches
+    end = first + count
+    while first > 0 and not batches[first - 1].runs:
+        first -= 1
+    while end < len(batches) and not batches[end].runs:
+        end += 1
+    return first, end - first
 
 
 def _runs_without(batch: HollowBatch, inputs: frozenset[str]) -> list[Run]:
