@@ -46,6 +46,11 @@ class AttributeKey(Id):
         """The key that stands for a name of any length, such as that of a streaming query."""
         return cls(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
 
+    def next(self) -> AttributeKey | None:
+        """The least key beyond this one, or None."""
+        number = int(self, 16) + 1
+        return AttributeKey(f"{number:032x}") if number < 1 << 8 * KEY_BYTES else None
+
     @property
     def is_core(self) -> bool:
         """Whether the shard itself keeps this attribute: users may read it, not write it."""
@@ -125,7 +130,7 @@ def updated(
 ) -> dict[AttributeKey, int | None]:
     """The values (None: deleted) after all updates, applied in order; `current` tells the values before.
 
-    Raises AttributeMismatch, carrying the actual values, when any condition fails; InvalidUsage when a sum leaves int64.
+    Raises AttributeMismatch, carrying the actual values, when a condition fails, InvalidUsage when a sum leaves int64.
     """
     changed: dict[AttributeKey, int | None] = {}
     failed: dict[str, int | None] = {}

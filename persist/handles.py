@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from persist import commands as c
 from persist.antichain import EMPTY, Antichain, frontier
+from persist.attributes import Attributes
 from persist.errors import InvalidUsage
 from persist.ids import CriticalReaderId, Token
 from persist.listening import Listen
@@ -16,7 +17,7 @@ from persist.parts import ShardSchema
 from persist.reading import ReadLease, ReadSettings, Snapshot, open_snapshot
 from persist.sending import send
 from persist.transport import ShardView, Transport, ViewRequest
-from persist.writing import Time, Updates, WriteHandle, WriteSettings
+from persist.writing import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
@@ -78,20 +79,31 @@ class Shard:
         """A writer of its own. One per thread that writes much; close it when done."""
         return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write)
 
-    def insert(self, updates: Updates, *, token: Token | None = None) -> c.Appended:
+    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
         """As `WriteHandle.insert`."""
         with self._writer() as writer:
-            return writer.insert(updates, token=token)
+            return writer.insert(updates, token=token, attributes=attributes)
 
-    def compare_and_append(self, updates: Updates, expected_upper: Time, new_upper: Time) -> c.Appended:
+    def compare_and_append(
+        self, updates: Updates, expected_upper: Time, new_upper: Time, *, attributes: AttributeUpdates = ()
+    ) -> c.Appended:
         """As `WriteHandle.compare_and_append`."""
         with self._writer() as writer:
-            return writer.compare_and_append(updates, expected_upper, new_upper)
+            return writer.compare_and_append(updates, expected_upper, new_upper, attributes=attributes)
 
-    def append(self, updates: Updates, lower: Time, upper: Time) -> c.Appended:
+    def append(self, updates: Updates, lower: Time, upper: Time, *, attributes: AttributeUpdates = ()) -> c.Appended:
         """As `WriteHandle.append`."""
         with self._writer() as writer:
-            return writer.append(updates, lower, upper)
+            return writer.append(updates, lower, upper, attributes=attributes)
+
+    @property
+    def attributes(self) -> Attributes:
+        """The shard's attributes: read them, or change them without rows."""
+        return Attributes(self._send, self._update_attributes)
+
+    def _update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
+        with self._writer() as writer:
+            writer.update_attributes(updates, token=token)
 
     def advance_upper(self, upper: Time) -> c.Appended:
         """As `WriteHandle.advance_upper`."""

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from persist import commands as c
 from persist.antichain import Antichain, frontier
+from persist.attribute import AttributeUpdate
+from persist.attribute import as_updates as as_attribute_updates
 from persist.batch import Part, Run
 from persist.errors import Expired, InvalidUsage
 from persist.ids import ShardId, Token, WriterId
@@ -20,6 +22,7 @@ from persist.store_errors import translated
 from persist.transport import Transport
 
 Updates = Any  # a Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, or an iterator of batches
+AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
 
@@ -35,7 +38,10 @@ class WriteSettings:
 class WriteHandle:
     """One writer of one shard. Its calls are serialised: the shard remembers the most recent one for retries.
 
+    The `attributes` of a call change together with the rows, or neither does.
+
     Errors: InvalidUsage (rows do not fit; nothing written), UpperMismatch (lost the race; carries the actual upper),
+    AttributeMismatch (the condition of an attribute's update failed; carries the actual values),
     Unavailable and Overloaded (did not happen; the deadline passed), Indeterminate (may have happened; call again with
     the same `token` to learn or complete it).
     """
@@ -56,28 +62,50 @@ class WriteHandle:
         self._registered = False
         self.writer_id = writer_id or WriterId.mint(transport.ids)
 
-    def insert(self, updates: Updates, *, token: Token | None = None) -> c.Appended:
+    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
         """Append rows at the next time, which the service chooses; the result tells it (`lower`)."""
-        return self.commit_insert(self.stage(updates, None), token=token)
+        return self.commit_insert(self.stage(updates, None), token=token, attributes=attributes)
 
     def compare_and_append(
-        self, updates: Updates, expected_upper: Time, new_upper: Time, *, token: Token | None = None
+        self,
+        updates: Updates,
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
     ) -> c.Appended:
         """Append rows with times in `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`.
 
         Rows without a `__time` column get the time `expected_upper`.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        return self.commit_compare_and_append(self.stage(updates, lower.element), lower, upper, token=token)
+        runs = self.stage(updates, lower.element)
+        return self.commit_compare_and_append(runs, lower, upper, token=token, attributes=attributes)
 
-    def append(self, updates: Updates, lower: Time, upper: Time, *, token: Token | None = None) -> c.Appended:
+    def append(
+        self,
+        updates: Updates,
+        lower: Time,
+        upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+    ) -> c.Appended:
         """Append rows with times in `[lower, upper)`, of which the shard may have the beginning already.
 
         For replicated writers that write identical definite data. Rows without a `__time` column get the time `lower`.
+        The attributes change iff any of the interval is new to the shard.
         """
         since, until = frontier(lower), frontier(upper)
+        changes = as_attribute_updates(attributes)
         runs = self.stage(updates, since.element)
-        return self._commit(lambda w, t: c.Append(w, t, since, until, runs), token)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token)
+
+    def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
+        """Change attributes alone, all or nothing."""
+        changes = as_attribute_updates(updates)
+        self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), token)
 
     def advance_upper(self, upper: Time) -> c.Appended:
         """Declare every time before `upper` complete; None closes the shard to writes. Idempotent."""
@@ -108,16 +136,26 @@ class WriteHandle:
                 on_part=on_part,
             )
 
-    def commit_insert(self, runs: Sequence[Run], *, token: Token | None = None) -> c.Appended:
+    def commit_insert(
+        self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()
+    ) -> c.Appended:
         """Commit staged parts at the next time."""
-        return self._commit(lambda w, t: c.Insert(w, t, tuple(runs)), token)
+        changes = as_attribute_updates(attributes)
+        return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token)
 
     def commit_compare_and_append(
-        self, runs: Sequence[Run], expected_upper: Time, new_upper: Time, *, token: Token | None = None
+        self,
+        runs: Sequence[Run],
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
     ) -> c.Appended:
         """Commit staged parts as the batch `[expected_upper, new_upper)`."""
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        return self._commit(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs)), token)
+        changes = as_attribute_updates(attributes)
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token)
 
     def close(self) -> None:
         """Retire the writer."""
@@ -126,22 +164,25 @@ class WriteHandle:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
                 self._registered = False
 
-    def _commit(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Appended:
+    def _appended(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Appended:
+        result = self._commit(command, token)
+        assert isinstance(result, c.Appended)
+        return result
+
+    def _commit(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Result:
         with self._lock:
             given = token is not None
             token = token or Token.mint(self._transport.ids)
             if not self._registered:
                 self._register()
             try:
-                result = self._send(command(self.writer_id, token))
+                return self._send(command(self.writer_id, token))
             except Expired:
                 if given:  # an earlier call with this token may have happened: only its record could tell
                     raise
                 self.writer_id = WriterId.mint(self._transport.ids)  # the lease lapsed while idle: nothing happened
                 self._register()
-                result = self._send(command(self.writer_id, token))
-            assert isinstance(result, c.Appended)
-            return result
+                return self._send(command(self.writer_id, token))
 
     def _register(self) -> None:
         self._send(c.RegisterWriter(self.writer_id, self._settings.lease_ms))

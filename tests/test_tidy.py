@@ -20,6 +20,7 @@ FUNCTION_LINES = 70
 
 CORE = (
     "antichain",
+    "attribute",
     "ids",
     "batch",
     "trace",

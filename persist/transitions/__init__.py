@@ -14,13 +14,10 @@ from typing import Any
 from persist import commands as c
 from persist.errors import UnknownShard
 from persist.state import State
-from persist.transitions import lifecycle, maintenance, readers, writers
+from persist.transitions import attributes, lifecycle, maintenance, readers, writers
 from persist.transitions.context import Context
 
 __all__ = ["Context", "expire_lapsed", "step"]
-
-# A lapsed claim keeps the progress of its merge for whoever takes over; after this many leases it is dropped.
-CLAIM_KEPT_LEASES = 10
 
 _Transition = Callable[[State, Any, Context], tuple[State, c.Result]]
 
@@ -32,6 +29,9 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Append: writers.append,
     c.Insert: writers.insert,
     c.AdvanceUpper: writers.advance_upper,
+    c.UpdateAttributes: writers.update_attributes,
+    c.ReadAttributes: attributes.read,
+    c.ScanAttributes: attributes.scan,
     c.RegisterReader: readers.register,
     c.HeartbeatReader: readers.heartbeat,
     c.DowngradeSince: readers.downgrade_since,
@@ -74,7 +74,9 @@ def expire_lapsed(state: State, now_ms: int) -> State:
     lapsed_readers = [k for k, r in state.leased_readers.items() if r.lapsed(now_ms)]
     lapsed_writers = [k for k, w in state.writers.items() if w.heartbeat_ms + w.lease_ms < now_ms]
     stale_claims = [
-        k for k, claim in state.claims.items() if claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms < now_ms
+        k
+        for k, claim in state.claims.items()
+        if claim.heartbeat_ms + maintenance.CLAIM_KEPT_LEASES * claim.lease_ms < now_ms
     ]
     if lapsed_readers:
         kept_readers = {k: r for k, r in state.leased_readers.items() if k not in lapsed_readers}

@@ -12,6 +12,8 @@ from persist.errors import Expired, InlineBudget, InvalidUsage, Overloaded, Uppe
 from persist.ids import Token, WriterId
 from persist.keys import belongs_to
 from persist.state import State, WriterState
+from persist.trace import Trace
+from persist.transitions.attributes import with_updates
 from persist.transitions.context import Context
 
 OVERLOADED_RETRY_AFTER_S = 0.5
@@ -57,10 +59,13 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
+    state = with_updates(state, command.attributes, context)
+    if lower == upper and not command.attributes:
+        entry = replace(writer, heartbeat_ms=context.now_ms)
+        return _with_writer(state, command.writer, entry), c.Appended(lower, upper)
     if lower == upper:
-        return _with_writer(state, command.writer, replace(writer, heartbeat_ms=context.now_ms)), c.Appended(
-            lower, upper
-        )
+        result = c.Appended(lower, upper)
+        return _recorded(state, command.writer, command.token, result, context), result
     return _push(state, command.writer, command.token, lower, upper, command.runs, context)
 
 
@@ -80,6 +85,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
+    state = with_updates(state, command.attributes, context)
     runs = command.runs if state.upper == lower else _clipped(command.runs, state.upper)
     return _push(state, command.writer, command.token, state.upper, upper, runs, context)
 
@@ -95,11 +101,15 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
             expected=None,
             actual=state.upper.to_json(),
         )
-    if not command.runs:
+    if not command.runs and not command.attributes:
         return state, c.Appended(state.upper, state.upper)
-    if context.inserted_at is not None and state.upper.element == context.inserted_at + 1:
-        return _join_insert(state, command, context, context.inserted_at)
     time = state.upper.element
+    state = with_updates(state, command.attributes, context)
+    if not command.runs:
+        result = c.Appended(state.upper, state.upper)
+        return _recorded(state, command.writer, command.token, result, context), result
+    if context.inserted_at is not None and time == context.inserted_at + 1:
+        return _join_insert(state, command, context, context.inserted_at)
     return _push(
         state,
         command.writer,
@@ -118,13 +128,23 @@ def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tu
     return replace(state, trace=state.trace.push(HollowBatch(desc, (), 0))), c.Appended(desc.lower, desc.upper)
 
 
+def update_attributes(state: State, command: c.UpdateAttributes, context: Context) -> tuple[State, c.Done]:
+    writer = _registered(state, command.writer)
+    if _answered(writer, command.token) is not None:
+        return state, c.Done()
+    result = c.Appended(state.upper, state.upper)
+    return _recorded(
+        with_updates(state, command.attributes, context), command.writer, command.token, result, context
+    ), c.Done()
+
+
 def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
     last = state.trace.batches[-1]
     joined = batch_of(last.desc, (*last.runs, *_at(command.runs, time)))
     trace = state.trace.splice(len(state.trace.batches) - 1, 1, [joined])
     _check_inline(trace.inline_bytes, command.runs, context)
     result = c.Appended(last.desc.lower, last.desc.upper)
-    return _recorded(replace(state, trace=trace), command.writer, command.token, result, context), result
+    return _recorded(_with_trace(state, trace, command.runs), command.writer, command.token, result, context), result
 
 
 def _push(
@@ -144,7 +164,14 @@ def _push(
     trace = state.trace.push(batch_of(Description(lower, upper, MINIMUM), runs))
     _check_inline(trace.inline_bytes, runs, context)
     result = c.Appended(lower, upper)
-    return _recorded(replace(state, trace=trace), writer, token, result, context), result
+    return _recorded(_with_trace(state, trace, runs), writer, token, result, context), result
+
+
+def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
+    """The State with rows appended: they count in the core attributes."""
+    rows = sum(part.rows for part in _parts(runs))
+    size = sum(part.size for part in _parts(runs))
+    return replace(state, trace=trace, event_count=state.event_count + rows, byte_count=state.byte_count + size)
 
 
 def _recorded(state: State, writer: WriterId, token: Token, result: c.Appended, context: Context) -> State:

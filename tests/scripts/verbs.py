@@ -276,7 +276,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "finalise": lambda a: c.Finalise(),
     "add-rollup": _add_rollup,
     "remove-rollups": lambda a: c.RemoveRollups(SeqNo(a.named("below").removeprefix("v"))),
-    "take-claim": lambda a: c.TakeClaim(a.next("a claim"), a.next("an owner"), a.number("lease", LEASE_MS)),
+    "take-claim": lambda a: c.TakeClaim(
+        a.next("a claim"), a.next("an owner"), a.number("lease", LEASE_MS), parse_part_ids(a.named("inputs", ""))
+    ),
     "save-progress": _save_progress,
     "release-claim": lambda a: c.ReleaseClaim(a.next("a claim"), a.next("an owner")),
     "merge": _merge,
