@@ -151,7 +151,12 @@ class ArrowFsBlob(Blob):
         # A directory sorts as its name and a slash: then the walk is in the order of whole keys.
         selector = fs.FileSelector(f"{self._root}/{below}".rstrip("/"), allow_not_found=True)
         found = []
-        for info in self._calling(below, lambda: self._fs.get_file_info(selector)):
+        try:
+            infos = self._calling(below, lambda: self._fs.get_file_info(selector))
+        except BlobNotFound:
+            # A file where the prefix has a directory.
+            return
+        for info in infos:
             name = below + info.base_name + ("/" if info.type == fs.FileType.Directory else "")
             if "~" not in info.base_name and (name.startswith(prefix) or prefix.startswith(name)):
                 found.append((name, info))

@@ -28,8 +28,8 @@ STALE_TEMP_S = 3600.0
 KNOWN_DIRS_MAX = 4096
 """How many directories are remembered as durable; beyond it the memory starts anew (costs a few fsyncs)."""
 
-MAKE_ATTEMPTS_MAX = 8
-"""How often a put makes its directory again when a concurrent delete prunes it as empty."""
+MAKE_ATTEMPTS_MAX = 100
+"""How often a put makes its directory again when other processes' deletes prune it as empty."""
 
 _TEMP_DIR = "~tmp"
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
@@ -45,6 +45,7 @@ class FileBlob(Blob):
         self._now_s = now_s
         self._lock = threading.Lock()
         self._known: dict[str, int] = {}
+        self._putting: dict[str, int] = {}
         self._counter = itertools.count()
         self._unique = os.urandom(8).hex()
         try:
@@ -61,21 +62,19 @@ class FileBlob(Blob):
         path = self._path(check_key(key))
         with _translated(key), _clashes_named(key):
             temp = self._write_temp(data)
+            directory = os.path.dirname(path)
+            self._begin_put(directory)
             try:
-                for attempt in itertools.count(1):
-                    directory = self._open_dir(os.path.dirname(path))
+                for _ in range(MAKE_ATTEMPTS_MAX):
                     try:
-                        self._link(temp, path, key, data)
-                        os.fsync(directory)
+                        self._publish(temp, path, key, data)
                         return
                     except FileNotFoundError:
-                        # A delete pruned the directory as empty; make it again.
-                        self._forget(os.path.dirname(path))
-                        if attempt >= MAKE_ATTEMPTS_MAX or not os.path.exists(temp):
-                            raise
-                    finally:
-                        os.close(directory)
+                        # A delete of another process pruned the directory as empty; make it again.
+                        self._forget(directory)
+                raise BlobUnavailable(f"blob {key}: its directory kept being removed; put it again")
             finally:
+                self._end_put(directory)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temp)
 
@@ -167,6 +166,14 @@ class FileBlob(Blob):
             os.close(fd)
         return temp
 
+    def _publish(self, temp: str, path: str, key: str, data: bytes | memoryview) -> None:
+        directory = self._open_dir(os.path.dirname(path))
+        try:
+            self._link(temp, path, key, data)
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
     def _link(self, temp: str, path: str, key: str, data: bytes | memoryview) -> None:
         try:
             os.link(temp, path)
@@ -182,24 +189,22 @@ class FileBlob(Blob):
         try:
             fd = os.open(directory, _READ_FLAGS)
         except FileNotFoundError:
-            fd = self._make_dir(directory)
+            os.makedirs(directory, exist_ok=True)
+            fd = os.open(directory, _READ_FLAGS)
         inode = os.fstat(fd).st_ino
         with self._lock:
             known = self._known.get(directory) == inode
         if not known:
-            self._sync_parents(directory)
+            try:
+                self._sync_parents(directory)
+            except OSError:
+                os.close(fd)
+                raise
             with self._lock:
                 if len(self._known) >= KNOWN_DIRS_MAX:
                     self._known.clear()
                 self._known[directory] = inode
         return fd
-
-    def _make_dir(self, directory: str) -> int:
-        for _ in range(MAKE_ATTEMPTS_MAX):
-            os.makedirs(directory, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(directory, _READ_FLAGS)
-        raise OSError(errno.EAGAIN, "the directory keeps being removed", directory)
 
     def _sync_parents(self, directory: str) -> None:
         while directory != self._root:
@@ -214,14 +219,28 @@ class FileBlob(Blob):
         with self._lock:
             self._known.pop(directory, None)
 
+    def _begin_put(self, directory: str) -> None:
+        with self._lock:
+            self._putting[directory] = self._putting.get(directory, 0) + 1
+
+    def _end_put(self, directory: str) -> None:
+        with self._lock:
+            self._putting[directory] -= 1
+            if not self._putting[directory]:
+                del self._putting[directory]
+
     def _prune(self, directory: str) -> None:
-        """Remove `directory` and its parents as far as they are empty."""
+        """Remove `directory` and its parents as far as they are empty and no put of this store is under way there."""
         while directory != self._root:
-            try:
-                os.rmdir(directory)
-            except OSError:
-                return
-            self._forget(directory)
+            with self._lock:
+                below = directory + "/"
+                if any(each == directory or each.startswith(below) for each in self._putting):
+                    return
+                try:
+                    os.rmdir(directory)
+                except OSError:
+                    return
+                self._known.pop(directory, None)
             directory = os.path.dirname(directory)
 
     def _walk(self, below: str, prefix: str) -> Iterator[BlobStat]:

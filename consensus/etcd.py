@@ -133,24 +133,27 @@ class EtcdConsensus(Consensus):
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         check_key(key)
         check_limit(limit)
-        wanted = max(1, check_seqno(from_seqno, 0))
+        following = max(1, check_seqno(from_seqno, 0))
         found: list[Entry] = []
         for _ in range(SCAN_ATTEMPTS_MAX):
-            following = wanted + len(found)
             while len(found) < limit:
-                page = self._page(key, following, min(SCAN_PAGE, limit - len(found)))
+                asked = min(SCAN_PAGE, limit - len(found))
+                page = self._page(key, following, asked)
                 if not page or page[0].seqno != following:
                     break
                 found.extend(page)
                 following += len(page)
+                if len(page) < asked:
+                    # Live entries are contiguous, so a short page has reached the head.
+                    return found
             if len(found) == limit:
                 return found
             first, head = self._live(key)
             if following > head:
                 return found
             if following < first:
-                # Truncated meanwhile, or from the beginning: what is live starts later.
-                found, wanted = [], first
+                # Truncated meanwhile, or asked from before the first live entry: what is live starts later.
+                found, following = [], first
         raise ConsensusUnavailable(f"{key} in {self.url} was truncated {SCAN_ATTEMPTS_MAX} times during one scan")
 
     def truncate(self, key: str, seqno: int) -> int:

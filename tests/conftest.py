@@ -9,6 +9,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.services.plugin"]
+
 # Spark starts its Python workers with these; without them it takes whatever `python3` the machine has.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

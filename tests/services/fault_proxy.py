@@ -1,0 +1,136 @@
+"""A TCP proxy that fails at will, between a store and its server, on loopback.
+
+    pass      bytes go both ways
+    refuse    the port is closed; open connections are reset
+    reset     connections are accepted and reset at once; open ones are reset
+    hang      nothing moves any more, nothing is closed
+    swallow   requests reach the server, its replies are thrown away
+
+`hang` and then `cut` is a connection reset before the server saw the request; `swallow` and then `cut` is
+one reset after the server carried it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+
+from tests.services.process import free_ports
+
+MODES = ("pass", "refuse", "reset", "hang", "swallow")
+CHUNK = 64 * 1024
+LOOK_S = 0.02
+
+
+class FaultProxy:
+    """Listens on `port` and forwards to the loopback port `target`. All threads end at `close`."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = free_ports(1)[0]
+        self._mode = "pass"
+        self._cuts = 0
+        self._live: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._listener: socket.socket | None = None
+        self._listen()
+
+    def mode(self, mode: str) -> None:
+        """Behave as `mode` from now on."""
+        assert mode in MODES, mode
+        self._mode = mode
+        if mode == "refuse":
+            self._stop_listening()
+        elif self._listener is None:
+            self._listen()
+        if mode in ("refuse", "reset"):
+            self.cut()
+
+    def cut(self) -> None:
+        """Reset every connection that is open now, and wait until they are."""
+        with self._changed:
+            self._cuts += 1
+            cuts = self._cuts
+            self._changed.wait_for(lambda: all(born >= cuts for born in self._live.values()), 5)
+
+    def close(self) -> None:
+        self._stop_listening()
+        self.cut()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _listen(self) -> None:
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen(64)
+        self._listener = listener
+        self._threads.append(threading.Thread(target=self._accept, args=(listener,), daemon=True))
+        self._threads[-1].start()
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            # Closing alone does not wake the thread that accepts.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._serve, args=(client, self._cuts), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket, born: int) -> None:
+        """One connection, forwarded by the thread that alone may close its sockets: only so is a reset a reset."""
+        me = threading.get_ident()
+        with self._changed:
+            self._live[me] = born
+        server: socket.socket | None = None
+        try:
+            if self._mode != "reset":
+                server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
+                for each in (client, server):
+                    each.settimeout(None)
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._forward(client, server, born)
+        except OSError:
+            pass
+        finally:
+            for each in (client, server):
+                if each is not None:
+                    _reset(each)
+            with self._changed:
+                del self._live[me]
+                self._changed.notify_all()
+
+    def _forward(self, client: socket.socket, server: socket.socket, born: int) -> None:
+        while self._cuts == born:
+            if self._mode == "hang":
+                with self._changed:
+                    self._changed.wait(LOOK_S)
+                continue
+            for source in select.select([client, server], [], [], LOOK_S)[0]:
+                data = source.recv(CHUNK)
+                if not data:
+                    return
+                if source is client:
+                    server.sendall(data)
+                elif self._mode != "swallow":
+                    client.sendall(data)
+
+
+def _reset(each: socket.socket) -> None:
+    """Close so that the peer sees a reset, not an orderly end."""
+    with contextlib.suppress(OSError):
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        each.close()
