@@ -1,5 +1,6 @@
 """Parts: rows as Arrow tables on one side, blobs and inline bytes on the other. See the README for the map."""
 
+from persist.parts.ahead import ahead
 from persist.parts.codec import decode_inline, encode_inline, encode_parquet
 from persist.parts.consolidate import consolidate
 from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
@@ -17,6 +18,7 @@ __all__ = [
     "PartReader",
     "PartWriter",
     "ShardSchema",
+    "ahead",
     "consolidate",
     "decode_inline",
     "decode_key",

@@ -37,7 +37,7 @@ FORMAT_VERSION = 1
 _T = TypeVar("_T")
 ROW_GROUP_ROWS = 64 * 1024
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # in memory; wide rows make smaller row groups
-SAMPLES = 8  # keys a row group that its index names, for planning splits
+SAMPLES = 16  # keys a row group that its index names, for planning splits
 _INDEX_MAGIC = b"PRSTIDX1"
 _SAMPLE_ROWS = 4096
 _DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
@@ -57,7 +57,7 @@ class Chunk:
 class RowGroup:
     """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
 
-    `samples` are lower bounds of the keys of rows at equal distances, the first row's first.
+    `samples` are lower bounds of the keys of rows at equal distances.
     """
 
     rows: int
@@ -161,9 +161,12 @@ class ParquetEncoder:
         if self._writer is None:
             self._writer = _open_writer(self._sink, table, schema)
         keys = SortedKeys(table, schema.key)
+        lower = lower_bound(keys[0], schema)
+        # Row groups of like parts are sampled at different places, so that their samples together are finer.
         step = max(1, len(table) // SAMPLES)
-        samples = tuple(lower_bound(keys[row], schema) for row in range(0, len(table), step))
-        self._groups.append(_Group(len(table), table.nbytes, samples, upper_bound(keys[len(table) - 1])))
+        rows = range(zlib.crc32(lower) % step, len(table), step)
+        samples = tuple(lower_bound(keys[row], schema) for row in rows)
+        self._groups.append(_Group(len(table), table.nbytes, lower, upper_bound(keys[len(table) - 1]), samples))
         self._stats.add(table)
         if table.schema != schema.updates_schema:
             table = table.cast(schema.updates_schema)
@@ -178,7 +181,7 @@ class ParquetEncoder:
         self._writer.close()
         footer = self._sink.tail.getvalue()
         body = self._sink.getbuffer()
-        groups = self._groups or [_Group(0, 0, (b"",), b"")]  # bounds of a part without rows
+        groups = self._groups or [_Group(0, 0, b"", b"", ())]  # bounds of a part without rows
         index = _encode_index(_read_metadata(footer), self._groups, body)
         body.release()
         self._sink.tail = None
@@ -188,7 +191,7 @@ class ParquetEncoder:
         part = Part(
             id=part_id, key=key, data=None, format=FORMAT_PARQUET, schema_id=schema_id, rows=self.rows,
             size=len(data), checksum=zlib.crc32(data), footer_size=len(data) - body_size,
-            footer_checksum=zlib.crc32(index + footer), key_lower=groups[0].samples[0],
+            footer_checksum=zlib.crc32(index + footer), key_lower=groups[0].key_lower,
             key_upper=groups[-1].key_upper,
             time=None, time_min=self._stats.time_min, time_max=self._stats.time_max,
             diff_min=self._stats.diff_min, diff_max=self._stats.diff_max, diff_sum=self._stats.diff_sum, sorted=True,
@@ -216,7 +219,7 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
             RowGroup(
                 group["rows"],
                 group["nbytes"],
-                bytes.fromhex(group["samples"][0]),
+                bytes.fromhex(group["lower"]),
                 None if group["upper"] is None else bytes.fromhex(group["upper"]),
                 tuple(bytes.fromhex(sample) for sample in group["samples"]),
                 tuple(Chunk(*chunk) for chunk in group["chunks"]),
@@ -331,6 +334,7 @@ def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview) -> 
             {
                 "rows": group.rows,
                 "nbytes": group.nbytes,
+                "lower": group.key_lower.hex(),
                 "samples": [sample.hex() for sample in group.samples],
                 "upper": None if group.key_upper is None else group.key_upper.hex(),
                 "chunks": chunks,
@@ -348,8 +352,9 @@ def _read_metadata(footer: bytes) -> Any:
 class _Group:
     rows: int
     nbytes: int
-    samples: tuple[bytes, ...]
+    key_lower: bytes
     key_upper: bytes | None
+    samples: tuple[bytes, ...]
 
 
 class _Sink(io.BytesIO):

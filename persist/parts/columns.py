@@ -207,17 +207,18 @@ def _primitive_word(array: pa.Array) -> Words:
     width = kind.bit_width // 8
     bits = _values(array.buffers()[1], _UNSIGNED[width], array.offset, len(array))
     if pa.types.is_unsigned_integer(kind):
-        words: Words = bits.astype(np.uint64)
-        return words
+        return _as_words(bits)
     sign = bits.dtype.type(1 << (width * 8 - 1))
     if not pa.types.is_floating(kind):
-        words = (bits ^ sign).astype(np.uint64)
-        return words
+        return _as_words(bits ^ sign)
     numbers = bits.view(f"f{width}")
     nan = np.isnan(numbers)
     ordered = np.where(bits & sign, ~bits, bits ^ sign)
-    words = np.where(nan, bits.dtype.type(2 ** (width * 8) - 1), ordered).astype(np.uint64)
-    return words
+    return _as_words(np.where(nan, bits.dtype.type(2 ** (width * 8) - 1), ordered))
+
+
+def _as_words(values: npt.NDArray[Any]) -> Words:
+    return values.astype(np.uint64)
 
 
 def _decimal_words(array: pa.Array) -> list[Words]:

@@ -47,7 +47,8 @@ class Cursor:
         self._batches: Iterator[pa.Table] | None = None
         self._last: bytes | None = None
         self._rows: pa.Table | None = None
-        self._loaded_rows = 0
+        self._keys: SortedKeys | None = None  # of all of `_rows`
+        self._start = 0  # rows before this one are taken
         self.nbytes = 0
         # A key may straddle two parts, so the times of all of them count together.
         span = [part.time_min for part in parts] + [part.time_max for part in parts]
@@ -106,29 +107,32 @@ class Cursor:
 
     def take(self, bound: bytes | None) -> pa.Table | None:
         """Take the loaded rows whose key is below `bound` (None: all of them) away from the cursor."""
-        rows = self._rows
+        rows, start = self._rows, self._start
         if rows is None:
             return None
-        count = len(rows) if bound is None else SortedKeys(rows, self._schema.key).bisect(bound)
-        if count == 0:
+        end = len(rows)
+        if bound is not None:
+            if self._keys is None:
+                self._keys = SortedKeys(rows, self._schema.key)
+            end = self._keys.bisect(bound, start)
+        if end == start:
             return None
-        self._rows = None
-        self.nbytes = 0
-        if count < len(rows):
-            rest = rows.slice(count)
-            if 2 * len(rest) < self._loaded_rows:
-                # A slice would keep all of its memory alive.
-                rest = rest.take(pa.array(np.arange(len(rest))))
-            self.push(rest)
-        return rows.slice(0, count)
+        self._start = end
+        if end == len(rows):
+            self._set(None)
+        return rows.slice(start, end - start)
 
     def push(self, rows: pa.Table) -> None:
         """Put rows that are in order behind those that are loaded."""
         if not len(rows):
             return
-        self._rows = rows if self._rows is None else join([self._rows, rows])
-        self._loaded_rows = len(self._rows)
-        self.nbytes = self._rows.nbytes
+        self._set(rows if self._rows is None else join([self._rows.slice(self._start), rows]))
+
+    def _set(self, rows: pa.Table | None) -> None:
+        self._rows = rows
+        self._keys = None
+        self._start = 0
+        self.nbytes = 0 if rows is None else rows.nbytes  # taken rows keep their memory until all are taken
 
     def _push(self, rows: pa.Table) -> None:
         if len(rows):
