@@ -234,8 +234,9 @@ class Machine:
         """Commit what is queued, then hand the lead to the next queued command, if any."""
         with self._lock:
             group = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
+        committed: State | None = None
         try:
-            self._commit(group)
+            committed = self._commit(group)
         except PersistError as error:
             self._fail(group, error)
         except BaseException as error:  # a bug: nobody may be left waiting
@@ -249,14 +250,16 @@ class Machine:
                 pending.wake(pending)
             if following is not None:
                 following.wake(following)
+        if committed is not None:
+            self._maintain(committed)
 
     @staticmethod
     def _fail(group: Sequence[_Pending], error: BaseException) -> None:
         for pending in group:
             pending.result, pending.error = None, error
 
-    def _commit(self, group: Sequence[_Pending]) -> None:
-        """Answer every command of the group. Raises when the stores do not let it."""
+    def _commit(self, group: Sequence[_Pending]) -> State | None:
+        """Answer every command of the group; the State committed, if any. Raises when the stores do not let it."""
         deadline = self._clock.monotonic() + self._settings.retry_s
         base, fresh = self._state, False
         if base is None:
@@ -266,7 +269,7 @@ class Machine:
             following = self._step_all(base, group)
             if following is base:
                 if fresh:
-                    return  # refused or without effect, on a State that was read after the commands came in
+                    return None  # refused or without effect, on a State that was read after the commands came in
                 base, fresh = self._catch_up()[0], True
                 continue
             commit_id = self._ids.uuid7()
@@ -276,8 +279,7 @@ class Machine:
             if self._compare_and_set_at(change, deadline):
                 self._publish(following)
                 self.metrics.committed(len(group), lost)
-                self._maintain(following)
-                return
+                return following
             lost += 1
             if self._clock.monotonic() > deadline:
                 raise Unavailable(f"shard {self.name!r} is contended: {lost} commits in a row lost the race; retry")

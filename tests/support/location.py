@@ -1,0 +1,69 @@
+"""Locations in memory with clocks and ids that tests control."""
+
+from __future__ import annotations
+
+import threading
+
+from blob import Blob
+from blob.memory import MemoryBlob
+from consensus import Consensus
+from consensus.memory import MemoryConsensus
+from persist.location import Location, LocationSettings
+from persist.machine import MachineSettings
+from persist.state import Policy
+from persist.system import InlineBackground
+
+
+class TestClock:
+    """Time that stands still until it is moved; sleeping moves it."""
+
+    __test__ = False
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic(self) -> float:
+        return self._now_ms / 1000
+
+    def sleep(self, seconds: float) -> None:
+        self.advance_ms(max(1, int(seconds * 1000)))
+
+    def advance_ms(self, ms: int) -> None:
+        self._now_ms += ms
+
+
+class AscendingIds:
+    """Ids that count up, as those of version 7 do; `origin` tells processes apart."""
+
+    def __init__(self, origin: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._origin = origin
+
+    def uuid7(self) -> str:
+        with self._lock:
+            self._count += 1
+            return f"{self._count:024x}{self._origin:08x}"
+
+
+def memory_location(
+    *,
+    blob: Blob | None = None,
+    consensus: Consensus | None = None,
+    clock: TestClock | None = None,
+    ids: AscendingIds | None = None,
+    policy: Policy | None = None,
+    retry_s: float = 5.0,
+) -> Location:
+    """A location over memory stores (or those given) that checks every invariant at every commit."""
+    return Location(
+        blob if blob is not None else MemoryBlob("mem:"),
+        consensus if consensus is not None else MemoryConsensus("mem:"),
+        settings=LocationSettings(policy or Policy(), MachineSettings(retry_s=retry_s, check_all=True)),
+        clock=clock or TestClock(),
+        ids=ids or AscendingIds(),
+        background=InlineBackground(),
+    )

@@ -1,0 +1,287 @@
+"""The committer: outcomes are known, refusals are never stale, groups are folded, and nothing is lost to a race."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from consensus import Consensus, ConsensusIndeterminate, ConsensusUnavailable, Entry
+from consensus.memory import MemoryConsensus
+from persist import commands as c
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.errors import Expired, Indeterminate, InvalidUsage, Unavailable, UnknownShard, UpperMismatch
+from persist.handles import Shard
+from persist.ids import Token, WriterId
+from persist.location import Location
+from persist.state import Policy
+from tests.support.location import AscendingIds, TestClock, memory_location
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+class Meddling(Consensus):
+    """A consensus store whose next compare-and-sets go as the test says."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryConsensus("mem:")
+        self.script: list[Callable[[Callable[[], bool]], bool]] = []
+        self.reads = 0
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def value_bytes_max(self) -> int:
+        return self.inner.value_bytes_max
+
+    def head(self, key: str) -> Entry | None:
+        self.reads += 1
+        return self.inner.head(key)
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        def real() -> bool:
+            return self.inner.compare_and_set(key, seqno, data)
+
+        return self.script.pop(0)(real) if self.script else real()
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        self.reads += 1
+        return self.inner.scan(key, from_seqno, limit)
+
+    def truncate(self, key: str, seqno: int) -> int:
+        return self.inner.truncate(key, seqno)
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        return self.inner.keys(prefix, after, limit)
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+        return None
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def happens_but_unknown(real: Callable[[], bool]) -> bool:
+    real()
+    raise ConsensusIndeterminate("the answer was lost")
+
+
+def does_not_happen_but_unknown(real: Callable[[], bool]) -> bool:
+    raise ConsensusIndeterminate("the request was lost")
+
+
+def does_not_happen(real: Callable[[], bool]) -> bool:
+    raise ConsensusUnavailable("nobody answers")
+
+
+def rows(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int64())})
+
+
+def contents(shard: Shard) -> list[int]:
+    return sorted(shard.snapshot().to_arrow(expand=True).column("id").to_pylist())
+
+
+@pytest.fixture
+def consensus() -> Meddling:
+    return Meddling()
+
+
+@pytest.fixture
+def location(consensus: Meddling) -> Location:
+    return memory_location(consensus=consensus)
+
+
+@pytest.fixture
+def shard(location: Location) -> Shard:
+    return Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+
+
+@pytest.mark.parametrize("fault", [happens_but_unknown, does_not_happen_but_unknown, does_not_happen])
+def test_a_write_happens_once_whatever_becomes_of_the_answer(consensus: Meddling, shard: Shard, fault: object) -> None:
+    shard.insert(rows(1))
+    consensus.script = [fault] * 3  # type: ignore[list-item]
+    assert shard.insert(rows(2)) == c.Appended(Antichain(1), Antichain(2))
+    assert contents(shard) == [1, 2]
+
+
+def test_a_compare_and_append_that_landed_unknown_does_not_conflict_with_itself(
+    consensus: Meddling, shard: Shard
+) -> None:
+    writer = shard.open_writer()
+    writer.advance_upper(3)
+    writer.insert(rows(0))
+    consensus.script = [happens_but_unknown]
+    assert writer.compare_and_append(rows(1), 4, 6).upper == Antichain(6)
+    assert contents(shard) == [0, 1]
+
+
+def test_the_outcome_stays_unknown_only_when_the_store_stays_away(consensus: Meddling, location: Location) -> None:
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    machine = location.machine("orders")
+    writer, token = WriterId("w" + "0" * 32), Token("i" + "9" * 32)
+    machine.apply(c.RegisterWriter(writer, 3_600_000))
+    runs = shard.open_writer().stage(rows(7), None)
+    consensus.script = [happens_but_unknown] + [does_not_happen] * 1000
+    with pytest.raises(Indeterminate):
+        machine.apply(c.Insert(writer, token, runs))
+    consensus.script = []
+    # The same token, through another machine: the answer is that of the first try, and nothing happens twice.
+    other = memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1)).machine("orders")
+    assert other.apply(c.Insert(writer, token, runs)) == c.Appended(Antichain(0), Antichain(1))
+    assert contents(shard) == [7]
+
+
+def test_a_store_that_is_away_makes_the_write_definitely_not_happen(consensus: Meddling, shard: Shard) -> None:
+    shard.insert(rows(1))
+    consensus.script = [does_not_happen] * 1000
+    with pytest.raises(Unavailable):
+        shard.insert(rows(2))
+    consensus.script = []
+    assert contents(shard) == [1]
+
+
+def test_an_older_token_of_a_writer_is_a_late_duplicate_and_is_refused(location: Location, shard: Shard) -> None:
+    machine = location.machine("orders")
+    writer = WriterId("w" + "0" * 32)
+    machine.apply(c.RegisterWriter(writer, 3_600_000))
+    runs = shard.open_writer().stage(rows(1), None)
+    machine.apply(c.Insert(writer, Token("i" + "5" * 32), runs))
+    with pytest.raises(InvalidUsage, match="tokens ascend"):
+        machine.apply(c.Insert(writer, Token("i" + "4" * 32), runs))
+    assert contents(shard) == [1]
+
+
+def test_a_refusal_is_never_told_from_a_stale_state(consensus: Meddling, location: Location, shard: Shard) -> None:
+    elsewhere = Client(EmbeddedTransport(memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))))
+    shard.insert(rows(1))
+    writer = elsewhere.shard("orders").open_writer()
+    writer.compare_and_append(rows(2), 1, 2)
+    shard.compare_and_append(rows(3), 2, 3)
+    writer.compare_and_append(rows(4), 3, 4)  # its cached State still has upper 2
+    with pytest.raises(UpperMismatch) as refused:
+        shard.compare_and_append(rows(5), 3, 5)
+    assert refused.value.details["actual"] == [4]
+    assert contents(shard) == [1, 2, 3, 4]
+
+
+def test_inserts_that_arrive_together_share_one_time_and_one_commit(consensus: Meddling, location: Location) -> None:
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    writers = [shard.open_writer() for _ in range(8)]
+    for writer in writers:
+        writer.insert(rows(0))
+    before = location.machine("orders").refresh().seqno
+    entered, go = threading.Event(), threading.Event()
+
+    def slow(real: Callable[[], bool]) -> bool:
+        entered.set()
+        assert go.wait(30)
+        return real()
+
+    consensus.script = [slow]
+    results: list[c.Appended] = []
+    threads = [threading.Thread(target=lambda n=n: results.append(writers[n].insert(rows(n + 1)))) for n in range(8)]
+    threads[0].start()
+    assert entered.wait(30)
+    for thread in threads[1:]:
+        thread.start()
+    machine = location.machine("orders")
+    while len(machine._queue) < 7:
+        threading.Event().wait(0.001)
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert machine.refresh().seqno == before + 2  # the first alone, then the seven that waited for it
+    assert sorted(r.lower.element or 0 for r in results) == [8] + [9] * 7
+    assert contents(shard) == [0] * 8 + [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, location: Location) -> None:
+    other = memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))
+    clients = [Client(EmbeddedTransport(place)) for place in (location, other)]
+    clients[0].create_shard("orders", SCHEMA, ["id"])
+
+    def work(number: int) -> None:
+        writer = clients[number % 2].shard("orders").open_writer()
+        for step in range(20):
+            writer.insert(rows(number * 100 + step))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    expected = sorted(n * 100 + step for n in range(16) for step in range(20))
+    assert contents(clients[0].shard("orders")) == expected
+
+
+def test_inline_rows_beyond_the_budget_go_to_the_blob_store(consensus: Meddling) -> None:
+    policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=6000)
+    location = memory_location(consensus=consensus, policy=policy)
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    for first in range(0, 1000, 100):
+        shard.insert(rows(*range(first, first + 100)))
+    state = location.machine("orders").refresh()
+    assert 0 < state.trace.inline_bytes <= 6000
+    assert any(part.key is not None for part in state.trace.parts())
+    assert contents(shard) == list(range(1000))
+
+
+def test_rollups_follow_the_log_and_opening_reads_only_what_came_after(consensus: Meddling) -> None:
+    location = memory_location(consensus=consensus, policy=Policy(rollup_every=8))
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    for number in range(100):
+        shard.insert(rows(number))
+    state = location.machine("orders").refresh()
+    assert state.seqno - max(state.rollups) <= 9
+    fresh = memory_location(consensus=consensus, blob=location.blob)
+    consensus.reads = 0
+    assert fresh.machine("orders").state() == state
+    assert consensus.reads == 2  # one head, one scan
+
+
+def test_a_writer_that_was_idle_beyond_its_lease_registers_anew(consensus: Meddling) -> None:
+    clock = TestClock()
+    location = memory_location(consensus=consensus, clock=clock)
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    idle, busy = shard.open_writer(), shard.open_writer()
+    idle.insert(rows(1))
+    clock.advance_ms(4_000_000)
+    busy.insert(rows(2))
+    assert set(location.machine("orders").refresh().writers) == {busy.writer_id}
+    idle.insert(rows(3))
+    assert contents(shard) == [1, 2, 3]
+
+
+def test_a_retry_whose_record_is_gone_does_not_write_twice(location: Location, shard: Shard) -> None:
+    writer = shard.open_writer()
+    token = Token.mint(location.ids)
+    writer.insert(rows(1), token=token)
+    location.machine("orders").apply(c.ExpireWriter(writer.writer_id))
+    with pytest.raises(Expired):
+        writer.insert(rows(1), token=token)
+    assert contents(shard) == [1]
+
+
+def test_an_unknown_shard_is_told_in_one_sentence(location: Location) -> None:
+    with pytest.raises(UnknownShard, match="there is no shard 'nothing' here; create it first"):
+        Client(EmbeddedTransport(location)).shard("nothing")
+
+
+def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, location: Location) -> None:
+    consensus.script = [happens_but_unknown]
+    first = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    other = Client(EmbeddedTransport(memory_location(consensus=consensus, blob=location.blob, ids=AscendingIds(1))))
+    second = other.create_shard("orders", SCHEMA, ["id"])
+    first.insert(rows(1))
+    second.insert(rows(2))
+    assert contents(first) == contents(second) == [1, 2]
