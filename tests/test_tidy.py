@@ -21,6 +21,7 @@ FUNCTION_LINES = 70
 CORE = (
     "antichain",
     "attribute",
+    "attribute",
     "ids",
     "batch",
     "trace",

@@ -133,6 +133,18 @@ class ShardAgainstModel(RuleBasedStateMachine):
             appended,
         )
 
+    @rule(writer=writers, behind=st.integers(1, 3), beyond=st.integers(1, 2), key=keys, diff=diffs)
+    def append_what_is_half_known(self, writer: WriterId, behind: int, beyond: int, key: str, diff: int) -> None:
+        """One part with a row at every time, some of them before the upper: these are clipped."""
+        token, lower = self.token(writer, 1), int(self.behind(behind))
+        upper = lower + behind + beyond
+        updates = [(key, time, diff) for time in range(lower, upper)]
+        self.told(
+            c.Append(writer, token, frontier(lower), frontier(upper), (Run((self.part(updates),)),)),
+            lambda: self.model.append(writer, token, lower, upper, updates),
+            appended,
+        )
+
     def behind(self, by: int) -> float:
         """A time near the upper; near zero once the shard is closed."""
         return max(0, (0 if self.model.upper == CLOSED else self.model.upper) - by)
