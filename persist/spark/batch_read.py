@@ -1,0 +1,89 @@
+"""Snapshot reads: one Spark partition for each split, disjoint in key space and consolidated.
+
+There is deliberately no `pushFilters`: PySpark keeps one plan for a `load()` and would give filtered rows to whoever
+uses the DataFrame without that filter. Columns are pruned by the schema of the read, rows by options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from persist.errors import InvalidUsage
+from persist.parts import DIFF, TIME
+from persist.reading import SnapshotSplit
+from persist.spark import executors, planning
+from persist.spark.options import ReadOptions, Target
+from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
+
+MULTIPLICITY = pa.field(DIFF, pa.int64())
+
+
+class SplitPartition(InputPartition):
+    """A split of a snapshot, with everything that an executor needs to read it."""
+
+    def __init__(self, split: SnapshotSplit) -> None:
+        super().__init__(split)
+        self.split = split
+
+
+class SnapshotReader(DataSourceReader):
+    """Reads the columns of `schema` as of one time, which is fixed when Spark plans the load."""
+
+    def __init__(self, target: Target, options: ReadOptions, schema: StructType) -> None:
+        self._target = target
+        self._options = options
+        self._schema = schema
+        if options.with_diff and DIFF not in schema.names:
+            raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
+
+    def partitions(self) -> Sequence[InputPartition]:
+        columns = executors.checked_columns(
+            executors.current_schema(executors.view_of(self._target)),
+            [name for name in self._schema.names if name not in (TIME, DIFF)],
+        )
+        splits = planning.plan_snapshot(self._target, self._options, columns)
+        return [SplitPartition(split) for split in splits] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, SplitPartition):
+            return iter(())
+        door = executors.transport(self._target.connection)
+        rows = self._rows(partition.split.read(door), partition.split)
+        return batches(rows, arrow_schema(self._schema), self._options.batch_rows)
+
+    def _rows(self, tables: Iterator[pa.Table], split: SnapshotSplit) -> Iterator[pa.Table]:
+        for table in tables:
+            if DIFF in self._schema.names:
+                yield table
+                continue
+            if first_negative(table) is not None:
+                raise self._negative(split)
+            yield from expand(table, self._options.batch_rows)
+
+    def _negative(self, split: SnapshotSplit) -> InvalidUsage:
+        """The error that names the key: read again, since the key need not be among the columns."""
+        schema = executors.current_schema(executors.view_of(self._target))
+        door = executors.transport(self._target.connection)
+        for table in replace(split, columns=schema.key).read(door):
+            row = first_negative(table)
+            if row is not None:
+                found = table.slice(row, 1).to_pylist()[0]
+                key = {name: found[name] for name in schema.key}
+                return InvalidUsage(
+                    f"shard {split.shard!r} has a row of key {key!r} with the negative multiplicity {found[DIFF]} "
+                    f"as of {split.as_of}; read it with multiplicity=column"
+                )
+        return InvalidUsage(f"shard {split.shard!r} has negative multiplicities; read it with multiplicity=column")
+
+
+def snapshot_schema(target: Target, options: ReadOptions) -> StructType:
+    """The columns that a snapshot read shows when it is given no schema."""
+    schema = executors.current_schema(executors.view_of(target))
+    names = executors.checked_columns(schema, options.columns or tuple(schema.arrow.names))
+    fields = [schema.arrow.field(name) for name in names]
+    return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)

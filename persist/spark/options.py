@@ -1,0 +1,305 @@
+"""Options of `format("persist")`: their names, where each is allowed, and their values as Python objects.
+
+Spark hands options over as text with case-insensitive names. An option that nobody knows, or that means nothing where
+it was given, is refused: a misspelt option must not silently read or write something else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist.client import Connection
+from persist.errors import InvalidUsage
+from persist.handles import HandleSettings
+from persist.ids import check_shard_name
+from persist.reading import ReadSettings
+from persist.writing import WriteSettings
+
+BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
+BATCH_ROWS_MAX = 1_000_000
+PARTITIONS_MAX = 100_000
+WAIT_S = 60.0
+_LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
+_READ = (
+    "columns", "where", "startKey", "endKey", "keyPrefix", "numPartitions", "batchRows", "memoryBytes", "leaseSeconds",
+)  # fmt: skip
+_BATCH_READ = ("asOf", "versionAsOf", "multiplicity", "waitSeconds")
+_CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
+_STREAM_READ = ("startingOffsets", "cursor", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
+_WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes")
+_BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion")
+_STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
+ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES),
+    "a streaming read": (*_LOCATION, *_READ, "readChangeFeed", "startingVersion", "timeUnit", *_STREAM_READ),
+    "a batch write": (*_LOCATION, *_WRITE, *_BATCH_WRITE),
+    "a streaming write": (*_LOCATION, *_WRITE, *_STREAM_WRITE),
+}
+_KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
+_REFUSED = {
+    "timestampasof": "times of a shard are integers: use asOf",
+    "startingtimestamp": "times of a shard are integers: use startingVersion",
+    "endingtimestamp": "times of a shard are integers: use endingVersion",
+    "mergeschema": "evolve the shard's schema with Shard.evolve_schema",
+    "overwriteschema": "evolve the shard's schema with Shard.evolve_schema",
+}
+_UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_NO_SHARD = (
+    "no shard was named: give it as load('name') or option 'shard'. In SQL, CREATE TABLE ... USING persist loses its "
+    "options; write CREATE TEMPORARY VIEW v USING persist OPTIONS (...), or SELECT ... FROM t WITH (...)"
+)
+_NO_LOCATION = (
+    "no location was given: option 'url' (persist:///directory or http://host), or both 'blob' and 'consensus'. "
+    "In SQL, CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist OPTIONS"
+)
+
+
+class Options:
+    """Options by their names, whatever the case; every getter raises InvalidUsage naming the option."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value for name, value in given.items()}
+        for name in self._values:
+            if name in _REFUSED:
+                raise InvalidUsage(f"option {name!r} is not supported: {_REFUSED[name]}")
+            if name == "paths":
+                raise InvalidUsage("one load reads one shard: give one name, and union the DataFrames of several")
+            if name not in _KNOWN:
+                raise InvalidUsage(f"option {name!r} is unknown; known are {', '.join(sorted(_KNOWN.values()))}")
+
+    def check(self, use: str) -> None:
+        """Refuse options that mean nothing for this use, a key of `ALLOWED`."""
+        allowed = {name.lower() for name in ALLOWED[use]}
+        for name in self._values:
+            if name not in allowed:
+                raise InvalidUsage(f"option {_KNOWN[name]!r} means nothing for {use}; leave it out")
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        return self._values.get(name.lower(), default)
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of the choices; the first by default."""
+        value = self._values.get(name.lower(), choices[0]).lower()
+        if value not in choices:
+            raise InvalidUsage(f"option {name!r} is one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    def integer(self, name: str, least: int, most: int) -> int | None:
+        """A whole number in `[least, most]`, or None when it is not given."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            raise InvalidUsage(f"option {name!r} is a whole number, not {value!r}") from None
+        if not least <= number <= most:
+            raise InvalidUsage(f"option {name!r} is {number}, outside [{least}, {most}]")
+        return number
+
+    def size(self, name: str) -> int | None:
+        """Bytes, written 1000, 64k, 64m or 1g; None when it is not given."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        digits = value.strip().lower().rstrip("bkmg")
+        unit = value.strip().lower()[len(digits) :].removesuffix("b") if digits else "?"
+        if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
+            raise InvalidUsage(f"option {name!r} is a size such as 1000, 64k, 64m or 1g, not {value!r}")
+        return int(digits) * _UNITS[unit]
+
+    def seconds(self, name: str, default: float) -> float:
+        value = self._values.get(name.lower())
+        if value is None:
+            return default
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 < number <= 86_400:
+            raise InvalidUsage(f"option {name!r} is a number of seconds in (0, 86400], not {value!r}")
+        return number
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._values.get(name.lower(), str(default)).lower()
+        if value not in ("true", "false"):
+            raise InvalidUsage(f"option {name!r} is true or false, not {value!r}")
+        return value == "true"
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """Column names, separated by commas or as a JSON list; None when not given."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        if value.lstrip().startswith("["):
+            names = self._json(name, value, list)
+        else:
+            names = [part.strip() for part in value.split(",")]
+        if not names or not all(isinstance(part, str) and part for part in names):
+            raise InvalidUsage(f"option {name!r} lists column names, not {value!r}")
+        return tuple(names)
+
+    def values(self, name: str) -> tuple[Any, ...] | None:
+        """Values of the first key columns: a JSON list, or text that is the value of the first one."""
+        value = self._values.get(name.lower())
+        if value is None:
+            return None
+        return tuple(self._json(name, value, list)) if value.lstrip().startswith("[") else (value,)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        return dict(self._json(name, self._values[name.lower()], dict))
+
+    def _json(self, name: str, value: str, kind: type) -> Any:
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            raise InvalidUsage(f"option {name!r} is not valid JSON: {error}") from None
+        if not isinstance(found, kind):
+            raise InvalidUsage(f"option {name!r} must be a JSON {kind.__name__}, not {value!r}")
+        return found
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which shard, and how to reach it: plain settings that travel to executors."""
+
+    connection: Connection
+    shard: str
+
+    @classmethod
+    def of(cls, options: Options) -> Target:
+        path, shard = options.text("path"), options.text("shard")
+        if path and shard and path != shard:
+            raise InvalidUsage(f"two shards were named, {path!r} and {shard!r}; give one")
+        url, blob, consensus = (options.text(name) for name in ("url", "blob", "consensus"))
+        if not url and not (blob and consensus):
+            raise InvalidUsage(_NO_LOCATION)
+        if not path and not shard:
+            raise InvalidUsage(_NO_SHARD)
+        lease_ms = int(options.seconds("leaseSeconds", ReadSettings().lease_ms / 1000) * 1000)
+        read = ReadSettings(lease_ms=lease_ms, memory_bytes=options.size("memoryBytes") or ReadSettings().memory_bytes)
+        write = WriteSettings(part_bytes_target=options.size("partBytes") or WriteSettings().part_bytes_target)
+        connection = Connection(
+            url,
+            blob,
+            consensus,
+            token=options.text("token"),
+            ca_file=options.text("caFile"),
+            timeout_s=options.seconds("timeoutSeconds", 60.0),
+            handles=HandleSettings(write=write, read=read),
+        )
+        return cls(connection, check_shard_name(shard or path))
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What every read takes. `partitions` None: by the size of the data."""
+
+    columns: tuple[str, ...] | None
+    where: str | None
+    start_key: tuple[Any, ...] | None
+    end_key: tuple[Any, ...] | None
+    key_prefix: tuple[Any, ...] | None
+    partitions: int | None
+    batch_rows: int
+    as_of: int | None
+    with_diff: bool
+    wait_s: float
+    changes: bool
+    starting_version: int | None
+    ending_version: int | None
+    time_unit: str | None
+
+    @classmethod
+    def of(cls, options: Options) -> ReadOptions:
+        if options.has("asOf") and options.has("versionAsOf"):
+            raise InvalidUsage("options 'asOf' and 'versionAsOf' mean the same; give one")
+        name = "versionAsOf" if options.has("versionAsOf") else "asOf"
+        latest = (options.text(name) or "latest").lower() == "latest"
+        changes = options.flag("readChangeFeed")
+        starting = _version(options, "startingVersion")
+        ending = _version(options, "endingVersion")
+        if changes and options.has(name):
+            raise InvalidUsage(f"option {name!r} is for snapshots; a change feed has startingVersion and endingVersion")
+        if not changes and ending is not None:
+            raise InvalidUsage("option 'endingVersion' needs readChangeFeed")
+        return cls(
+            columns=options.names("columns"),
+            where=options.text("where"),
+            start_key=options.values("startKey"),
+            end_key=options.values("endKey"),
+            key_prefix=options.values("keyPrefix"),
+            partitions=options.integer("numPartitions", 1, PARTITIONS_MAX),
+            batch_rows=options.integer("batchRows", 1, BATCH_ROWS_MAX) or BATCH_ROWS,
+            as_of=None if latest else _version(options, name),
+            with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
+            wait_s=options.seconds("waitSeconds", WAIT_S),
+            changes=changes,
+            starting_version=starting,
+            ending_version=ending,
+            time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
+        )
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """What every write takes. `append`: the service chooses the time unless `expected_upper` is given."""
+
+    key: tuple[str, ...] | None
+    time_column: str | None
+    diff_column: str | None
+    upsert: bool
+    delete_column: str | None
+    expected_upper: int | None
+    new_upper: int | None
+    closes: bool = False
+    txn: tuple[str, int] | None = None
+    renames: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, options: Options) -> WriteOptions:
+        time_column, diff_column = options.text("timeColumn"), options.text("diffColumn")
+        expected = _version(options, "expectedUpper")
+        closes = (options.text("newUpper") or "").lower() in ("closed", "[]")
+        upper = None if closes else _version(options, "newUpper")
+        if expected is None and (upper is not None or closes):
+            raise InvalidUsage("option 'newUpper' needs 'expectedUpper'; without both the service chooses the time")
+        if expected is not None and upper is None and not closes:
+            if time_column is not None:
+                raise InvalidUsage("option 'timeColumn' needs 'newUpper': every time lies in [expectedUpper, newUpper)")
+            upper = expected + 1
+        if time_column is not None and expected is None:
+            raise InvalidUsage("option 'timeColumn' needs 'expectedUpper' and 'newUpper', between which its times lie")
+        if options.has("txnAppId") != options.has("txnVersion"):
+            raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
+        version = options.integer("txnVersion", 0, 2**63 - 1)
+        upsert = options.choice("envelope", ("none", "upsert")) == "upsert"
+        if upsert and (expected is not None or time_column or diff_column):
+            raise InvalidUsage("envelope=upsert works out times and diffs itself; leave the other options out")
+        if options.has("deleteColumn") and not upsert:
+            raise InvalidUsage("option 'deleteColumn' needs envelope=upsert")
+        return cls(
+            key=options.names("key"),
+            time_column=time_column,
+            diff_column=diff_column,
+            upsert=upsert,
+            delete_column=options.text("deleteColumn"),
+            expected_upper=expected,
+            new_upper=upper,
+            closes=closes,
+            txn=None if version is None else (options.text("txnAppId") or "", version),
+        )
+
+
+def _version(options: Options, name: str) -> int | None:
+    return options.integer(name, 0, 2**63 - 2)
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)

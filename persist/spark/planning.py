@@ -1,0 +1,134 @@
+"""Planning a read: the key range that options ask for, a lease, and splits that can be read anywhere."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.batch import Run
+from persist.errors import InvalidUsage
+from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key, plan_splits
+from persist.parts.keycodec import successor
+from persist.parts.reader import PartReader
+from persist.reading import ReadLease, SnapshotSplit, latest, part_reader, wait_for_upper
+from persist.spark import executors
+from persist.spark.options import ReadOptions, Target
+from persist.store_errors import translated
+
+SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
+SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
+
+
+def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]) -> list[SnapshotSplit]:
+    """The splits of a snapshot, held by a lease that executors renew; none where nothing was ever written.
+
+    The lease is not closed: Spark plans once and may read the plan again and again, so it lapses when nobody reads.
+    """
+    door = executors.transport(target.connection)
+    settings = target.connection.handles.read
+    as_of = options.as_of
+    if as_of is None:
+        view = executors.view_of(target)
+        if view.upper.element == 0:
+            return []
+        as_of = latest(view)
+    lease = ReadLease.open(door, target.shard, Antichain(as_of), "spark snapshot", settings)
+    try:
+        view = wait_for_upper(door, target.shard, as_of, lease, options.wait_s)
+        schema, reader = part_reader(door, view.schemas, view.schema_id)
+        wanted = key_range(schema, options)
+        runs = overlapping((run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs), wanted)
+        ranges = split_ranges(runs, options.partitions, schema, reader, wanted)
+    except BaseException:
+        lease.close()
+        raise
+    return [
+        SnapshotSplit(
+            target.shard,
+            as_of,
+            one,
+            overlapping(runs, one),
+            view.schema_id,
+            view.schemas,
+            lease.reader,
+            settings,
+            columns,
+        )
+        for one in ranges
+    ]
+
+
+def split_ranges(
+    runs: tuple[Run, ...], partitions: int | None, schema: ShardSchema, reader: PartReader, wanted: KeyRange
+) -> list[KeyRange]:
+    """Disjoint key ranges that cover `wanted`, balanced by bytes; as many as asked for, or as the size suggests."""
+    count = partitions or partitions_for(sum(part.size for run in runs for part in run.parts))
+    with translated():
+        ranges = plan_splits(runs, count, schema, reader)
+    return [one for one in (intersection(one, wanted) for one in ranges) if not one.is_empty] or [wanted]
+
+
+def partitions_for(size: int) -> int:
+    """Partitions for `size` encoded bytes: one a core of this machine, more when that is too much for each."""
+    if size < SMALL_BYTES:
+        return 1
+    return max(os.cpu_count() or 1, math.ceil(size / SPLIT_BYTES))
+
+
+def overlapping(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
+    """The parts that may have keys of the range, so that a partition carries no more than it reads."""
+    kept = []
+    for run in runs:
+        parts = tuple(part for part in run.parts if key_range.overlaps(part.key_lower, part.key_upper))
+        if parts:
+            kept.append(Run(parts))
+    return tuple(kept)
+
+
+def intersection(left: KeyRange, right: KeyRange) -> KeyRange:
+    lower = max((bound for bound in (left.lower, right.lower) if bound is not None), default=None)
+    upper = min((bound for bound in (left.upper, right.upper) if bound is not None), default=None)
+    return KeyRange(lower, upper)
+
+
+def key_range(schema: ShardSchema, options: ReadOptions) -> KeyRange:
+    """The keys that `startKey` (inclusive), `endKey` (exclusive) and `keyPrefix` leave."""
+    wanted = ALL_KEYS
+    if options.start_key is not None:
+        wanted = intersection(wanted, KeyRange(_encoded(schema, options.start_key, "startKey"), None))
+    if options.end_key is not None:
+        wanted = intersection(wanted, KeyRange(None, _encoded(schema, options.end_key, "endKey")))
+    if options.key_prefix is not None:
+        prefix = _encoded(schema, options.key_prefix, "keyPrefix")
+        last = schema.arrow.field(schema.key[len(options.key_prefix) - 1]).type
+        if _is_text(last) and options.key_prefix[-1] is not None:
+            prefix = prefix[: -len(b"\x00\x00")]  # without the end mark: everything that begins with the value
+        wanted = intersection(wanted, KeyRange(prefix, successor(prefix)))
+    return wanted
+
+
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    return any(
+        (types.is_string(kind), types.is_large_string(kind), types.is_binary(kind), types.is_large_binary(kind))
+    ) or kind in (pa.string_view(), pa.binary_view())
+
+
+def _encoded(schema: ShardSchema, values: tuple[Any, ...], name: str) -> bytes:
+    if not 0 < len(values) <= len(schema.key):
+        raise InvalidUsage(f"option {name!r} has {len(values)} values; the key is ({', '.join(schema.key)})")
+    typed = []
+    for column, value in zip(schema.key, values, strict=False):
+        kind = schema.arrow.field(column).type
+        if isinstance(value, str) and not _is_text(kind):
+            try:
+                value = pa.scalar(value).cast(kind)
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidUsage(f"option {name!r}: {value!r} is no {kind}, the type of {column!r}") from error
+        typed.append(value)
+    return encode_key(schema, tuple(typed))

@@ -1,0 +1,184 @@
+"""Spark's types and a shard's Arrow types: what a read shows, what a write stores, and exact casts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from persist.errors import InvalidUsage
+from persist.parts import DIFF, TIME
+
+MULTIPLICITY_MAX = 2**40  # rows of one batch after expansion; more is a mistake that would never end
+DECIMAL_DIGITS_MAX = 38  # of Spark
+_SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
+    (pa.bool_(), t.BooleanType()),
+    (pa.int8(), t.ByteType()),
+    (pa.int16(), t.ShortType()),
+    (pa.int32(), t.IntegerType()),
+    (pa.int64(), t.LongType()),
+    (pa.uint8(), t.ShortType()),
+    (pa.uint16(), t.IntegerType()),
+    (pa.uint32(), t.LongType()),
+    (pa.uint64(), t.DecimalType(20, 0)),
+    (pa.float16(), t.FloatType()),
+    (pa.float32(), t.FloatType()),
+    (pa.float64(), t.DoubleType()),
+    (pa.string(), t.StringType()),
+    (pa.large_string(), t.StringType()),
+    (pa.string_view(), t.StringType()),
+    (pa.binary(), t.BinaryType()),
+    (pa.large_binary(), t.BinaryType()),
+    (pa.binary_view(), t.BinaryType()),
+    (pa.date32(), t.DateType()),
+    (pa.date64(), t.DateType()),
+)
+_UNSTORABLE = (t.YearMonthIntervalType, t.CalendarIntervalType, t.VariantType, t.NullType, t.UserDefinedType)
+
+
+def spark_type(name: str, kind: Any) -> t.DataType:
+    """The Spark type that holds every value of an Arrow type. Raises InvalidUsage naming the column."""
+    for arrow, spark in _SIMPLE:
+        if kind == arrow:
+            return spark
+    types = pa.types
+    if types.is_fixed_size_binary(kind):
+        return t.BinaryType()
+    if types.is_decimal(kind) and kind.precision <= DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision:
+        return t.DecimalType(kind.precision, kind.scale)
+    if types.is_timestamp(kind):
+        return t.TimestampNTZType() if kind.tz is None else t.TimestampType()
+    if types.is_duration(kind):
+        return t.DayTimeIntervalType()
+    if types.is_time(kind):
+        return t.TimeType(6)
+    if types.is_map(kind):
+        return t.MapType(spark_type(name, kind.key_type), spark_type(name, kind.item_type), True)
+    if types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return t.StructType([t.StructField(f.name, spark_type(name, f.type), True) for f in fields])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return t.ArrayType(spark_type(name, kind.value_type), True)
+    raise InvalidUsage(f"column {name!r} is {kind}, which Spark cannot hold; leave it out with option 'columns'")
+
+
+def spark_schema(fields: Iterable[Any]) -> t.StructType:
+    """Spark's schema of Arrow fields. Every column may be null for Spark, as with files."""
+    return t.StructType([t.StructField(f.name, spark_type(f.name, f.type), True) for f in fields])
+
+
+def arrow_schema(schema: t.StructType) -> pa.Schema:
+    """Exactly the Arrow schema that Spark expects of the batches of a read with this schema."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def stored_schema(schema: t.StructType, without: Sequence[str]) -> pa.Schema:
+    """The columns of a shard that is made for a DataFrame: all may be null, times with a zone are in UTC."""
+    fields = []
+    for spark in schema.fields:
+        if spark.name in without:
+            continue
+        _check_storable(spark.name, spark.dataType)
+        fields.append(t.StructField(spark.name, _nullable(spark.dataType), True))
+    return to_arrow_schema(t.StructType(fields), timezone="UTC")
+
+
+def _nullable(kind: t.DataType) -> t.DataType:
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(_nullable(kind.elementType), True)
+    if isinstance(kind, t.MapType):
+        return t.MapType(_nullable(kind.keyType), _nullable(kind.valueType), True)
+    if isinstance(kind, t.StructType):
+        return t.StructType([t.StructField(f.name, _nullable(f.dataType), True) for f in kind.fields])
+    return kind
+
+
+def _check_storable(name: str, kind: t.DataType) -> None:
+    if isinstance(kind, _UNSTORABLE) or type(kind).__name__ in ("GeometryType", "GeographyType"):
+        raise InvalidUsage(f"column {name!r} is {kind.simpleString()}, which a shard cannot store; cast it first")
+    if isinstance(kind, t.ArrayType):
+        _check_storable(name, kind.elementType)
+    elif isinstance(kind, t.MapType):
+        _check_storable(name, kind.keyType)
+        _check_storable(name, kind.valueType)
+    elif isinstance(kind, t.StructType):
+        for child in kind.fields:
+            _check_storable(name, child.dataType)
+
+
+def cast(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """The columns of `target` in its order and exact types. Raises InvalidUsage where a value does not fit."""
+    columns = []
+    for field in target:
+        column = table.column(field.name)
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except (pa.ArrowException, ValueError) as error:
+                raise InvalidUsage(f"column {field.name!r} does not fit {field.type}: {error}") from error
+        if not field.nullable and column.null_count:
+            raise InvalidUsage(f"column {field.name!r} holds nulls, but the schema given to the read allows none")
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def batches(tables: Iterable[pa.Table], target: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    """The tables' rows as batches of `target`, of at most `rows` rows; small tables are put together."""
+    pending: list[pa.Table] = []
+    held = 0
+    for table in tables:
+        pending.append(cast(table, target))
+        held += len(table)
+        if held >= rows:
+            yield from _cut(pending, rows)
+            pending, held = [], 0
+    if held:
+        yield from _cut(pending, rows)
+
+
+def _cut(tables: list[pa.Table], rows: int) -> Iterator[pa.RecordBatch]:
+    table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
+    yield from table.to_batches(max_chunksize=rows)
+
+
+def expand(table: pa.Table, rows: int) -> Iterator[pa.Table]:
+    """Each row as often as its `__diff` says, at most `rows` rows at a time (or the table as it is when all are 1).
+
+    All diffs must be positive (`first_negative` tells). Raises InvalidUsage when there are too many rows.
+    """
+    diffs = table.column(DIFF)
+    span = pc.min_max(diffs).as_py()
+    if span["max"] is None or (span["min"] == 1 and span["max"] == 1):
+        yield table
+        return
+    if span["max"] > MULTIPLICITY_MAX // max(1, len(table)):
+        raise InvalidUsage(f"a row has the multiplicity {span['max']}; read it with multiplicity=column")
+    ends = np.cumsum(diffs.to_numpy())
+    total = int(ends[-1])
+    for start in range(0, total, rows):
+        wanted = np.arange(start, min(start + rows, total))
+        yield table.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+
+
+def first_negative(table: pa.Table) -> int | None:
+    """The index of the first row with a negative multiplicity."""
+    index = pc.index(pc.less(table.column(DIFF), 0), True).as_py()
+    return None if index < 0 else int(index)
+
+
+__all__ = [
+    "DIFF",
+    "TIME",
+    "arrow_schema",
+    "batches",
+    "cast",
+    "expand",
+    "first_negative",
+    "spark_schema",
+    "stored_schema",
+]

@@ -1,0 +1,222 @@
+"""Snapshots and appends through `format("persist")`."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("x", pa.float64())])
+
+
+def test_a_dataframe_becomes_a_shard_and_comes_back(spark: Any, client: Any, load: Any, save: Any) -> None:
+    frame = spark.range(1000).selectExpr("concat('k', id) k", "id n", "id / 7 x").repartition(3)
+    save(frame, "orders", key="k")
+    assert client.shard("orders").schema.key == ("k",)
+    assert sorted(load("orders").collect()) == sorted(frame.collect())
+
+
+def test_each_append_takes_the_next_time(spark: Any, client: Any, load: Any, save: Any) -> None:
+    for n in range(3):
+        save(spark.createDataFrame([("a", n)], "k string, n bigint"), "orders", key="k")
+    assert client.shard("orders").upper().element == 3
+    assert [load("orders", asOf=t).count() for t in range(3)] == [1, 2, 3]
+    assert load("orders", asOf="latest").count() == 3
+    assert load("orders", versionAsOf=1).count() == 2
+
+
+def test_an_append_without_rows_changes_nothing(spark: Any, client: Any, save: Any) -> None:
+    save(spark.createDataFrame([], "k string, n bigint"), "orders", key="k")
+    assert client.shard("orders").upper().element == 0
+
+
+def test_a_shard_without_writes_reads_as_empty(client: Any, load: Any) -> None:
+    client.create_shard("orders", SCHEMA, ["k"])
+    assert load("orders").collect() == []
+
+
+def test_change_data_goes_in_with_its_times_and_diffs(spark: Any, client: Any, load: Any, save: Any) -> None:
+    rows = [("a", 1, 10, 1), ("a", 1, 12, -1), ("a", 2, 12, 1), ("b", 5, 15, 2)]
+    frame = spark.createDataFrame(rows, "k string, n bigint, at int, change int")
+    options = {"key": "k", "timeColumn": "at", "diffColumn": "change", "expectedUpper": 0, "newUpper": 20}
+    save(frame, "orders", **options)
+    assert load("orders", asOf=11).collect() == [("a", 1)]
+    assert sorted(load("orders", asOf=19).collect()) == [("a", 2), ("b", 5), ("b", 5)]
+    counted = load("orders", asOf=19, multiplicity="column")
+    assert counted.columns == ["k", "n", "__diff"]
+    assert sorted(counted.collect()) == [("a", 2, 1), ("b", 5, 2)]
+
+
+def test_a_shard_can_be_closed_by_its_last_write(spark: Any, client: Any, save: Any) -> None:
+    save(spark.createDataFrame([("a", 1)], "k string, n bigint"), "orders", key="k", expectedUpper=0, newUpper="closed")
+    assert client.shard("orders").upper().is_empty
+
+
+def test_a_negative_multiplicity_is_an_error_that_names_the_key(client: Any, load: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}, {"k": "bad", "n": 2, "__diff": -3}])
+    with pytest.raises(PySparkException, match=r"key \{'k': 'bad'\} with the negative multiplicity -3"):
+        load("orders", "n bigint").collect()
+    assert sorted(load("orders", "k string, __diff bigint", multiplicity="column").collect()) == [("a", 1), ("bad", -3)]
+
+
+@pytest.mark.parametrize("how", ["schema", "columns"])
+def test_columns_are_pruned_by_schema_or_option(client: Any, load: Any, how: str) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1, "x": 2.0}, {"k": "b", "n": 1, "x": 3.0}])
+    df = load("orders", "n bigint") if how == "schema" else load("orders", columns="n")
+    assert df.columns == ["n"]
+    assert df.collect() == [(1,), (1,)]
+
+
+def test_a_schema_may_widen_but_not_lose(client: Any, load: Any) -> None:
+    shard = client.create_shard("orders", pa.schema([("k", pa.int32()), ("n", pa.int64())]), ["k"])
+    shard.insert([{"k": 1, "n": 2**40}])
+    assert load("orders", "n decimal(20,0), k bigint").collect()[0].asDict() == {"n": 2**40, "k": 1}
+    with pytest.raises(PySparkException, match="column 'n' does not fit int32"):
+        load("orders", "n int").collect()
+
+
+def test_key_ranges_and_prefixes_prune_rows(client: Any, load: Any) -> None:
+    schema = pa.schema([("k", pa.string()), ("m", pa.int32()), ("n", pa.int64())])
+    shard = client.create_shard("orders", schema, ["k", "m"])
+    shard.insert([{"k": k, "m": m, "n": 0} for k in ("a", "ab", "abc", "b") for m in (1, 2)])
+
+    def keys(**options: Any) -> list[tuple[str, int]]:
+        return [(row.k, row.m) for row in load("orders", **options).collect()]
+
+    assert keys(startKey="ab", endKey="b") == [("ab", 1), ("ab", 2), ("abc", 1), ("abc", 2)]
+    assert keys(startKey='["ab", 2]', endKey='["abc", 2]') == [("ab", 2), ("abc", 1)]
+    assert keys(keyPrefix="ab") == [("ab", 1), ("ab", 2), ("abc", 1), ("abc", 2)]
+    assert keys(keyPrefix='["ab", 2]') == [("ab", 2)]
+    assert keys(keyPrefix='["ab", 2]', startKey="b") == []
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7, 32])
+def test_a_snapshot_of_many_batches_equals_spark_s_group_by(spark: Any, client: Any, load: Any, splits: int) -> None:
+    """200 batches, two rows in three retracted somewhere, sizes on both sides of the inline limit."""
+    rng = random.Random(7)
+    shard = client.create_shard("orders", pa.schema([("k", pa.string()), ("n", pa.int64())]), ["k"])
+    live: list[tuple[str, int]] = []
+    updates = []
+    for at in range(200):
+        rows = []
+        for _ in range(rng.choice([1, 40, 400])):
+            if live and rng.random() < 0.45:
+                row, diff = live.pop(rng.randrange(len(live))), -1
+            else:
+                row, diff = (f"k{rng.randrange(500):03d}", rng.randrange(3)), 1
+                live.append(row)
+            rows.append({"k": row[0], "n": row[1], "__time": at, "__diff": diff})
+        updates += rows
+        shard.compare_and_append(rows, at, at + 1)
+    as_of = 150
+    raw = spark.createDataFrame(pa.Table.from_pylist(updates)).where(f"__time <= {as_of}")
+    expected = raw.groupBy("k", "n").sum("__diff").where("`sum(__diff)` != 0").collect()
+    df = load("orders", asOf=as_of, numPartitions=splits)
+    assert df.rdd.getNumPartitions() <= splits
+    read = Counter((row.k, row.n) for row in df.collect())
+    assert read == {(row.k, row.n): row[2] for row in expected}
+    by_split = df.selectExpr("k", "spark_partition_id() p").distinct().groupBy("k").count().where("count > 1")
+    assert by_split.collect() == []
+
+
+def test_a_task_that_is_tried_again_writes_once(spark: Any, client: Any, load: Any, save: Any, tmp_path: Any) -> None:
+    marker = str(tmp_path / "failed")
+
+    def fail_once(rows: Any) -> Any:
+        import os
+
+        for i, row in enumerate(rows):
+            if i == 500 and not os.path.exists(marker):
+                open(marker, "w").close()
+                raise OSError("the first attempt dies in the middle")
+            yield row
+
+    rdd = spark.sparkContext.parallelize([(f"k{i}", i) for i in range(2000)], 2).mapPartitions(fail_once)
+    save(spark.createDataFrame(rdd, "k string, n bigint"), "orders", key="k")
+    assert load("orders").selectExpr("count(*) c", "sum(n) s").collect() == [(2000, 1999000)]
+
+
+BAD_OPTIONS = [
+    ({"nonsense": "1"}, "option 'nonsense' is unknown"),
+    ({"timestampAsOf": "2024-01-01"}, "times of a shard are integers: use asOf"),
+    ({"asOf": "soon"}, "option 'asOf' is a whole number, not 'soon'"),
+    ({"asOf": "1", "versionAsOf": "1"}, "mean the same; give one"),
+    ({"numPartitions": "0"}, "option 'numPartitions' is 0, outside"),
+    ({"columns": "n,nope"}, "the shard has no column 'nope'; its columns are k, n, x"),
+    ({"multiplicity": "maybe"}, "option 'multiplicity' is one of expand, column, not 'maybe'"),
+    ({"batchRows": "0"}, "option 'batchRows' is 0, outside"),
+    ({"expectedUpper": "0"}, "option 'expectedUpper' means nothing for a batch read"),
+    ({"keyPrefix": '["a", 1]'}, r"option 'keyPrefix' has 2 values; the key is \(k\)"),
+    ({"blob": "mem:"}, "give either a url, or a blob and a consensus location, not both"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[str(o) for o, _ in BAD_OPTIONS])
+def test_a_bad_read_option_is_one_clear_sentence(client: Any, load: Any, options: dict[str, str], message: str) -> None:
+    client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
+    with pytest.raises(PySparkException, match=message):
+        load("orders", **options).collect()
+
+
+BAD_WRITES = [
+    ("k string, n bigint", {}, "option\\('key', 'id'\\)"),
+    ("k string, n bigint", {"key": "id"}, "key column 'id' is not among the columns"),
+    ("k string, n bigint", {"key": "k", "newUpper": "4"}, "option 'newUpper' needs 'expectedUpper'"),
+    ("k string, n bigint", {"key": "k", "timeColumn": "n"}, "option 'timeColumn' needs 'expectedUpper'"),
+    ("k string, n bigint", {"key": "k", "diffColumn": "d"}, "names 'd', which is not a column of the DataFrame"),
+    ("k string, n bigint", {"key": "k", "asOf": "4"}, "option 'asOf' means nothing for a batch write"),
+    ("k string, n interval year", {"key": "k"}, "column 'n' is interval year.*which a shard cannot store"),
+    ("k string, __time bigint", {"key": "k"}, "rows with times need options expectedUpper and newUpper"),
+]
+
+
+@pytest.mark.parametrize(("ddl", "options", "message"), BAD_WRITES, ids=[f"{d} {o}" for d, o, _ in BAD_WRITES])
+def test_a_bad_write_is_one_clear_sentence_and_writes_nothing(
+    spark: Any, client: Any, save: Any, ddl: str, options: dict[str, str], message: str
+) -> None:
+    frame = spark.createDataFrame([], ddl)
+    with pytest.raises(PySparkException, match=message):
+        save(frame, "orders", **options)
+    assert client.shards() == []
+
+
+def test_columns_must_be_those_of_the_shard(spark: Any, client: Any, save: Any) -> None:
+    client.create_shard("orders", SCHEMA, ["k"])
+    with pytest.raises(PySparkException, match="shard 'orders' has no column 'z'"):
+        save(spark.createDataFrame([("a", 1, 1.0, 1)], "k string, n bigint, x double, z int"), "orders")
+    with pytest.raises(PySparkException, match="the DataFrame lacks the column 'x'"):
+        save(spark.createDataFrame([("a", 1)], "k string, n bigint"), "orders")
+    with pytest.raises(PySparkException, match=r"has the key \('k'\), not \('n'\)"):
+        save(spark.createDataFrame([("a", 1, 1.0)], "k string, n bigint, x double"), "orders", key="n")
+
+
+def test_an_unknown_shard_is_named(load: Any) -> None:
+    with pytest.raises(PySparkException, match="nowhere"):
+        load("nowhere")
+
+
+def test_times_outside_the_interval_are_refused(spark: Any, client: Any, save: Any) -> None:
+    frame = spark.createDataFrame([("a", 1, 30)], "k string, n bigint, at bigint")
+    with pytest.raises(PySparkException, match=r"outside the interval \[\[0\], \[20\]\)"):
+        save(frame, "orders", key="k", timeColumn="at", expectedUpper=0, newUpper=20)
+    assert client.shard("orders").upper().element == 0
+
+
+def test_a_lapsed_lease_is_an_error_and_never_a_missing_row(client: Any, load: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1, "x": 1.0}])
+    df = load("orders", leaseSeconds=0.001)
+    plan = df.rdd  # planned now; it is read when the lease has lapsed and a commit has noticed
+    time.sleep(0.1)
+    shard.insert([{"k": "b", "n": 1, "x": 1.0}])
+    with pytest.raises(Exception, match="its lease lapsed or it was closed; open a new one"):
+        plan.count()
