@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.antichain import Antichain
+from persist.batch import HollowBatch
 from persist.ids import SeqNo
-from persist.parts import ShardSchema
+from persist.parts import TIME, PartReader, ShardSchema
 from persist.reading import VIEW_WAIT_S, ReadLease, ReadSettings, kept, part_reader
 from persist.transport import Transport, ViewRequest
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
 DOWNGRADES_PER_LEASE = 30
+EVENT_ROWS = 100_000  # adjacent batches are taken together up to this many updates
 
 
 @dataclass(frozen=True, slots=True)
 class ListenEvent:
     """Updates with times in `[lower, upper)`, complete: no more will come for these times.
 
-    `updates` has the user's columns, `__time` and `__diff`, consolidated and ordered by time. A large step comes
-    as several events, of which only the last moves the frontier: `lower == upper` says "more to come".
+    `updates` has the user's columns, `__time` and `__diff`, consolidated and ordered by time. A batch of more than
+    EVENT_ROWS updates comes as several events, one key range after another, of which only the last moves the
+    frontier: `lower == upper` says "more to come".
     """
 
     lower: Antichain
@@ -67,7 +71,7 @@ class Listen:
     def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
         """The events up to the shard's upper, waiting at most `timeout_s` for the first; none when nothing came.
 
-        The frontier moves when the last of them is taken.
+        The frontier moves as they are taken.
         """
         if self.done or self.frontier.element is None:
             return
@@ -80,16 +84,30 @@ class Listen:
             return
         schema, reader = part_reader(self._transport, view.schemas, view.schema_id)
         batches = [b for b in view.batches if lower < b.desc.upper and b.desc.lower < upper]
-        parts = [part for batch in batches for part in batch.parts()]
-        pieces = reader.read_updates(parts, lower, upper, memory_bytes=self._settings.memory_bytes)
-        held: pa.Table | None = None
-        for piece in kept(pieces, self._lease):
-            if held is not None:
-                yield ListenEvent(lower, lower, held)
-            held = piece
-        self.frontier = upper
-        yield ListenEvent(lower, upper, held if held is not None else empty_updates(schema))
+        for group in _groups(batches):
+            yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
         self._downgrade(view.seqno)
+
+    def _step(
+        self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, schema: ShardSchema
+    ) -> Iterator[ListenEvent]:
+        """The events of adjacent batches: one, ordered by time, unless the updates are too many for that."""
+        lower = self.frontier
+        parts = [part for batch in batches for part in batch.parts()]
+        pieces = kept(reader.read_updates(parts, lower, upper, memory_bytes=self._settings.memory_bytes), self._lease)
+        last = schema.updates_schema.empty_table()
+        if sum(batch.rows for batch in batches) <= EVENT_ROWS:
+            held = list(pieces)
+            if held:
+                last = pa.concat_tables(held)
+                last = last.take(pc.sort_indices(last, sort_keys=[(TIME, "ascending")])) if len(held) > 1 else last
+        else:
+            for piece in pieces:
+                if last.num_rows:
+                    yield ListenEvent(lower, lower, last)
+                last = piece
+        self.frontier = upper
+        yield ListenEvent(lower, upper, last)
 
     def _downgrade(self, seqno: SeqNo) -> None:
         """Move the hold to the last time that was delivered, now that its consumer came back for more."""
@@ -111,5 +129,15 @@ class Listen:
         self.close()
 
 
-def empty_updates(schema: ShardSchema) -> pa.Table:
-    return schema.updates_schema.empty_table()
+def _groups(batches: Sequence[HollowBatch]) -> Iterator[list[HollowBatch]]:
+    """The batches in order, small ones taken together."""
+    group: list[HollowBatch] = []
+    rows = 0
+    for batch in batches:
+        if group and rows + batch.rows > EVENT_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(batch)
+        rows += batch.rows
+    if group:
+        yield group

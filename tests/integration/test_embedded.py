@@ -1,0 +1,278 @@
+"""A shard in a directory, through the client: what users rely on, and what they are told when they err."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.antichain import EMPTY, Antichain
+from persist.client import Client
+from persist.errors import (
+    Conflict,
+    Corruption,
+    Expired,
+    InvalidUsage,
+    NotReadable,
+    OpaqueMismatch,
+    ShardExists,
+    Unavailable,
+    UnknownShard,
+    UpperMismatch,
+)
+from persist.handles import Shard
+from persist.parts import ShardSchema
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"persist://{tmp_path}/location"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with persist.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def shard(client: Client) -> Shard:
+    return client.create_shard("orders", SCHEMA, ["id"])
+
+
+def rows_of(shard: Shard, as_of: int | None = None, **options: object) -> list[dict[str, object]]:
+    return shard.snapshot(as_of, **options).to_arrow(expand=True).to_pylist()  # type: ignore[arg-type]
+
+
+def test_a_snapshot_tells_the_contents_as_of_any_time(shard: Shard) -> None:
+    shard.compare_and_append([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}], 0, 5)
+    shard.compare_and_append([{"id": 1, "name": "a", "__diff": -1}, {"id": 1, "name": "c"}], 5, 6)
+    assert rows_of(shard, 0) == rows_of(shard, 4) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+    assert rows_of(shard, 5) == rows_of(shard) == [{"id": 1, "name": "c"}, {"id": 2, "name": "b"}]
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7])
+def test_splits_are_disjoint_and_together_the_whole(shard: Shard, splits: int) -> None:
+    shard.insert(pa.table({"id": list(range(1000)), "name": [f"n{i}" for i in range(1000)]}))
+    shard.insert([{"id": i, "name": f"n{i}", "__diff": -1} for i in range(0, 1000, 3)])
+    with shard.snapshot(num_splits=splits) as snapshot:
+        assert len(snapshot.splits) == splits
+        ids = [i for split in snapshot.splits for t in split.read(snapshot._transport) for i in t["id"].to_pylist()]
+    assert sorted(ids) == [i for i in range(1000) if i % 3]
+
+
+def test_multiplicities_are_kept(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a", "__diff": 3}, {"id": 2, "name": None, "__diff": 2}])
+    assert rows_of(shard) == [{"id": 1, "name": "a"}] * 3 + [{"id": 2, "name": None}] * 2
+    assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [3, 2]
+
+
+def test_a_negative_multiplicity_is_told_with_its_row(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a", "__diff": -1}])
+    with pytest.raises(Corruption, match="negative multiplicity -1"):
+        rows_of(shard)
+
+
+def test_columns_are_pruned_after_consolidation(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a"}, {"id": 1, "name": "b"}])
+    shard.insert([{"id": 1, "name": "a", "__diff": -1}])
+    assert rows_of(shard, columns=["id"]) == [{"id": 1}]
+
+
+def test_an_iterator_of_batches_is_written_in_bounded_pieces(shard: Shard) -> None:
+    batches = (pa.record_batch({"id": pa.array(range(n, n + 100)), "name": ["x"] * 100}) for n in range(0, 2000, 100))
+    shard.insert(batches)
+    assert shard.snapshot().to_arrow().num_rows == 2000
+
+
+def test_listening_goes_on_where_the_snapshot_ends(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    shard.insert([{"id": 2, "name": "b"}])
+    with shard.listen(0, until=4) as listen:
+        events = list(listen.next_events(5))
+        shard.insert([{"id": 3, "name": "c"}])
+        shard.insert([{"id": 1, "name": "a", "__diff": -1}])
+        shard.insert([{"id": 9, "name": "beyond"}])
+        events += list(listen)
+    got = [(r["__time"], r["id"], r["__diff"]) for e in events for r in e.updates.to_pylist()]
+    assert got == [(1, 2, 1), (2, 3, 1), (3, 1, -1)]
+    assert events[0].lower == Antichain(1)
+    assert events[-1].upper == Antichain(4)
+
+
+def test_listening_to_a_closed_shard_ends(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    shard.advance_upper(None)
+    with shard.listen(None) as listen:
+        events = list(listen)
+    assert [e.upper for e in events] == [EMPTY]
+
+
+def test_replicated_writers_write_every_update_once(shard: Shard) -> None:
+    shard.append([{"id": 1, "name": "a", "__time": 0}, {"id": 2, "name": "b", "__time": 3}], 0, 4)
+    shard.append([{"id": 2, "name": "b", "__time": 3}, {"id": 3, "name": "c", "__time": 4}], 2, 6)
+    assert [r["id"] for r in rows_of(shard)] == [1, 2, 3]
+    with pytest.raises(UpperMismatch, match="gap"):
+        shard.append([{"id": 4, "name": "d", "__time": 9}], 9, 10)
+
+
+def test_since_is_the_meet_of_the_holds_and_history_before_it_is_refused(shard: Shard) -> None:
+    for number in range(10):
+        shard.insert([{"id": number, "name": "x"}])
+    slow = shard.critical_reader("slow")
+    fast = shard.critical_reader("fast")
+    assert fast.downgrade_since(8) == Antichain(0)
+    assert slow.downgrade_since(5) == Antichain(5)
+    with pytest.raises(NotReadable, match="readable from"):
+        shard.snapshot(4)
+    assert len(rows_of(shard, 5)) == 6
+
+
+def test_an_opaque_token_fences_the_other_holder(shard: Shard) -> None:
+    mine, theirs = shard.critical_reader("job"), shard.critical_reader("job")
+    mine.downgrade_since(0, opaque="epoch-2")
+    with pytest.raises(OpaqueMismatch) as fenced:
+        theirs.downgrade_since(0)
+    assert fenced.value.details["actual"] == "epoch-2"
+
+
+def test_a_reader_that_was_closed_is_told_so(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    snapshot = shard.snapshot()
+    snapshot.close()
+    with pytest.raises(Expired, match="is gone"):
+        list(snapshot.batches())
+
+
+def test_dropping_waits_for_readers_unless_forced(client: Client, shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    reader = shard.open_reader(purpose="nightly report")
+    with pytest.raises(Conflict, match="nightly report"):
+        shard.drop()
+    reader.close()
+    shard.drop()
+    with pytest.raises(UpperMismatch):
+        shard.insert([{"id": 2, "name": "b"}])
+    with pytest.raises(NotReadable):
+        shard.snapshot()
+
+
+def test_a_column_may_be_added(shard: Shard) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    shard.evolve_schema(ShardSchema(pa.schema([*SCHEMA, ("note", pa.string())]), ("id",)))
+    shard.insert([{"id": 2, "name": "b", "note": "new"}])
+    assert [r["note"] for r in rows_of(shard)] == [None, "new"]
+    with pytest.raises(InvalidUsage):
+        shard.evolve_schema(ShardSchema(SCHEMA, ("id",)))
+
+
+def test_nested_values_and_exact_types_come_back_as_they_were(client: Client) -> None:
+    schema = pa.schema(
+        [
+            ("k", pa.decimal128(20, 4)),
+            ("tags", pa.list_(pa.string())),
+            ("point", pa.struct([("x", pa.float64()), ("y", pa.list_(pa.int32()))])),
+            ("at", pa.timestamp("ns", tz="UTC")),
+        ]
+    )
+    shard = client.create_shard("typed", schema, ["k"])
+    table = pa.table(
+        {
+            "k": [Decimal("1.5000"), Decimal("-2.0000")],
+            "tags": [["a", None], []],
+            "point": [{"x": float("nan"), "y": [1, 2]}, None],
+            "at": [0, None],
+        },
+        schema=schema,
+    )
+    shard.insert(table)
+    shard.insert(table.slice(1, 1).append_column("__diff", pa.array([-1])))
+    assert shard.snapshot().to_arrow(expand=True).to_pylist()[0]["tags"] == ["a", None]
+    assert shard.snapshot().to_arrow(expand=True).schema.equals(schema)
+
+
+def test_what_was_acknowledged_is_there_after_reopening(url: str) -> None:
+    with persist.connect(url) as client:
+        client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1, "name": "a"}])
+    with persist.connect(url) as client:
+        assert client.shards() == ["orders"]
+        assert rows_of(client.shard("orders")) == [{"id": 1, "name": "a"}]
+
+
+# --- bad input: one clear sentence, and nothing is lost
+
+
+def test_bad_input_is_told_in_one_sentence_and_changes_nothing(client: Client, shard: Shard, tmp_path: Path) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    cases = [
+        (lambda: client.shard("nothing"), UnknownShard, "there is no shard 'nothing'"),
+        (lambda: client.shard("../etc"), InvalidUsage, "shard name"),
+        (lambda: client.create_shard("orders", pa.schema([("x", pa.int64())]), ["x"]), ShardExists, "another schema"),
+        (lambda: client.create_shard("new", SCHEMA, ["nokey"]), InvalidUsage, "nokey"),
+        (lambda: shard.insert([{"id": 1, "nome": "a"}]), InvalidUsage, "no column 'nome'"),
+        (lambda: shard.insert(pa.table({"id": ["x"], "name": ["a"]})), InvalidUsage, "id"),
+        (lambda: shard.insert(pa.table({"id": [None], "name": ["a"]})), InvalidUsage, "id"),
+        (lambda: shard.insert(7), InvalidUsage, "rows come as"),
+        (lambda: shard.compare_and_append([{"id": 2, "__time": 9}], 1, 5), InvalidUsage, r"times in \[9, 9\]"),
+        (lambda: shard.compare_and_append([{"id": 2}], 7, 9), UpperMismatch, r"upper \[1\], not the expected \[7\]"),
+        (lambda: shard.compare_and_append([{"id": 2}], 1, 1), InvalidUsage, "is empty but the batch has rows"),
+        (lambda: shard.compare_and_append([{"id": 2}], -1, 1), InvalidUsage, "outside"),
+        (lambda: shard.snapshot(-1), InvalidUsage, "as_of"),
+        (lambda: shard.snapshot(99, wait_s=0), Unavailable, "complete before"),
+        (lambda: shard.snapshot(num_splits=0), InvalidUsage, "num_splits"),
+        (lambda: shard.snapshot(columns=["nome"]), InvalidUsage, "no column 'nome'"),
+        (lambda: persist.connect("ftp://x"), InvalidUsage, "neither"),
+        (lambda: persist.connect("persist://host/path"), InvalidUsage, "persist:///absolute/path"),
+        (lambda: persist.connect(), InvalidUsage, "give a url"),
+    ]
+    for act, kind, sentence in cases:
+        with pytest.raises(kind, match=sentence):
+            act()
+    assert rows_of(shard) == [{"id": 1, "name": "a"}]
+    assert shard.upper() == Antichain(1)
+
+
+def test_a_directory_with_other_files_is_not_taken_for_a_location(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(InvalidUsage, match=r"is not a persist location: it has files but no persist\.json"):
+        persist.connect(f"persist://{tmp_path}")
+    assert os.listdir(tmp_path) == ["precious.txt"]
+
+
+def test_a_damaged_or_newer_marker_is_told(tmp_path: Path, url: str) -> None:
+    persist.connect(url).close()
+    marker = tmp_path / "location" / "persist.json"
+    marker.write_text('{"version": 99}')
+    with pytest.raises(InvalidUsage, match="format 99"):
+        persist.connect(url)
+    marker.write_text("{")
+    with pytest.raises(InvalidUsage, match="is damaged"):
+        persist.connect(url)
+
+
+def test_a_flipped_byte_in_a_blob_is_corruption_and_never_a_wrong_row(tmp_path: Path, shard: Shard) -> None:
+    shard.insert(pa.table({"id": list(range(20_000)), "name": [f"name {i}" for i in range(20_000)]}))
+    [path] = (tmp_path / "location" / "blob").rglob("*.parquet")
+    whole = path.read_bytes()
+    os.chmod(path, 0o644)
+    for position in range(0, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        with pytest.raises(Corruption):
+            shard.snapshot().to_arrow()
+    path.write_bytes(whole)
+    assert shard.snapshot().to_arrow().num_rows == 20_000
+
+
+def test_a_missing_blob_is_corruption_while_the_lease_holds(tmp_path: Path, shard: Shard) -> None:
+    shard.insert(pa.table({"id": list(range(20_000)), "name": ["x"] * 20_000}))
+    [path] = (tmp_path / "location" / "blob").rglob("*.parquet")
+    path.unlink()
+    with pytest.raises(Corruption, match="missing"):
+        shard.snapshot().to_arrow()
