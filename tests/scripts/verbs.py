@@ -290,6 +290,7 @@ class StepInterpreter:
 
     def __init__(self) -> None:
         self.shard = Shard()
+        self.told: set[type] = set()  # which commands the script has used
 
     def __call__(self, group: list[Arguments]) -> list[str]:
         if len(group) == 1 and group[0].verb in {"policy", "tick", "expire-lapsed", "state", "upper"}:
@@ -300,6 +301,7 @@ class StepInterpreter:
                 raise ScriptError(f"there is no verb {args.verb!r}")
             commands.append(COMMANDS[args.verb](args))
             args.finish()
+        self.told |= {type(command) for command in commands}
         before = self.shard.state
         shown = [show_result(result) for result in self.shard.commit(*commands)]
         if self.shard.state is not before:
