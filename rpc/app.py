@@ -1,0 +1,50 @@
+"""The app: one FastAPI application over one location."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from persist.location import Location
+from persist.store_errors import translated
+from rpc import errors, identity
+from rpc.edge import Edge
+from rpc.routes import blobs, health, listen, rows, shards
+from rpc.routes import location as locations
+from rpc.service import Service
+from rpc.settings import ServerSettings
+
+VERSION = "0.1.0"
+DESCRIPTION = "Durable, definite time-varying collections. Errors are application/problem+json (RFC 9457)."
+
+
+def create_app(location: Location, settings: ServerSettings | None = None) -> FastAPI:
+    """The service over an opened location, which stays the caller's to close (after the app has shut down).
+
+    Raises InvalidUsage or Unavailable when a store does not work.
+    """
+    settings = settings or ServerSettings()
+    location.check()
+    with translated():
+        proof = identity.ensure(location.blob, location.ids)
+    service = Service(location, settings, proof)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="persist", version=VERSION, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.service = service
+    app.add_middleware(Edge, service=service)
+    errors.install(app)
+    for module in (health, locations, shards, rows, listen, blobs):
+        app.include_router(module.router)
+    return app
+
+
+__all__ = ["create_app"]

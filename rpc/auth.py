@@ -1,0 +1,195 @@
+"""Bearer tokens: what they are, how they are kept, and what each lets its bearer do.
+
+A token is `pt_<id>_<secret>`. The tokens file holds only the SHA-256 of it (the secret has 256 random bits, so nothing
+is gained by a slow hash), its scopes, the prefixes of shard names it is good for, and when it ends:
+
+    {"tokens": [{"id": "etl", "sha256": "…", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2030-01-01"}]}
+
+The file is read again when it changes: adding a token, and removing one, need no restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from persist import commands as c
+from persist.errors import Forbidden, InvalidUsage, Unauthorized
+
+READ, WRITE, ADMIN = "read", "write", "admin"
+SCOPES = (READ, WRITE, ADMIN)
+TOKENS_MAX = 10_000
+FILE_BYTES_MAX = 16 * 1024 * 1024
+LOOK_AGAIN_S = 0.5
+_TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
+
+# What a command needs; everything that is not here needs admin.
+_SCOPES_OF_COMMANDS: dict[type[Any], str] = {
+    c.RegisterReader: READ,
+    c.HeartbeatReader: READ,
+    c.DowngradeSince: READ,
+    c.ExpireReader: READ,
+    c.RegisterWriter: WRITE,
+    c.HeartbeatWriter: WRITE,
+    c.ExpireWriter: WRITE,
+    c.CompareAndAppend: WRITE,
+    c.Append: WRITE,
+    c.Insert: WRITE,
+    c.AdvanceUpper: WRITE,
+    c.RegisterCriticalReader: WRITE,
+    c.CompareAndDowngradeSince: WRITE,
+    c.ExpireCriticalReader: WRITE,
+    c.EvolveSchema: WRITE,
+}
+
+
+def scope_of(command: c.Command) -> str:
+    return _SCOPES_OF_COMMANDS.get(type(command), ADMIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. `admin` includes `write`, `write` includes `read`; no prefixes means every shard."""
+
+    name: str
+    scopes: frozenset[str]
+    prefixes: tuple[str, ...] = ()
+    expires_s: float | None = None
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether every shard is open to it."""
+        return not self.prefixes
+
+    def sees(self, shard: str) -> bool:
+        return not self.prefixes or shard.startswith(self.prefixes)
+
+    def require(self, scope: str, shard: str | None = None) -> None:
+        """Raises Forbidden unless this principal has the scope, on this shard."""
+        if scope not in self.scopes:
+            raise Forbidden(f"the token {self.name!r} has no scope {scope!r}; ask for one that has it")
+        if shard is not None and not self.sees(shard):
+            raise Forbidden(f"the token {self.name!r} is not good for shard {shard!r}; ask for one that is")
+
+
+def _included(scopes: list[str]) -> frozenset[str]:
+    highest = max(SCOPES.index(scope) for scope in scopes)
+    return frozenset(SCOPES[: highest + 1])
+
+
+ANYBODY = Principal("anybody", frozenset(SCOPES))
+
+
+class Tokens:
+    """The tokens of a file, which is read again when it changes. Thread-safe."""
+
+    def __init__(self, path: str, *, now_s: Callable[[], float]) -> None:
+        self._path = path
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._looked_s = 0.0
+        self._version: tuple[int, int, int] | None = None
+        self._by_id: dict[str, tuple[bytes, Principal]] = {}
+        self._reload()
+
+    def principal(self, authorization: str | None) -> Principal:
+        """Who sends this Authorization header. Raises Unauthorized, without saying what was wrong with the secret."""
+        self._look()
+        kind, _, token = (authorization or "").partition(" ")
+        if kind.lower() != "bearer" or not token:
+            raise Unauthorized("this server wants a token: send the header Authorization: Bearer pt_…")
+        match = _TOKEN.match(token.strip())
+        given = hashlib.sha256(token.strip().encode()).digest()
+        known = self._by_id.get(match.group(1)) if match else None
+        # A comparison is made either way, so that the time taken does not tell which ids exist.
+        expected, principal = known if known is not None else (bytes(32), ANYBODY)
+        if not hmac.compare_digest(given, expected) or known is None:
+            raise Unauthorized("the token is not known here; it may have been replaced")
+        if principal.expires_s is not None and self._now_s() >= principal.expires_s:
+            raise Unauthorized(f"the token {principal.name!r} has expired; ask for a new one")
+        return principal
+
+    def _look(self) -> None:
+        now = self._now_s()
+        if abs(now - self._looked_s) >= LOOK_AGAIN_S:
+            with self._lock:
+                self._looked_s = now
+                if self._stamp() != self._version:
+                    self._reload()
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _reload(self) -> None:
+        """Read the file. A file that cannot be read lets nobody in, at start-up it is InvalidUsage."""
+        first = self._version is None and not self._by_id
+        stamp = self._stamp()
+        try:
+            found = _read(self._path)
+        except InvalidUsage:
+            if first:
+                raise
+            found = {}
+        self._by_id, self._version = found, stamp
+
+
+def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
+        entries = json.loads(data)["tokens"]
+        if not isinstance(entries, list) or len(entries) > TOKENS_MAX:
+            raise InvalidUsage(f"the tokens file {path} must hold a list of at most {TOKENS_MAX} tokens")
+        read = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
+    except OSError as error:
+        raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
+    if len(read) != len(entries):
+        raise InvalidUsage(f"the tokens file {path} holds an id twice")
+    return read
+
+
+def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, tuple[bytes, Principal]]:
+    place = f"token {number} of {path}"
+    try:
+        name, digest = str(entry["id"]), bytes.fromhex(entry["sha256"])
+        scopes, prefixes = list(entry["scopes"]), tuple(entry.get("prefixes", ()))
+        expires = entry.get("expires")
+        until = None if expires is None else datetime.fromisoformat(expires)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidUsage(f"{place} needs id, sha256, scopes, and may have prefixes, expires: {error}") from error
+    if len(digest) != 32 or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
+        raise InvalidUsage(f"{place} needs an id of letters, digits and '-', and the SHA-256 of the token in hex")
+    if not scopes or not set(scopes) <= set(SCOPES) or not all(isinstance(p, str) and p for p in prefixes):
+        raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
+    if until is not None and until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    expires_s = None if until is None else until.timestamp()
+    return name, (digest, Principal(name, _included(scopes), prefixes, expires_s))
+
+
+def mint(name: str) -> tuple[str, str]:
+    """A fresh token of that id, and the SHA-256 to keep of it."""
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
+        raise InvalidUsage(f"a token's id is 1 to 64 letters, digits and '-', not {name!r}")
+    token = f"pt_{name}_{secrets.token_urlsafe(32)}"
+    return token, hashlib.sha256(token.encode()).hexdigest()
+
+
+__all__ = ["ADMIN", "ANYBODY", "READ", "SCOPES", "WRITE", "Principal", "Tokens", "mint", "scope_of"]

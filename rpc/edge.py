@@ -1,0 +1,163 @@
+"""The outermost layer of every request: its id, who asks, the shard in its path, its errors, counters and log line.
+
+A plain ASGI layer. The hot path (one command) is answered right here, without FastAPI's routing and validation.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from persist.errors import Forbidden, PersistError
+from rpc import paths
+from rpc.auth import ANYBODY, Principal
+from rpc.commanding import answer
+from rpc.errors import CLIENT_GONE, from_bug, problem
+
+if TYPE_CHECKING:
+    from rpc.service import Service
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
+REQUEST_ID_HEADER = b"x-request-id"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+_VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
+_access = logging.getLogger("persist.access")
+
+
+class Edge:
+    """Wraps the app; `service` is what `create_app` made."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        headers = dict(scope["headers"])
+        request_id = self._request_id(headers)
+        shard = paths.resolve(scope)  # type: ignore[arg-type]
+        verb = _verb(scope, shard)
+        status = 0
+
+        async def answering(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
+            await send(message)
+
+        kind = ""
+        try:
+            scope["persist.principal"] = self._principal(scope["path"], headers)
+            if verb == "commands" and scope["method"] == "POST":
+                assert shard is not None
+                await self._command(shard[0], scope, receive, answering)
+            else:
+                await self._app(scope, receive, answering)
+        except ClientDisconnect:
+            status = status or CLIENT_GONE
+        except Exception as error:
+            known = error if isinstance(error, PersistError) else from_bug(error)
+            kind = known.kind
+            if status:  # the answer has begun: cutting it off is the only way to tell
+                raise
+            await problem(known)(scope, receive, answering)
+        finally:
+            self._count(verb, status, kind, time.perf_counter() - started)
+            if self._service.settings.access_log:
+                self._log(scope, shard, verb, status, request_id, started)
+
+    async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        async with self._service.body(request, self._service.limits.command_bytes_max) as data:
+            result = await answer(self._service, name, scope["persist.principal"], data)
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", b"application/json"),
+                    (b"content-length", str(len(result)).encode()),
+                ],
+            }
+        )
+        await send({"type": "http.response.body", "body": result})
+
+    def _principal(self, path: str, headers: dict[bytes, bytes]) -> Principal:
+        if self._service.tokens is not None:
+            if path in OPEN_PATHS:
+                return ANYBODY
+            given = headers.get(b"authorization")
+            return self._service.tokens.principal(None if given is None else given.decode("latin-1"))
+        if not self._service.settings.insecure:
+            _check_local(headers)
+        return ANYBODY
+
+    def _request_id(self, headers: dict[bytes, bytes]) -> str:
+        given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
+        return given if _REQUEST_ID.match(given) else self._service.location.ids.uuid7()
+
+    def _count(self, verb: str, status: int, kind: str, seconds: float) -> None:
+        self._service.metrics.observe(verb, status, seconds)
+        if kind:
+            self._service.metrics.failed(verb, kind)
+        elif status >= 400:
+            self._service.metrics.failed(verb, str(status))
+
+    def _log(
+        self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str, started: float
+    ) -> None:
+        _access.info(
+            "request",
+            extra={
+                "fields": {
+                    "request_id": request_id,
+                    "method": scope["method"],
+                    "verb": verb,
+                    "shard": shard[0][:256] if shard else None,
+                    "principal": getattr(scope.get("persist.principal"), "name", None),
+                    "status": status,
+                    "ms": round((time.perf_counter() - started) * 1000, 3),
+                }
+            },
+        )
+
+
+def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
+    """What a request is counted as; one of few, whatever is asked for."""
+    method = scope["method"] if scope["method"] in ("GET", "HEAD", "PUT", "POST", "DELETE") else "OTHER"
+    if shard is not None:
+        return shard[1] or f"{method.lower()}-shard"
+    path = scope["path"]
+    if path.startswith("/v1/blobs/"):
+        return f"{method.lower()}-blob"
+    if path in ("/v1/location", "/v1/shards"):
+        return str(path.rpartition("/")[2])
+    name = path[1:]
+    return name if name in _VERBS_OF_PATHS else "other"
+
+
+def _check_local(headers: dict[bytes, bytes]) -> None:
+    """Without tokens, a web page in a browser on this machine must not be able to write: its requests tell on it."""
+    for header in (b"host", b"origin"):
+        value = headers.get(header)
+        if value is None:
+            continue
+        text = value.decode("latin-1")
+        host = urlsplit(text if "//" in text else f"//{text}").hostname or ""
+        if not (host.startswith("127.") or host in ("localhost", "::1")):
+            raise Forbidden(
+                f"without tokens this server answers requests to and from this machine only, not {host[:100]!r}"
+            )
+
+
+__all__ = ["Edge"]

@@ -1,0 +1,119 @@
+"""Errors as HTTP: one table from the class of an error to its status, and problem+json for everything."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from persist import errors as e
+from persist.wire import PROBLEM_JSON, error_to_json
+from rpc.blob_errors import BlobMissing
+
+_log = logging.getLogger("persist.rpc")
+
+CLIENT_GONE = 499  # for logs and counters only: nobody reads it
+RETRY_AFTER_DEFAULT_S = 1.0
+
+
+class BodyTooLarge(e.InvalidUsage):
+    """Details: `bytes_max`."""
+
+    kind = "body_too_large"
+
+
+STATUS: Mapping[type[e.PersistError], int] = {
+    e.PersistError: 500,
+    e.InvalidUsage: 400,
+    BodyTooLarge: 413,
+    BlobMissing: 404,
+    e.UnknownShard: 404,
+    e.ShardExists: 422,
+    e.Unauthorized: 401,
+    e.Forbidden: 403,
+    e.Conflict: 409,
+    e.UpperMismatch: 409,
+    e.OpaqueMismatch: 409,
+    e.AttributeMismatch: 409,
+    e.SchemaMismatch: 409,
+    e.Expired: 410,
+    e.NotReadable: 410,
+    e.Overloaded: 429,
+    e.InlineBudget: 429,
+    e.Unavailable: 503,
+    e.Indeterminate: 504,
+    e.Corruption: 500,
+}
+
+
+def status_of(error: e.PersistError) -> int:
+    """The status of an error: that of its class or the nearest one above."""
+    return next(STATUS[cls] for cls in type(error).__mro__ if cls in STATUS)
+
+
+def headers_of(error: e.PersistError) -> dict[str, str]:
+    """Retry-After where a retry helps (whole seconds, at least 1), WWW-Authenticate where a token would."""
+    if isinstance(error, (e.Overloaded, e.Unavailable)):
+        asked = error.details.get("retry_after_s", RETRY_AFTER_DEFAULT_S)
+        return {"retry-after": str(max(1, math.ceil(asked)))}
+    if isinstance(error, e.Unauthorized):
+        return {"www-authenticate": "Bearer"}
+    return {}
+
+
+def problem(error: e.PersistError, status: int | None = None) -> Response:
+    """The response that tells of an error."""
+    status = status or status_of(error)
+    body = json.dumps(error_to_json(error, status)).encode()
+    return Response(body, status, headers_of(error), PROBLEM_JSON)
+
+
+def from_bug(error: BaseException) -> e.PersistError:
+    """What a client may know of a bug: nothing but that it is one. The log has the rest."""
+    _log.error("a request failed unexpectedly", exc_info=error)
+    return e.PersistError("the server failed unexpectedly; its log has the details under this request's id")
+
+
+def from_http(error: HTTPException, method: str, path: str) -> e.PersistError:
+    if error.status_code == 404:
+        return e.InvalidUsage(f"there is nothing at {path}; see /openapi.json for what there is")
+    if error.status_code == 405:
+        return e.InvalidUsage(f"{method} is not possible at {path}; see /openapi.json for what is")
+    return e.InvalidUsage(str(error.detail))
+
+
+def from_validation(error: RequestValidationError) -> e.InvalidUsage:
+    """The first thing that is wrong with a request's parameters, as one sentence."""
+    first: dict[str, Any] = dict(error.errors()[0])
+    place = [str(part) for part in first.get("loc", ()) if part not in ("query", "body", "header", "path")]
+    return e.InvalidUsage(f"parameter {'.'.join(place) or 'body'} is not valid: {first.get('msg', 'unreadable')}")
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app a problem+json response."""
+
+    async def on_persist(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, e.PersistError)
+        return problem(error)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return problem(from_http(error, request.method, request.url.path), error.status_code)
+
+    async def on_validation(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return problem(from_validation(error), 422)
+
+    app.add_exception_handler(e.PersistError, on_persist)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+
+
+__all__ = ["STATUS", "BodyTooLarge", "from_bug", "headers_of", "install", "problem", "status_of"]

@@ -1,0 +1,118 @@
+"""What /metrics tells, in Prometheus' text format: requests, commits, and the state of each shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from persist.location import Location
+from persist.machine import Machine
+from persist.state import State, held_since
+
+if TYPE_CHECKING:
+    from rpc.service import Service
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LATENCIES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_COUNTERS = {
+    "commits": "Commits that won their compare-and-set",
+    "commands": "Commands in these commits",
+    "races_lost": "Compare-and-sets lost to another server",
+    "retries": "Compare-and-sets repeated because the store gave no definite answer",
+    "spills": "Commands whose inline rows found no room in the State",
+    "rollups_failed": "Rollups that could not be written",
+}
+
+
+class Metrics:
+    """The counters of one server. `observe` is called once a request."""
+
+    def __init__(self, location: Location, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("persist_requests", "Requests answered", ["verb", "status"], registry=self.registry)
+        self.errors = Counter("persist_errors", "Requests refused or failed", ["verb", "kind"], registry=self.registry)
+        self.seconds = Histogram(
+            "persist_request_seconds", "Time to the answer", ["verb"], buckets=_LATENCIES_S, registry=self.registry
+        )
+        self.registry.register(_Shards(location, service))
+        self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def observe(self, verb: str, status: int, seconds: float) -> None:
+        """Count a request. `verb` comes from a fixed set, so that clients cannot make up series."""
+        found = self._children.get((verb, status))
+        if found is None:
+            found = self.requests.labels(verb, str(status)), self.seconds.labels(verb)
+            self._children[verb, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
+
+    def failed(self, verb: str, kind: str) -> None:
+        self.errors.labels(verb, kind).inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Shards(Collector):
+    """Reads machines and cached States when it is asked; at most `metric_shards_max` shards have gauges."""
+
+    def __init__(self, location: Location, service: Service) -> None:
+        self._location = location
+        self._service = service
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        machines = self._location.machines()
+        for name, text in _COUNTERS.items():
+            total = sum(getattr(machine.metrics, name) for machine in machines)
+            yield CounterMetricFamily(f"persist_{name}", text, value=total)
+        most = max((machine.metrics.group_max for machine in machines), default=0)
+        yield _gauge("persist_group_commands_max", "Most commands in one commit", most)
+        yield _gauge("persist_machines", "Shards with a cached State", len(machines))
+        service = self._service
+        yield _gauge("persist_commands_queued", "Commands queued or being committed", service.work.commands)
+        yield _gauge("persist_io_queued", "Blocking work queued or running", service.work.io_queued)
+        yield _gauge("persist_body_bytes", "Bytes of bodies being worked on", service.work.body_bytes)
+        yield _gauge("persist_waiting", "Requests and listeners that wait for a shard", service.watcher.waiting)
+        yield _gauge("persist_listeners", "Listen streams", service.listeners)
+        yield from self._per_shard(machines)
+
+    def _per_shard(self, machines: list[Machine]) -> Iterator[Metric]:
+        kept = [(m.name, s) for m in machines[-self._service.limits.metric_shards_max :] if (s := m.cached) is not None]
+        gauges: dict[str, tuple[str, Callable[[State], float]]] = {
+            "upper": ("First time that is not complete (-1: closed)", lambda s: _time(s.upper.element)),
+            "since": ("Earliest readable time (-1: closed)", lambda s: _time(s.since.element)),
+            "lag_seconds": ("Seconds since the last commit", self._lag_s),
+            "batches": ("Batches", lambda s: len(s.trace.batches)),
+            "rows": ("Updates in all batches", lambda s: sum(b.rows for b in s.trace.batches)),
+            "bytes": ("Encoded bytes of all batches", lambda s: sum(b.size for b in s.trace.batches)),
+            "inline_bytes": ("Bytes of rows inside the State", lambda s: sum(b.inline_size for b in s.trace.batches)),
+            "readers": ("Leased readers", lambda s: len(s.leased_readers)),
+            "writers": ("Registered writers", lambda s: len(s.writers)),
+            "held_since": ("Earliest time that a reader holds (-1: none)", lambda s: _time(held_since(s).element)),
+        }
+        for name, (text, value) in gauges.items():
+            family: Any = GaugeMetricFamily(f"persist_shard_{name}", text, labels=["shard"])
+            for shard, state in kept:
+                family.add_metric([shard], value(state))
+            yield family
+
+    def _lag_s(self, state: State) -> float:
+        return max(0.0, (self._location.clock.now_ms() - state.walltime_ms) / 1000)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _time(element: int | None) -> int:
+    return -1 if element is None else element
+
+
+__all__ = ["CONTENT_TYPE", "Metrics"]

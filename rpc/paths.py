@@ -1,0 +1,52 @@
+"""Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
+
+After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
+`eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard that is itself
+called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote
+
+PREFIX = "/v1/shards/"
+VERBS = frozenset(
+    {
+        "commands",
+        "insert",
+        "append",
+        "compare-and-append",
+        "snapshot",
+        "listen",
+        "advance-upper",
+        "downgrade-since",
+    }
+)
+# What the router sees instead of the name's slash. No name holds it.
+_JOINT = ":"
+
+
+def split(raw: str) -> tuple[str, str] | None:
+    """(name, verb or "") of a path that is still percent-encoded; None when it is no shard's path."""
+    if not raw.startswith(PREFIX):
+        return None
+    segments = raw[len(PREFIX) :].split("/")
+    verb = segments.pop() if len(segments) > 1 and segments[-1] in VERBS else ""
+    name = unquote("/".join(segments))
+    return (name, verb) if name else None
+
+
+def resolve(scope: dict[str, Any]) -> tuple[str, str] | None:
+    """(name, verb) of a request to a shard; its scope's path is rewritten so that the router finds one segment."""
+    raw: bytes | None = scope.get("raw_path")
+    path = scope["path"] if raw is None else raw.partition(b"?")[0].decode("latin-1")
+    found = split(path)
+    if found is not None:
+        name, verb = found
+        scope["persist.shard"] = name
+        scope["path"] = PREFIX + name.replace("/", _JOINT) + (f"/{verb}" if verb else "")
+    return found
+
+
+__all__ = ["VERBS", "resolve", "split"]

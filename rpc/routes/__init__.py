@@ -1,0 +1,1 @@
+"""The routes, one module for each kind of thing that is asked for."""

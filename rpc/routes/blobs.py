@@ -1,0 +1,116 @@
+"""The door to parts, for clients that cannot reach the blob store. Only well-formed keys of parts pass it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from blob import BlobExists, BlobNotFound
+from persist.errors import Conflict, InvalidUsage, PersistError
+from persist.ids import ShardId
+from persist.keys import belongs_to
+from persist.store_errors import translated
+from rpc.auth import READ, WRITE
+from rpc.blob_errors import BlobMissing
+from rpc.errors import problem
+from rpc.service import Service, principal_of, service_of
+
+router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
+_RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})\Z")
+_OCTETS = "application/octet-stream"
+
+
+@router.put("/{key:path}", summary="Write a part, all or nothing", status_code=204, response_class=Response)
+async def put(request: Request, key: str) -> Response:
+    """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
+    service = await _checked(request, key, WRITE)
+    async with service.body(request, service.limits.blob_bytes_max) as data:
+        await service.work.run(_put, service, key, data)
+    return Response(status_code=204)
+
+
+@router.get("/{key:path}", summary="Read a part, or a range of it", response_class=Response)
+async def get(
+    request: Request,
+    key: str,
+    presign: Annotated[bool, Query(description="Answer with a URL for GET and one for PUT instead.")] = False,
+) -> Response:
+    service = await _checked(request, key, READ)
+    if presign:
+        return await _presigned(request, service, key)
+    header = request.headers.get("range")
+    span = None if header is None else _span(header)
+    try:
+        data = await service.work.run(_get, service, key, span)
+    except BlobNotFound as error:
+        return problem(BlobMissing(str(error)), 404 if span is None else 416)
+    headers = {} if span is None else {"content-range": f"bytes {span[0]}-{span[0] + span[1] - 1}/*"}
+    return Response(data, 200 if span is None else 206, headers, _OCTETS)
+
+
+@router.head("/{key:path}", summary="Size and time of a part", response_class=Response)
+async def head(request: Request, key: str) -> Response:
+    service = await _checked(request, key, READ)
+    found = await service.work.run(_stat, service, key)
+    if found is None:
+        return Response(status_code=404)
+    headers = {"content-length": str(found.size), "persist-modified-ms": str(found.modified_ms)}
+    return Response(None, 200, headers, _OCTETS)
+
+
+async def _presigned(request: Request, service: Service, key: str) -> Response:
+    seconds = service.settings.presigned_s
+    may_write = WRITE in principal_of(request).scopes
+    blob = service.location.blob
+    found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds)}
+    found["put"] = blob.presign_put(key, seconds) if may_write else None
+    return JSONResponse(found)
+
+
+async def _checked(request: Request, key: str, scope: str) -> Service:
+    """Raises InvalidUsage unless the key is one of a part, Forbidden unless the caller may use its shard."""
+    service, principal = service_of(request), principal_of(request)
+    principal.require(scope)
+    shard = key.partition("/")[0]
+    if not key.endswith(".parquet") or not belongs_to(key, ShardId(shard)):
+        raise InvalidUsage(f"{key[:200]!r} is not the key of a part")
+    if not principal.is_unlimited:
+        await service.work.run(service.shard_ids.find, shard, principal)
+    return service
+
+
+def _put(service: Service, key: str, data: bytes) -> None:
+    try:
+        with translated():
+            service.location.blob.put(key, data)
+    except PersistError as error:
+        if isinstance(error.__cause__, BlobExists):
+            raise Conflict(f"blob {key} exists with other bytes; keys are single-use") from error
+        raise
+
+
+def _get(service: Service, key: str, span: tuple[int, int] | None) -> bytes:
+    blob = service.location.blob
+    try:
+        return blob.get(key) if span is None else blob.get_range(key, *span)
+    except BlobNotFound:
+        raise
+    except Exception as error:
+        with translated():
+            raise error
+
+
+def _stat(service: Service, key: str) -> Any:
+    with translated():
+        return service.location.blob.stat(key)
+
+
+def _span(header: str) -> tuple[int, int]:
+    found = _RANGE.match(header)
+    if not found or int(found.group(2)) < int(found.group(1)):
+        raise InvalidUsage(f"the header Range is {header[:100]!r}; it must be bytes=first-last")
+    first, last = int(found.group(1)), int(found.group(2))
+    return first, last - first + 1

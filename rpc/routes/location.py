@@ -1,0 +1,28 @@
+"""Where the shards of this server are, for clients that move parts themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from rpc.service import service_of
+
+router = APIRouter(prefix="/v1", tags=["location"])
+
+
+@router.get("/location", summary="Where blobs are, the inline limits, and the ports of all workers")
+async def location(request: Request) -> dict[str, Any]:
+    """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
+
+    `ports` are those of the workers of this machine; a client that knows them sends each shard to the same one.
+    """
+    service = service_of(request)
+    return {
+        "version": 1,
+        "blob": {"url": service.location.blob.url, "proof": service.proof},
+        "policy": dataclasses.asdict(service.location.settings.policy),
+        "ports": list(service.settings.peers),
+        "now_ms": service.location.clock.now_ms(),
+    }

@@ -1,0 +1,179 @@
+"""Rows in and out, for clients that hold no Arrow library and no blob store: posts and snapshots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import pyarrow as pa
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from persist.client import Client
+from persist.commands import Appended
+from persist.ids import Token, WriterId, check_shard_name
+from persist.reading import Snapshot, expanded
+from persist.wire import result_to_json
+from persist.writing import WriteHandle
+from rpc import rows
+from rpc.auth import READ, WRITE
+from rpc.routes.parameters import (
+    Format,
+    Frontier,
+    IdempotencyToken,
+    WriterParameter,
+    frontier,
+    token_and_writer,
+)
+from rpc.service import Service, principal_of, service_of, shard_of
+
+router = APIRouter(prefix="/v1/shards", tags=["rows"])
+_Commit = Callable[[WriteHandle, pa.Table, "Token | None"], Appended]
+
+_ROWS_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).",
+        "content": {
+            rows.MEDIA_TYPES["arrow"]: {"schema": {"type": "string", "format": "binary"}},
+            rows.PARQUET: {"schema": {"type": "string", "format": "binary"}},
+            rows.NDJSON: {"schema": {"type": "string"}, "example": '{"id": "a", "amount": 1}\n'},
+            rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
+        },
+    }
+}
+
+
+@router.post(
+    "/{name}/insert", summary="Append rows at the next time, which the service picks", openapi_extra=_ROWS_BODY
+)
+async def insert(
+    request: Request, form: Format = None, token: IdempotencyToken = None, writer: WriterParameter = None
+) -> Response:
+    return await _post(request, form, token, writer, lambda w, table, t: w.insert(table, token=t))
+
+
+@router.post(
+    "/{name}/append",
+    summary="Append definite rows of which the shard may have the beginning already",
+    openapi_extra=_ROWS_BODY,
+)
+async def append(
+    request: Request,
+    lower: Frontier,
+    upper: Frontier,
+    form: Format = None,
+    token: IdempotencyToken = None,
+    writer: WriterParameter = None,
+) -> Response:
+    since, until = frontier(lower, "lower"), frontier(upper, "upper")
+    return await _post(request, form, token, writer, lambda w, table, t: w.append(table, since, until, token=t))
+
+
+@router.post(
+    "/{name}/compare-and-append",
+    summary="Append rows iff the shard's upper is the expected one",
+    openapi_extra=_ROWS_BODY,
+)
+async def compare_and_append(
+    request: Request,
+    expected_upper: Frontier,
+    new_upper: Frontier,
+    form: Format = None,
+    token: IdempotencyToken = None,
+    writer: WriterParameter = None,
+) -> Response:
+    lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
+
+    def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
+        return handle.compare_and_append(table, lower, upper, token=given)
+
+    return await _post(request, form, token, writer, commit)
+
+
+async def _post(request: Request, form: str | None, token: str | None, writer: str | None, commit: _Commit) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(WRITE, name)
+    chosen = rows.format_of(request.headers.get("content-type"), form)
+    given, own = token_and_writer(token or request.headers.get("idempotency-key"), writer)
+    async with service.body(request, service.limits.rows_bytes_max) as data:
+        result = await service.work.run(_write, service, name, data, chosen, given, own, commit)
+    return Response(json.dumps(result_to_json(result)), media_type="application/json")
+
+
+def _write(
+    service: Service,
+    name: str,
+    data: bytes,
+    form: str,
+    token: Token | None,
+    writer: WriterId | None,
+    commit: _Commit,
+) -> Appended:
+    _, schema = service.writers.schema(name)
+    table = rows.read(data, form, schema, service.limits.rows_max)
+    with service.writers.writer(name, token, writer) as handle:
+        return commit(handle, table, token)
+
+
+@router.get("/{name}/snapshot", summary="The exact contents as of a time, with multiplicities", response_class=Response)
+async def snapshot(
+    request: Request,
+    as_of: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
+    columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
+    form: Format = None,
+    expand: Annotated[bool, Query(description="Repeat rows instead of the column __diff.")] = False,
+    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for `as_of` at most.")] = 10.0,
+) -> Response:
+    """Streamed in key order. The header `persist-as-of` tells the time. A stream that breaks off is not whole."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    chosen = rows.format_of(request.headers.get("accept"), form)
+    names = None if columns is None else [column for column in columns.split(",") if column]
+    counted = service.one_more("snapshots", service.limits.snapshots_max, "snapshots under way")
+    counted.__enter__()
+    try:
+        wait_s = min(wait, service.limits.wait_s_max)
+        opened = await service.work.run(partial(_open, service, name, as_of, names, wait_s))
+        pieces = _pieces(opened, chosen, expand)
+        first = await service.work.run(next, pieces, None)
+    except BaseException:
+        counted.__exit__(None, None, None)
+        raise
+
+    async def stream() -> AsyncIterator[bytes]:
+        piece = first
+        try:
+            while piece is not None:
+                if piece:
+                    yield piece
+                piece = await service.work.run(next, pieces, None)
+        finally:
+            counted.__exit__(None, None, None)
+            await service.work.run(pieces.close)
+
+    headers = {"persist-as-of": str(opened.as_of)}
+    return StreamingResponse(stream(), headers=headers, media_type=rows.MEDIA_TYPES[chosen])
+
+
+def _open(service: Service, name: str, as_of: int | None, columns: list[str] | None, wait_s: float) -> Snapshot:
+    shard = Client(service.transport, service.handles).shard(name)
+    return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot")
+
+
+def _pieces(snapshot: Snapshot, form: str, expand: bool) -> Any:
+    """A generator of bytes that gives the lease up when it ends or is closed."""
+    empty = snapshot.empty()
+
+    def tables() -> Iterator[pa.Table]:
+        for table in snapshot.batches():
+            chosen = table.select(empty.schema.names)
+            yield expanded(chosen) if expand else chosen
+
+    with snapshot:
+        yield from rows.write(tables(), empty.drop_columns(["__diff"]) if expand else empty, form)
+
+
+__all__ = ["router"]

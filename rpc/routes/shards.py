@@ -1,0 +1,185 @@
+"""Shards: list, create, view, drop, their frontiers, and the commands of rich clients."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from persist import commands as c
+from persist.embedded import EmbeddedTransport
+from persist.errors import Forbidden, InvalidUsage
+from persist.ids import CriticalReaderId, check_shard_name
+from persist.state import State
+from persist.transport import ViewRequest, view_of
+from persist.wire import result_to_json, view_to_json
+from rpc.auth import ADMIN, READ, WRITE
+from rpc.commanding import answer
+from rpc.routes.parameters import Frontier, frontier
+from rpc.schemas import read_schema, write_schema
+from rpc.service import Service, principal_of, service_of, shard_of
+
+router = APIRouter(prefix="/v1", tags=["shards"])
+NAMES_MAX = 1_000
+SCHEMA_BYTES_MAX = 4 * 1024 * 1024
+BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is written on another thread
+
+_CREATE_EXAMPLES = {
+    "fields": {
+        "summary": "A list of fields, for people",
+        "value": {
+            "fields": [
+                {"name": "id", "type": "string", "key": True, "nullable": False},
+                {"name": "amount", "type": "int64"},
+            ]
+        },
+    },
+    "schema": {
+        "summary": "A serialized Arrow schema in base64, for programs",
+        "value": {"schema": "/////…", "key": ["id"]},
+    },
+}
+_CREATE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "examples": _CREATE_EXAMPLES}},
+    }
+}
+_COMMAND_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "object", "required": ["command"], "properties": {"command": {"type": "string"}}},
+                "examples": {
+                    "advance_upper": {"value": {"command": "advance_upper", "upper": [7]}},
+                    "register_writer": {
+                        "value": {
+                            "command": "register_writer",
+                            "writer": "w0190b6a1f3a27d1c8f0a5b2c3d4e5f60",
+                            "lease_ms": 600000,
+                        }
+                    },
+                },
+            }
+        },
+    }
+}
+
+
+@router.get("/shards", summary="Names of shards, ascending")
+async def names(
+    request: Request,
+    prefix: Annotated[str, Query(max_length=260)] = "",
+    after: Annotated[str, Query(max_length=260, description="The last name of the page before.")] = "",
+    limit: Annotated[int, Query(ge=1, le=NAMES_MAX)] = NAMES_MAX,
+) -> dict[str, Any]:
+    service, principal = service_of(request), principal_of(request)
+    principal.require(READ)
+    if not principal.is_unlimited and not prefix.startswith(principal.prefixes):
+        raise Forbidden(
+            f"the token {principal.name!r} may list names with the prefixes {list(principal.prefixes)} only"
+        )
+    found = await service.work.run(service.location.names, prefix, after, limit)
+    return {"shards": found, "more": len(found) == limit}
+
+
+@router.put("/shards/{name}", summary="Create a shard, unless it exists with this schema", openapi_extra=_CREATE_BODY)
+async def create(request: Request) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(WRITE, name)
+    async with service.body(request, SCHEMA_BYTES_MAX) as data:
+        try:
+            value = json.loads(data)
+        except ValueError as error:
+            raise InvalidUsage(f"the body is not JSON: {error}") from error
+    schema = read_schema(value).to_record()
+    view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema)
+    service.shard_ids.learn(name)
+    body = {**view_to_json(view), "fields": write_schema(view.schemas[view.schema_id])}
+    return _json(body)
+
+
+@router.get("/shards/{name}", summary="Frontiers, schemas and batches; waits for a time to be complete if asked to")
+async def view(
+    request: Request,
+    past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
+    timeout: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait at most.")] = 0.0,
+    min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on will do.")] = 0,
+    lower: Annotated[str, Query(description="Leave out batches that end at or before this time.")] = "0",
+    batches: Annotated[bool, Query(description="Whether to show batches.")] = False,
+) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    from_time = frontier(lower, "lower")
+    wait_s = min(timeout, service.limits.wait_s_max)
+    if service.watcher.waiting >= service.limits.waits_max:
+        wait_s = 0.0
+    wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches)
+    state = await service.watcher.state(name, wanted)
+    service.shard_ids.learn(name)
+    if batches and len(state.trace.batches) > BATCHES_ON_THE_LOOP_MAX:
+        data = await service.work.run(_view_bytes, state, wanted)
+    else:
+        data = _view_bytes(state, wanted)
+    return Response(data, media_type="application/json")
+
+
+def _view_bytes(state: State, request: ViewRequest) -> bytes:
+    body = view_to_json(view_of(state, request.lower, request.with_batches))
+    if not request.with_batches:
+        body["fields"] = write_schema(state.schemas[state.schema_id])
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+@router.delete("/shards/{name}", summary="Close a shard for good; maintenance then deletes its data")
+async def drop(
+    request: Request, force: Annotated[bool, Query(description="Also if readers hold it.")] = False
+) -> Response:
+    return await _command(request, c.Drop(force), ADMIN)
+
+
+@router.post("/shards/{name}/commands", summary="One command of the protocol", openapi_extra=_COMMAND_BODY)
+async def commands(request: Request) -> Response:
+    service = service_of(request)
+    async with service.body(request, service.limits.command_bytes_max) as data:
+        return Response(
+            await answer(service, shard_of(request), principal_of(request), data), media_type="application/json"
+        )
+
+
+@router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")
+async def advance_upper(request: Request, upper: Frontier) -> Response:
+    return await _command(request, c.AdvanceUpper(frontier(upper, "upper")), WRITE)
+
+
+@router.post("/shards/{name}/downgrade-since", summary="Let history before `since` be forgotten")
+async def downgrade_since(
+    request: Request,
+    since: Frontier,
+    cursor: Annotated[str, Query(min_length=1, max_length=200, description="Whose hold on since moves.")] = "default",
+) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(WRITE, name)
+    target = frontier(since, "since")
+    reader = CriticalReaderId.of(cursor)
+    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor))
+    assert isinstance(found, c.CriticalReaderState)
+    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target)
+    return _json(result_to_json(await _apply(service, name, command)))
+
+
+async def _command(request: Request, command: c.Command, scope: str) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(scope, name)
+    return _json(result_to_json(await _apply(service, name, command)))
+
+
+async def _apply(service: Service, name: str, command: c.Command) -> c.Result:
+    return await service.work.apply(service.location.machine(name), command)
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")

@@ -1,0 +1,219 @@
+"""What the routes share: the opened location, the pools, the watcher, the tokens, and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from persist.embedded import EmbeddedTransport
+from persist.errors import Forbidden, Overloaded
+from persist.handles import HandleSettings
+from persist.ids import IdSource, ShardId, Token, WriterId
+from persist.location import Location
+from persist.parts import ShardSchema
+from persist.reading import ReadSettings
+from persist.writing import WriteHandle, WriteSettings
+from rpc.auth import Principal, Tokens
+from rpc.errors import BodyTooLarge
+from rpc.metrics import Metrics
+from rpc.settings import ServerSettings
+from rpc.watching import Watcher
+from rpc.work import RETRY_AFTER_S, Work
+
+THIN_WRITER_LEASE_MS = 600_000
+THIN_RETRY_S = 15.0  # how long the server retries for a thin client before it answers 429 or 503
+THIN_WRITERS_IDLE_MAX = 1_000
+SCHEMAS_MAX = 10_000
+SHARD_IDS_MAX = 200_000
+NAMES_PAGE = 1_000
+T = TypeVar("T")
+
+
+class Service:
+    """Everything that one server process holds. Closing it does not close the location."""
+
+    def __init__(self, location: Location, settings: ServerSettings, proof: str) -> None:
+        self.location = location
+        self.settings = settings
+        self.limits = settings.limits
+        self.proof = proof
+        self.transport = EmbeddedTransport(location)
+        self.work = Work(settings.limits)
+        self.watcher = Watcher(location, self.work)
+        self.tokens: Tokens | None = None
+        self.metrics = Metrics(location, self)
+        self.handles = HandleSettings(
+            write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
+            read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
+        )
+        self.writers = ThinWriters(self.transport, self.handles.write)
+        self.shard_ids = ShardIds(location)
+        self.snapshots = 0
+        self.listeners = 0
+        if settings.tokens_file is not None:
+            self.tokens = Tokens(settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000)
+
+    @contextmanager
+    def one_more(self, counter: str, most: int, what: str) -> Iterator[None]:
+        """Count one of something for the length of a `with`. Overloaded beyond `most`."""
+        if getattr(self, counter) >= most:
+            raise Overloaded(f"the server has {most} {what}; slow down", retry_after_s=RETRY_AFTER_S)
+        setattr(self, counter, getattr(self, counter) + 1)
+        try:
+            yield
+        finally:
+            setattr(self, counter, getattr(self, counter) - 1)
+
+    @asynccontextmanager
+    async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
+        """The body of a request, counted while it is worked on. Raises BodyTooLarge, Overloaded."""
+        held = 0
+        chunks: list[bytes] = []
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > bytes_max:
+            raise BodyTooLarge(f"the body has {declared} bytes; send at most {bytes_max}", bytes_max=bytes_max)
+        try:
+            async for chunk in request.stream():
+                self.work.hold_body(len(chunk))
+                held += len(chunk)
+                if held > bytes_max:
+                    raise BodyTooLarge(f"the body is longer than {bytes_max} bytes; send less", bytes_max=bytes_max)
+                chunks.append(chunk)
+            yield b"".join(chunks)
+        finally:
+            self.work.release_body(held)
+
+    def stop(self) -> None:
+        """Let waits and streams end, so that the server can close."""
+        self.watcher.stop()
+
+    def close(self) -> None:
+        self.stop()
+        self.work.close()
+
+
+class ThinWriters:
+    """Writers for clients that post rows. An idle writer is used again, a bounded number is kept. Thread-safe."""
+
+    def __init__(self, transport: EmbeddedTransport, settings: WriteSettings) -> None:
+        self._transport = transport
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[str, list[WriteHandle]] = OrderedDict()
+        self._idle_count = 0
+        self._schemas: OrderedDict[tuple[str, int], ShardSchema] = OrderedDict()
+
+    def schema(self, name: str) -> tuple[int, ShardSchema]:
+        """The current schema of a shard as the cached State knows it. Raises UnknownShard."""
+        state = self._transport.location.machine(name).state()
+        key = (name, state.schema_id)
+        with self._lock:
+            found = self._schemas.get(key)
+        if found is None:
+            found = ShardSchema.from_record(state.schemas[state.schema_id])
+            with self._lock:
+                self._schemas[key] = found
+                if len(self._schemas) > SCHEMAS_MAX:
+                    self._schemas.popitem(last=False)
+        return state.schema_id, found
+
+    @contextmanager
+    def writer(self, name: str, token: Token | None, writer: WriterId | None) -> Iterator[WriteHandle]:
+        """A writer that nobody else uses meanwhile. One with a token is remembered by it, so it is its own."""
+        if writer is not None or token is not None:
+            yield self._open(name, writer or WriterId("w" + str(token)[1:]))
+            return
+        with self._lock:
+            handles = self._idle.get(name)
+            handle = handles.pop() if handles else None
+            self._idle_count -= handle is not None
+        handle = handle or self._open(name, None)
+        yield handle
+        with self._lock:  # after an error it is left to lapse
+            self._idle.setdefault(name, []).append(handle)
+            self._idle.move_to_end(name)
+            self._idle_count += 1
+            while self._idle_count > THIN_WRITERS_IDLE_MAX:
+                oldest = next(iter(self._idle))
+                self._idle[oldest].pop()
+                self._idle_count -= 1
+                if not self._idle[oldest]:
+                    del self._idle[oldest]
+
+    def _open(self, name: str, writer: WriterId | None) -> WriteHandle:
+        return WriteHandle(self._transport, name, lambda: self.schema(name), self._settings, writer)
+
+
+class ShardIds:
+    """From the shard id that begins a blob's key back to the shard's name, for tokens that are limited to prefixes."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._names: OrderedDict[str, str] = OrderedDict()
+
+    def learn(self, name: str) -> None:
+        self._names[ShardId.of(name)] = name
+        if len(self._names) > SHARD_IDS_MAX:
+            self._names.popitem(last=False)
+
+    def find(self, shard_id: str, principal: Principal) -> None:
+        """Raises Forbidden unless the principal sees the shard of that id. Blocking: may list names."""
+        if principal.is_unlimited:
+            return
+        name = self._names.get(shard_id)
+        if name is None:
+            for prefix in principal.prefixes:
+                name = name or self._search(shard_id, prefix)
+        if name is None or not principal.sees(name):
+            raise Forbidden(f"the token {principal.name!r} is not good for the shard of this blob")
+
+    def _search(self, shard_id: str, prefix: str) -> str | None:
+        after, seen = "", 0
+        while seen < SHARD_IDS_MAX:
+            page = self._location.names(prefix, after, NAMES_PAGE)
+            for name in page:
+                self.learn(name)
+                if ShardId.of(name) == shard_id:
+                    return name
+            if len(page) < NAMES_PAGE:
+                return None
+            after, seen = page[-1], seen + len(page)
+        return None
+
+
+def service_of(request: Request) -> Service:
+    found: Any = request.app.state.service
+    assert isinstance(found, Service)
+    return found
+
+
+def principal_of(request: Request) -> Principal:
+    found: Any = request.scope["persist.principal"]
+    assert isinstance(found, Principal)
+    return found
+
+
+def shard_of(request: Request) -> str:
+    """The shard's name in the path, as `rpc.paths` found it."""
+    name: str = request.scope["persist.shard"]
+    return name
+
+
+def ids_of(service: Service) -> IdSource:
+    return service.location.ids
+
+
+async def sleep_until(stopping: asyncio.Event, seconds: float) -> bool:
+    """Sleep; whether the server is stopping."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    except TimeoutError:
+        return False
+    return True

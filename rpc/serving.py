@@ -1,0 +1,90 @@
+"""Running the app: sockets, uvicorn, a shutdown that answers what was accepted."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from persist.errors import InvalidUsage
+from persist.location import Location
+from rpc.app import create_app
+from rpc.service import Service
+from rpc.settings import ServerSettings
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 120
+_log = logging.getLogger("persist.rpc")
+
+
+class _Server(uvicorn.Server):
+    """Ends waits and streams first, so that only real work holds the shutdown up."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.stop()
+        await super().shutdown(sockets)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: from now on connections wait for the server instead of being refused."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InvalidUsage(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def url_of(listener: socket.socket, settings: ServerSettings) -> str:
+    """The URL by which clients on this machine reach it."""
+    scheme = "https" if settings.tls_certificate else "http"
+    host = settings.host.strip("[]")
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def serve(location: Location, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT; then answer what was accepted, for at most `shutdown_s` seconds, and return.
+
+    Raises InvalidUsage or Unavailable when a store does not work. Call it from the main thread.
+    """
+    app = create_app(location, settings)
+    service: Service = app.state.service
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        limit_concurrency=settings.limits.connections_max,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.shutdown_s,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+    )
+    server = _Server(config, service)
+    previous = signal.signal(signal.SIGTERM, _nothing)  # uvicorn raises the signal again when it is done
+    try:
+        ready()
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    return
+
+
+__all__ = ["bind", "serve", "url_of"]

@@ -1,0 +1,115 @@
+"""Settings of the service, and the only reader of its environment variables (`PERSIST_*`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from persist.errors import InvalidUsage
+from persist.state import Policy
+
+DEFAULT_DIRECTORY = "persist-data"
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8787
+_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server process takes on at once. Beyond a limit the answer is 429 with Retry-After, or 413."""
+
+    connections_max: int = 20_000  # open connections
+    commands_max: int = 10_000  # commands queued or being committed
+    command_bytes_max: int = 16 * 1024 * 1024  # body of one command
+    rows_bytes_max: int = 64 * 1024 * 1024  # body of one insert, append, compare-and-append
+    rows_max: int = 5_000_000  # rows of one such body
+    blob_bytes_max: int = 512 * 1024 * 1024  # one part through the server's door
+    bodies_bytes_max: int = 1024 * 1024 * 1024  # all bodies that are being received or worked on
+    waits_max: int = 20_000  # requests that wait for a shard to move
+    listeners_max: int = 20_000  # listen streams
+    snapshots_max: int = 8  # snapshots that are streamed through the server
+    snapshot_memory_bytes: int = 64 * 1024 * 1024  # what each of them holds while it consolidates
+    listen_memory_bytes: int = 64 * 1024 * 1024  # what one step of a listener holds
+    wait_s_max: float = 60.0  # longest wait of one request
+    slow_listener_s: float = 60.0  # a listener that takes nothing for so long is cut off; it resumes where it was
+    lead_threads: int = 16  # commits under way, one a shard
+    io_threads: int = 32  # store reads, parts, rows
+    io_queue_max: int = 2_000  # work that waits for such a thread
+    metric_shards_max: int = 1_000  # shards with gauges of their own
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Where the shards are and how the server listens. `port` 0 takes a free one."""
+
+    directory: str | None = None
+    blob: str | None = None
+    consensus: str | None = None
+    host: str = DEFAULT_HOST
+    port: int = DEFAULT_PORT
+    workers: int = 1
+    tokens_file: str | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False
+    maintenance: bool = True
+    presigned_s: int = 3600
+    shutdown_s: int = 30
+    access_log: bool = False
+    peers: tuple[int, ...] = ()  # ports of all workers of this machine, this one's included
+    limits: Limits = field(default_factory=Limits)
+    policy: Policy = field(default_factory=Policy)
+
+    def check(self) -> None:
+        """Raises InvalidUsage naming the setting that is wrong."""
+        if bool(self.blob) != bool(self.consensus):
+            raise InvalidUsage("give both a blob and a consensus location, or a directory, or none of them")
+        if self.directory and self.blob:
+            raise InvalidUsage("give either a directory, or a blob and a consensus location, not both")
+        if not 0 <= self.port < 65536:
+            raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
+        if not 1 <= self.workers <= 64:
+            raise InvalidUsage(f"workers is {self.workers}; it must be in [1, 64]")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise InvalidUsage("TLS needs both a certificate and a key file")
+        if not self.is_loopback and not self.tokens_file and not self.insecure:
+            raise InvalidUsage(
+                f"without tokens the server listens on loopback only, not on {self.host}; "
+                "give --tokens FILE (or --insecure, if everybody who reaches it may do everything)"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host.startswith(_LOOPBACK)
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, object]:
+    """The settings that `PERSIST_*` variables give, by the field of ServerSettings: PERSIST_PORT, PERSIST_DIRECTORY, …
+
+    Raises InvalidUsage naming a variable that cannot be read.
+    """
+    environment = os.environ if environment is None else environment
+    found: dict[str, object] = {}
+    for setting in fields(ServerSettings):
+        if setting.name in ("peers", "limits", "policy"):
+            continue
+        name = f"PERSIST_{setting.name.upper()}"
+        if name in environment:
+            found[setting.name] = _read(name, environment[name], str(setting.type))
+    return found
+
+
+def _read(name: str, text: str, kind: str) -> object:
+    if kind == "int":
+        if not text.isdecimal():
+            raise InvalidUsage(f"the variable {name} is {text!r}; it must be a whole number")
+        return int(text)
+    if kind == "bool":
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise InvalidUsage(f"the variable {name} is {text!r}; it must be 0 or 1")
+        return text.lower() in ("1", "true")
+    return text
+
+
+__all__ = ["DEFAULT_DIRECTORY", "Limits", "ServerSettings", "from_environment"]

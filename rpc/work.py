@@ -1,0 +1,102 @@
+"""Where blocking work runs: bounded pools of threads, so that the event loop never waits for a store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from persist import commands as c
+from persist.errors import Overloaded, Unavailable
+from persist.machine import Machine
+from rpc.settings import Limits
+
+T = TypeVar("T")
+RETRY_AFTER_S = 0.1
+
+
+class Work:
+    """Two pools: commits (`lead`) and everything else (`run`). Used from the event loop's thread."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._leads = ThreadPoolExecutor(limits.lead_threads, thread_name_prefix="persist-commit")
+        self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
+        self.io_queued = 0
+        self.commands = 0
+        self.body_bytes = 0
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Run blocking work on another thread. Overloaded when too much is queued."""
+        if self.io_queued >= self._limits.io_queue_max:
+            raise Overloaded("the server has too much work queued; slow down", retry_after_s=RETRY_AFTER_S)
+        self.io_queued += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._io, work, *args)
+        except RuntimeError as error:
+            raise _closing(error) from error
+        finally:
+            self.io_queued -= 1
+
+    async def apply(self, machine: Machine, command: c.Command) -> c.Result:
+        """Commit a command. The caller may go away meanwhile: the commit goes on."""
+        if self.commands >= self._limits.commands_max:
+            raise Overloaded("the server has too many commands queued; slow down", retry_after_s=RETRY_AFTER_S)
+        self.commands += 1
+        try:
+            return await _outcome(machine.submit(command, self._lead))
+        finally:
+            self.commands -= 1
+
+    def hold_body(self, size: int) -> None:
+        """Count the bytes of a body against what all bodies may take; `release_body` gives them back."""
+        if self.body_bytes + size > self._limits.bodies_bytes_max:
+            raise Overloaded("the server holds too many request bodies; slow down", retry_after_s=RETRY_AFTER_S)
+        self.body_bytes += size
+
+    def release_body(self, size: int) -> None:
+        self.body_bytes -= size
+
+    def close(self) -> None:
+        """Finish what runs, drop what is queued."""
+        self._leads.shutdown(wait=True)
+        self._io.shutdown(wait=True, cancel_futures=True)
+
+    def _lead(self, lead: Callable[[], None]) -> None:
+        try:
+            self._leads.submit(lead)
+        except RuntimeError:  # shutting down: whoever is queued must still be answered
+            lead()
+
+
+def _outcome(future: Future[c.Result]) -> asyncio.Future[c.Result]:
+    """Await a commit's future without ever cancelling it: others are committed with it."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[c.Result] = loop.create_future()
+
+    def settle() -> None:
+        if waiter.done():
+            return
+        error = future.exception()
+        if error is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(future.result())
+
+    def done(_: Future[c.Result]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle)
+
+    future.add_done_callback(done)
+    return waiter
+
+
+def _closing(error: RuntimeError) -> Exception:
+    if "shutdown" in str(error):
+        return Unavailable("the server is shutting down; ask another one, or again")
+    return error
+
+
+__all__ = ["Work"]
