@@ -95,4 +95,4 @@ wheel: $(DEV) ## build the wheel; its top level holds our six packages and nothi
 clean: ## remove what the other targets made, but not .venv
 	@rm -rf dist build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@rm -rf demo-out soak-out spark-warehouse metastore_db derby.log
-	@find persist blob consensus rpc compactor pyspark_persist tests bench examples -name __pycache__ -prune -exec rm -rf {} +
+	@find . -name '.?*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
