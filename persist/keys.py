@@ -33,6 +33,11 @@ def shard_prefix(shard: ShardId) -> str:
     return f"{shard}/"
 
 
+def is_rollup_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a rollup."""
+    return key.endswith(".rollup")
+
+
 def belongs_to(key: str, shard: ShardId) -> bool:
     """Whether `key` is a well-formed blob key of that shard."""
     return key.startswith(shard_prefix(shard)) and _KEY.match(key) is not None

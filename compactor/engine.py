@@ -1,0 +1,217 @@
+"""Doing a merge: read the input runs key range after key range, write key-ordered parts.
+
+An engine takes a `MergeJob` and yields `Chunk`s in key order; each says up to which key everything is written, so a
+merge can be saved chunk by chunk. `LocalEngine` works in this process within a memory budget; the Spark engine
+(`compactor.spark_engine`) sends the same ranges to executors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from persist.batch import Part, Run
+from persist.ids import IdSource, ShardId, WriterId
+from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, plan_splits
+from persist.state import SchemaRecord
+
+# Whose parts these are shows in their keys; it is never registered, so it can never append.
+COMPACTOR = WriterId("w" + "c0" * 16)
+RANGES_MAX = 10_000
+HEARTBEAT_POLL_S = 1.0
+
+Keep = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """`memory_bytes` bounds what a merge holds, whatever its size; `chunk_bytes` (encoded) what a crash can lose."""
+
+    memory_bytes: int = 1024 * 1024 * 1024
+    part_bytes_target: int = 128 * 1024 * 1024
+    chunk_bytes: int = 512 * 1024 * 1024
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """What to merge, from the key `resume_key` on. Picklable: it may be done elsewhere."""
+
+    shard: str
+    runs: tuple[Run, ...]
+    schemas: Mapping[int, SchemaRecord]
+    schema_id: int
+    since: int
+    resume_key: bytes
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for run in self.runs for part in run.parts)
+
+    def decoded(self) -> dict[int, ShardSchema]:
+        return {number: ShardSchema.from_record(record) for number, record in self.schemas.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Parts that are durable; with those of earlier chunks they hold every row below `resume_key` (None: all rows)."""
+
+    parts: tuple[Part, ...]
+    resume_key: bytes | None
+
+
+class Engine(Protocol):
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+        """Write the job's rows as parts. `keep` is called from this thread now and then; what it raises ends the merge.
+
+        BlobNotFound: an input is gone, because another has merged it. Errors of the blob store pass through.
+        """
+        ...
+
+
+class Blobs(Protocol):
+    """What a merge needs of a blob store."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes: ...
+
+    def stat(self, key: str) -> Any: ...
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+
+class LocalEngine:
+    """Merges in this process, in `threads` key ranges at a time."""
+
+    def __init__(self, blob: Blobs, ids: IdSource, settings: EngineSettings) -> None:
+        self._blob = blob
+        self._ids = ids
+        self._settings = settings
+
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+        schemas = job.decoded()
+        reader = PartReader(self._blob, schemas, schemas[job.schema_id])
+        threads = self._settings.threads
+        ranges = merge_ranges(job, self._range_bytes(job), schemas[job.schema_id], reader)
+        if threads == 1 or len(ranges) == 1:
+            for key_range in ranges:
+                yield Chunk(tuple(self._merge_range(job, key_range, schemas, reader, keep)), key_range.upper)
+            return
+        yield from self._merge_in_threads(job, ranges, schemas, keep)
+
+    def _range_bytes(self, job: MergeJob) -> int:
+        """Encoded bytes of one key range: few enough for every thread to have work, enough for parts of full size."""
+        settings = self._settings
+        fair = job.size // settings.threads
+        return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
+
+    def _merge_range(
+        self,
+        job: MergeJob,
+        key_range: KeyRange,
+        schemas: Mapping[int, ShardSchema],
+        reader: PartReader,
+        keep: Keep,
+    ) -> Iterator[Part]:
+        share = self._settings.memory_bytes // self._settings.threads
+        return merge_range(
+            job, key_range, schemas, reader, self._blob, self._ids, self._settings.part_bytes_target, share, keep
+        )
+
+    def _merge_in_threads(
+        self, job: MergeJob, ranges: Sequence[KeyRange], schemas: Mapping[int, ShardSchema], keep: Keep
+    ) -> Iterator[Chunk]:
+        local = threading.local()
+        stop = threading.Event()
+
+        def check() -> None:
+            if stop.is_set():
+                raise InterruptedError("the merge was given up")
+
+        def work(key_range: KeyRange) -> tuple[Part, ...]:
+            if not hasattr(local, "reader"):  # a reader is not for two threads, but keeps the footers that it read
+                local.reader = PartReader(self._blob, schemas, schemas[job.schema_id], use_threads=False)
+            return tuple(self._merge_range(job, key_range, schemas, local.reader, check))
+
+        pool = ThreadPoolExecutor(self._settings.threads, thread_name_prefix="persist-merge")
+        waiting = deque(ranges)
+        running: deque[tuple[KeyRange, Future[tuple[Part, ...]]]] = deque()
+        try:
+            while waiting or running:
+                while waiting and len(running) < 2 * self._settings.threads:
+                    key_range = waiting.popleft()
+                    running.append((key_range, pool.submit(work, key_range)))
+                key_range, future = running.popleft()
+                while not future.done():
+                    keep()
+                    _wait(future)
+                yield Chunk(future.result(), key_range.upper)
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def merge_range(
+    job: MergeJob,
+    key_range: KeyRange,
+    schemas: Mapping[int, ShardSchema],
+    reader: PartReader,
+    blob: Blobs,
+    ids: IdSource,
+    part_bytes_target: int,
+    memory_bytes: int,
+    keep: Keep,
+) -> Iterator[Part]:
+    """Merge one key range; the parts written, each as soon as it is durable. Holds about `memory_bytes`."""
+    # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
+    target = max(1, min(part_bytes_target, memory_bytes // 6))
+    writer = PartWriter(
+        schema=schemas[job.schema_id],
+        schema_id=job.schema_id,
+        blob=blob,
+        shard_id=ShardId.of(job.shard),
+        writer=COMPACTOR,
+        ids=ids,
+        part_bytes_target=target,
+    )
+    reading = max(1, memory_bytes - 3 * target)
+    for table in reader.read_range(job.runs, since=job.since, key_range=key_range, memory_bytes=reading):
+        keep()
+        yield from writer.write(table)
+    yield from writer.finish()
+
+
+def merge_ranges(job: MergeJob, range_bytes: int, schema: ShardSchema, reader: PartReader) -> list[KeyRange]:
+    """The job's keys from `resume_key` on, in ranges of about `range_bytes` encoded bytes, none of them empty."""
+    count = min(RANGES_MAX, max(1, -(-job.size // range_bytes)))
+    planned = plan_splits(job.runs, count, schema, reader) if count > 1 else [KeyRange(None, None)]
+    ranges = []
+    for found in planned:
+        lower = found.lower if found.lower is not None and found.lower > job.resume_key else job.resume_key or None
+        if found.upper is None or lower is None or lower < found.upper:
+            ranges.append(KeyRange(lower, found.upper))
+    # Empty splits (equal boundaries) are left out above; the first range then begins where the one before it ended.
+    return ranges
+
+
+def _wait(future: Future[tuple[Part, ...]]) -> None:
+    try:
+        future.exception(timeout=HEARTBEAT_POLL_S)
+    except TimeoutError:
+        return
+
+
+__all__ = [
+    "COMPACTOR",
+    "Blobs",
+    "Chunk",
+    "Engine",
+    "EngineSettings",
+    "LocalEngine",
+    "MergeJob",
+    "merge_range",
+    "merge_ranges",
+]

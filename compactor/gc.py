@@ -1,0 +1,266 @@
+"""The garbage collector: deletes blobs that no live version of a shard names, and truncates its log.
+
+One epoch, for a horizon H that is the newest rollup at or before every reader's hold:
+
+1. what the state diffs up to H say is gone is deleted from the blob store;
+2. the log is truncated, so that it begins at H, where a rollup lies;
+3. the rollups before H are taken out of the State; their blobs are gone by that state diff, and fall to a later epoch.
+
+Safe, because keys are single-use: what left the State at or before H is in no version from H on, and nobody holds or
+can load an earlier one. Every step may be repeated, or done by several collectors at once; a collector that dies
+between two steps leaves work that the next one finds. Blobs go before the log entries that name them: so nothing is
+forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from compactor.metering import Metrics
+from persist import commands as c
+from persist.errors import Corruption
+from persist.ids import SeqNo
+from persist.keys import is_rollup_key, shard_prefix
+from persist.location import Location
+from persist.machine import Machine
+from persist.state import State
+from persist.store_errors import translated
+
+log = logging.getLogger("persist.gc")
+
+SCAN_LIMIT = 1_000
+GC_CLAIM = "gc"
+
+
+@dataclass(frozen=True, slots=True)
+class GcSettings:
+    """`entries_max` bounds one epoch (to the first rollup beyond it); `rollup_after` is in log entries.
+
+    A rollup is made when the newest one is that many entries old, or earlier where data waits to be deleted.
+    """
+
+    entries_max: int = 10_000
+    rollup_after: int = 32
+    delete_batch: int = 500
+    delete_threads: int = 8
+    finalise_steps_max: int = 1_000
+    lease_ms: int = 60_000
+    shards_max: int = 100_000  # shards whose last epoch a collector remembers
+
+
+@dataclass(frozen=True, slots=True)
+class GcReport:
+    """What one run did. `done` says that a further run would find nothing to do for now."""
+
+    deleted: int = 0
+    truncated: int = 0
+    done: bool = True
+
+
+class Collector:
+    """Collects shards of a location. Stateless between runs; any number may work at once."""
+
+    def __init__(
+        self,
+        location: Location,
+        settings: GcSettings | None = None,
+        *,
+        owner: str | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.settings = settings or GcSettings()
+        self.metrics = metrics or Metrics()
+        self.owner = owner or f"gc-{location.ids.uuid7()}"
+        self._location = location
+        self._versions = location.versions
+
+    def run(self, name: str) -> GcReport:
+        """One epoch of one shard; for a dropped shard also its end. Commits nothing where there is nothing to do.
+
+        Raises what the stores raise (repeating is safe), and Corruption when a rollup that the log needs is missing.
+        """
+        machine = self._location.machine(name)
+        state = self._expired(machine, machine.refresh())
+        if state.is_closed and not state.tombstone:
+            state = self._finalise(machine, state)
+        first = self._first_live(name)
+        if state.tombstone:
+            return self._bury(machine, state, first)
+        horizon = self._horizon(state, first)
+        if self._wants_rollup(state):
+            state = self._roll_up(machine, state)
+            horizon = self._horizon(state, first)
+        report = self._epoch(machine, state, first, horizon)
+        self.metrics.add(gc_runs=1)
+        return report
+
+    # --- one epoch
+
+    def _epoch(self, machine: Machine, state: State, first: SeqNo, horizon: SeqNo) -> GcReport:
+        deleted = truncated = 0
+        if first < horizon:
+            if not self._has_rollup(machine, state, horizon):
+                return GcReport(done=False)
+            deleted = self._delete(self._gone(machine, first, horizon))
+            with translated():
+                truncated = self._location.consensus.truncate(machine.name, int(horizon))
+            self.metrics.add(gc_entries_truncated=truncated)
+        if min(state.rollups, default=horizon) < horizon:
+            machine.apply(c.RemoveRollups(horizon))
+        if deleted or truncated:
+            log.info("gc", extra={"shard": machine.name, "deleted": deleted, "truncated": truncated})
+        return GcReport(deleted, truncated, done=not truncated)
+
+    def _horizon(self, state: State, first: SeqNo) -> SeqNo:
+        """The newest rollup that no reader's hold forbids, at most `entries_max` entries on; `first` without one.
+
+        Of rollups further on the nearest is taken: every epoch gets somewhere.
+        """
+        allowed = sorted(seqno for seqno in state.rollups if first < seqno <= state.seqno_since)
+        near = [seqno for seqno in allowed if seqno <= first + self.settings.entries_max]
+        return near[-1] if near else allowed[0] if allowed else first
+
+    def _first_live(self, name: str) -> SeqNo:
+        with translated():
+            entries = self._location.consensus.scan(name, 1, 1)
+        if not entries:
+            raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
+        return SeqNo(entries[0].seqno)
+
+    def _has_rollup(self, machine: Machine, state: State, seqno: SeqNo) -> bool:
+        """Whether the rollup at which the log is to begin is there; False when another collector has gone further.
+
+        Raises Corruption when the State names it still: then the log must stay as it is.
+        """
+        key = state.rollups[seqno].key
+        with translated():
+            if self._location.blob.stat(key) is not None:
+                return True
+        if seqno in machine.refresh().rollups:
+            raise Corruption(f"rollup {key} of shard {state.name!r} is missing: its log is left as it is")
+        return False
+
+    def _gone(self, machine: Machine, first: SeqNo, last: SeqNo) -> Iterator[str]:
+        """What the state diffs in `[first, last]` say is gone, without what the State names (nothing, if all is well).
+
+        The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
+        """
+        named = frozenset(machine.refresh().blob_keys())
+        following = first
+        while following <= last:
+            page = self._versions.diffs(machine.name, following, min(SCAN_LIMIT, last - following + 1))
+            for change in page:
+                for key in change.gone:
+                    if key in named:
+                        log.error("gone but named", extra={"shard": machine.name, "blob": key})
+                    elif change.seqno <= last:
+                        yield key
+            if not page:
+                return
+            following = page[-1].seqno.next()
+
+    def _delete(self, keys: Iterator[str]) -> int:
+        """Delete blobs, several batches at a time; how many. Returns only when all are gone."""
+        size, threads = self.settings.delete_batch, self.settings.delete_threads
+        deleted = 0
+        if threads == 1:
+            while batch := list(islice(keys, size)):
+                deleted += self._delete_batch(batch)
+            return deleted
+        first = list(islice(keys, size))
+        if len(first) < size:
+            return self._delete_batch(first) if first else 0
+        with ThreadPoolExecutor(threads, thread_name_prefix="persist-gc") as pool:
+            deleted += self._delete_batch(first)
+            while batches := [b for _ in range(threads) if (b := list(islice(keys, size)))]:
+                deleted += sum(pool.map(self._delete_batch, batches))
+        return deleted
+
+    def _delete_batch(self, keys: Sequence[str]) -> int:
+        with translated():
+            self._location.blob.delete(keys)
+        self.metrics.add(gc_blobs_deleted=len(keys))
+        return len(keys)
+
+    # --- rollups and leases
+
+    def _wants_rollup(self, state: State) -> bool:
+        """Whether a rollup now would let more go: something left the State since the newest one.
+
+        One rollup does not count: every epoch leaves the one before, and an idle shard must come to rest.
+        """
+        newest = max(state.rollups)
+        if state.seqno_since <= newest:
+            return False
+        if state.seqno - newest >= self.settings.rollup_after:
+            return True
+        recent = self._versions.diffs(state.name, newest.next(), self.settings.rollup_after)
+        gone = [key for change in recent for key in change.gone]
+        return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
+
+    def _roll_up(self, machine: Machine, state: State) -> State:
+        key, size = self._versions.write_rollup(state)
+        machine.apply(c.AddRollup(state.seqno, key, size))
+        self.metrics.add(gc_rollups_made=1)
+        return machine.state()
+
+    def _expired(self, machine: Machine, state: State) -> State:
+        """Where a lapsed lease holds the horizon back: a commit, since every commit forgets lapsed leases.
+
+        Not the reader by its id: it may have renewed its lease in this very moment.
+        """
+        now_ms = self._location.clock.now_ms()
+        if not any(reader.lapsed(now_ms) for reader in state.leased_readers.values()):
+            return state
+        machine.apply(c.TakeClaim(GC_CLAIM, self.owner, self.settings.lease_ms))
+        machine.apply(c.ReleaseClaim(GC_CLAIM, self.owner))
+        return machine.state()
+
+    # --- the end of a shard
+
+    def _finalise(self, machine: Machine, state: State) -> State:
+        for _ in range(self.settings.finalise_steps_max):
+            result = machine.apply(c.Finalise())
+            assert isinstance(result, c.Finalised)
+            if result.done:
+                self.metrics.add(shards_finalised=1)
+                break
+        return machine.state()
+
+    def _bury(self, machine: Machine, state: State, first: SeqNo) -> GcReport:
+        """A tombstone keeps one rollup, the log from it on, and no other blob. Nobody can name new ones."""
+        dead = self._buried_at(state)
+        if dead is None:
+            state = self._roll_up(machine, state)
+            dead = max(state.rollups)
+        if len(state.rollups) > 1:
+            machine.apply(c.RemoveRollups(dead))
+            state = machine.state()
+        truncated = 0
+        if not self._has_rollup(machine, state, dead):
+            return GcReport(done=False)
+        with translated():
+            if first < dead:
+                truncated = self._location.consensus.truncate(machine.name, int(dead))
+                self.metrics.add(gc_entries_truncated=truncated)
+            named = frozenset(state.blob_keys())
+            listed = self._location.blob.list(shard_prefix(state.shard_id))
+            deleted = self._delete(stat.key for stat in listed if stat.key not in named)
+        return GcReport(deleted, truncated)
+
+    def _buried_at(self, state: State) -> SeqNo | None:
+        """The seqno of the newest rollup if that holds the tombstone already, so no later state diff sets it."""
+        newest = max(state.rollups)
+        following = newest.next()
+        while page := self._versions.diffs(state.name, following, SCAN_LIMIT):
+            if any("tombstone" in change.scalars for change in page):
+                return None
+            following = page[-1].seqno.next()
+        return newest
+
+
+__all__ = ["Collector", "GcReport", "GcSettings"]

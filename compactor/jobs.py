@@ -1,0 +1,73 @@
+"""What the loop does with a shard: merge it, collect it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from compactor.gc import Collector
+from compactor.loop import Job
+from compactor.merge import claim_is_for_merge
+from compactor.worker import Worker
+from persist.location import Location
+from persist.state import State
+
+BUSY_AGAIN_S = 1.0
+
+
+def merge_job(location: Location, make_worker: Callable[[], Worker], *, idle: bool | None = None) -> Job:
+    """Merge what is due. Every thread has a worker of its own, so that two of them claim as two."""
+    local = threading.local()
+
+    def merge(name: str) -> float | None:
+        worker: Worker | None = getattr(local, "worker", None)
+        if worker is None:
+            worker = local.worker = make_worker()
+        worker.run(name, idle=idle)
+        return _merge_again_s(location, worker, location.machine(name).state())
+
+    return merge
+
+
+def gc_job(location: Location, collector: Collector, *, epochs_max: int = 3, every_s: float = 5.0) -> Job:
+    """Collect until nothing is left to do for now; of a shard that moves all the time an epoch every `every_s`."""
+    last: dict[str, float] = {}
+
+    def collect(name: str) -> float | None:
+        now = location.clock.monotonic()
+        since = now - last.get(name, now - every_s)
+        if since < every_s:
+            return every_s - since
+        if len(last) > collector.settings.shards_max:
+            last.clear()
+        last[name] = now
+        for _ in range(epochs_max):
+            if collector.run(name).done:
+                break
+        return _gc_again_s(location, location.machine(name).state())
+
+    return collect
+
+
+def _merge_again_s(location: Location, worker: Worker, state: State) -> float | None:
+    """When the shard will count as idle, or a claim will have lapsed."""
+    now_ms = location.clock.now_ms()
+    waits = [
+        claim.heartbeat_ms + claim.lease_ms - now_ms + 1
+        for key, claim in state.claims.items()
+        if claim_is_for_merge(key) and not claim.lapsed(now_ms)
+    ]
+    idle_in_ms = state.walltime_ms + worker.settings.idle_ms - now_ms
+    if idle_in_ms > 0 and not state.tombstone:
+        waits.append(idle_in_ms)
+    return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
+
+
+def _gc_again_s(location: Location, state: State) -> float | None:
+    """When the first lease will have lapsed, which may hold something back."""
+    now_ms = location.clock.now_ms()
+    waits = [reader.heartbeat_ms + reader.lease_ms - now_ms + 1 for reader in state.leased_readers.values()]
+    return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
+
+
+__all__ = ["gc_job", "merge_job"]

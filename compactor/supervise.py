@@ -1,0 +1,25 @@
+"""How a server starts maintenance beside itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+NICENESS = 10
+
+
+def child_command(
+    *, directory: str | None = None, blob: str | None = None, consensus: str | None = None, extra: Sequence[str] = ()
+) -> list[str]:
+    """The command line of a process of low priority that merges and collects the shards of a location.
+
+    It ends when its parent does. The URLs of stores go by the environment (PERSIST_BLOB, PERSIST_CONSENSUS), because
+    they may hold a password and anybody may read a command line; the caller puts them there.
+    """
+    command = [sys.executable, "-m", "persist.cli", "compactor", "--gc", "--nice", str(NICENESS), "--end-with-parent"]
+    if directory is not None and blob is None and consensus is None:
+        command += ["--dir", directory]
+    return [*command, *extra]
+
+
+__all__ = ["NICENESS", "child_command"]

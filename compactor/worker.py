@@ -1,0 +1,243 @@
+"""The compaction worker: claims due merges, does them, applies their results.
+
+Any number of workers share the shards of a location; they only meet in the claims that a shard's State holds. A worker
+may die at any instant: its claim lapses, another takes over and goes on from the last chunk that was saved. A worker
+never deletes anything: parts that it wrote in vain are garbage for GC (if the State ever named them) or orphans.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from blob import BlobError, BlobNotFound
+from compactor.engine import COMPACTOR, Engine, EngineSettings, LocalEngine, MergeJob
+from compactor.merge import MergePolicy, plan
+from compactor.metering import MeteredBlobs, Metrics, Throttle
+from persist import commands as c
+from persist.batch import HollowBatch, Part, Run
+from persist.errors import Corruption, PersistError, Unavailable
+from persist.location import Location
+from persist.machine import Machine
+from persist.state import State
+from persist.store_errors import translate
+
+log = logging.getLogger("persist.compactor")
+
+RENEWED_AFTER = 3  # a claim is renewed when a third of its lease has passed
+MERGES_PER_RUN_MAX = 1_000  # of one shard, before another shard has its turn
+
+
+class ProgressReport(Protocol):
+    """Hears how far a merge is: of `total` input bytes `done` (estimated by key ranges)."""
+
+    def __call__(self, shard: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """`idle_ms`: a shard that was not written for so long is brought to its least size."""
+
+    policy: MergePolicy = field(default_factory=MergePolicy)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    lease_ms: int = 60_000
+    idle_ms: int = 10_000
+    bytes_per_s: int | None = None
+
+
+class Outcome(Enum):
+    APPLIED = "applied"
+    REFUSED = "refused"  # an input or the claim is gone: another was faster
+    BUSY = "busy"  # another holds the claim
+
+
+class ClaimLost(Exception):
+    """Another has taken the claim over: whatever this worker goes on to write would be in vain."""
+
+
+class Worker:
+    """Merges shards of a location. One thread at a time per worker; open several for more."""
+
+    def __init__(
+        self,
+        location: Location,
+        settings: WorkerSettings | None = None,
+        *,
+        owner: str | None = None,
+        engine: Engine | None = None,
+        metrics: Metrics | None = None,
+        throttle: Throttle | None = None,
+        progress: ProgressReport | None = None,
+    ) -> None:
+        self.settings = settings or WorkerSettings()
+        self.metrics = metrics or Metrics()
+        self.owner = owner or f"compactor-{location.ids.uuid7()}"
+        self._location = location
+        self._progress = progress
+        throttle = throttle or Throttle(self.settings.bytes_per_s, location.clock)
+        blobs = MeteredBlobs(location.blob, self.metrics, throttle)
+        self._engine = engine or LocalEngine(blobs, location.ids, self.settings.engine)
+
+    def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeReq]:
+        """The merges that are due on the shard now. `idle` None: by when it was last written."""
+        return self._due(self._location.machine(name).refresh(), idle)
+
+    def run(self, name: str, *, idle: bool | None = None, merges_max: int = MERGES_PER_RUN_MAX) -> int:
+        """Do merges on the shard until none is due; how many were applied. Raises what the stores raise."""
+        applied = tried = 0
+        machine = self._location.machine(name)
+        state = machine.refresh()
+        while tried < merges_max:
+            self.metrics.seen(state)
+            requests = self._due(state, idle)
+            outcomes = []
+            for request in requests:
+                outcomes.append(self.merge(name, request))
+                tried += 1
+                if outcomes[-1] is Outcome.APPLIED:
+                    break  # the trace has changed: what is due may be something better now
+            applied += outcomes.count(Outcome.APPLIED)
+            if Outcome.APPLIED not in outcomes:
+                break  # nothing is due, or others are at it
+            state = machine.state()
+        return applied
+
+    def merge(self, name: str, request: c.MergeReq) -> Outcome:
+        """Claim one merge, do it, and apply its result. Errors of the stores leave the claim to lapse."""
+        machine = self._location.machine(name)
+        claim = _Claim(machine, request, self.owner, self.settings.lease_ms, self._location)
+        taken = claim.take()
+        if not taken.granted:
+            self.metrics.add(claims_refused=1)
+            return Outcome.BUSY
+        try:
+            outcome = self._merge(machine, request, claim, taken)
+        except (ClaimLost, BlobNotFound) as error:
+            outcome = self._lost(machine, claim, error)
+        except BlobError as error:
+            self.metrics.add(merges_failed=1)
+            raise translate(error) from error
+        except PersistError:
+            self.metrics.add(merges_failed=1)
+            raise
+        self.metrics.add(**{"merges_applied" if outcome is Outcome.APPLIED else "merges_refused": 1})
+        log.info(
+            "merge %s", outcome.value,
+            extra={"shard": name, "rows": request.rows, "bytes": request.size, "since": str(request.since)},
+        )  # fmt: skip
+        return outcome
+
+    def _due(self, state: State, idle: bool | None) -> list[c.MergeReq]:
+        now_ms = self._location.clock.now_ms()
+        if idle is None:
+            idle = now_ms - state.walltime_ms >= self.settings.idle_ms
+        return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
+
+    def _merge(self, machine: Machine, request: c.MergeReq, claim: _Claim, taken: c.Claimed) -> Outcome:
+        state = machine.state()
+        found = state.trace.covering(frozenset(request.inputs))
+        since = taken.since if taken.done else request.since
+        if found is None or since.element is None:
+            claim.release()
+            return Outcome.REFUSED
+        if taken.done:
+            self.metrics.add(merges_resumed=1)
+        runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], request.inputs)
+        job = MergeJob(machine.name, runs, state.schemas, state.schema_id, since.element, taken.resume_key)
+        claim.since = since
+        written = 0
+        for chunk in self._engine.merge(job, claim.keep):
+            written += sum(part.size for part in chunk.parts)
+            if chunk.resume_key is None:
+                claim.done = (*claim.done, *chunk.parts)
+                break
+            if chunk.parts:
+                claim.save((*claim.done, *chunk.parts), chunk.resume_key)
+                self.metrics.add(chunks_saved=1)
+            self._report(machine.name, job, chunk.resume_key)
+        outputs = (Run(claim.done),) if claim.done else ()
+        result = machine.apply(c.MergeRes(request.inputs, outputs, since, claim.key, self.owner))
+        assert isinstance(result, c.MergeApplied)
+        self._report(machine.name, job, None)
+        if result.applied:
+            self.metrics.merged(machine.name, sum(p.size for run in runs for p in run.parts if _is_new(p)), written)
+        return Outcome.APPLIED if result.applied else Outcome.REFUSED
+
+    def _lost(self, machine: Machine, claim: _Claim, error: Exception) -> Outcome:
+        """An input is gone, or the claim. If every input is still named, a blob that must be there is missing."""
+        state = machine.refresh()
+        if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.request.inputs)) is not None:
+            self.metrics.add(merges_failed=1)
+            raise Corruption(f"shard {machine.name!r} names a part that is missing: {error}") from error
+        return Outcome.REFUSED
+
+    def _report(self, shard: str, job: MergeJob, resume_key: bytes | None) -> None:
+        if self._progress is None:
+            return
+        done = job.size
+        if resume_key is not None:
+            done = sum(p.size for run in job.runs for p in run.parts if p.key_lower < resume_key)
+        self._progress(shard, done, job.size)
+
+
+class _Claim:
+    """One merge's claim while a worker holds it, and what the State keeps with it."""
+
+    def __init__(self, machine: Machine, request: c.MergeReq, owner: str, lease_ms: int, location: Location) -> None:
+        self.request = request
+        self.key = request.claim_key
+        self.since = request.since
+        self.done: tuple[Part, ...] = ()
+        self._resume_key = b""
+        self._machine = machine
+        self._owner = owner
+        self._lease_ms = lease_ms
+        self._clock = location.clock
+        self._renewed_s = self._clock.monotonic()
+
+    def take(self) -> c.Claimed:
+        self._renewed_s = self._clock.monotonic()
+        taken = self._machine.apply(c.TakeClaim(self.key, self._owner, self._lease_ms, self.request.inputs))
+        assert isinstance(taken, c.Claimed)
+        self.done, self._resume_key = taken.done, taken.resume_key
+        return taken
+
+    def keep(self) -> None:
+        """Renew the claim when a good part of its lease has passed. Raises ClaimLost."""
+        if self._clock.monotonic() - self._renewed_s >= self._lease_ms / 1000 / RENEWED_AFTER:
+            self.save(self.done, self._resume_key)
+
+    def save(self, done: Sequence[Part], resume_key: bytes) -> None:
+        """Keep what was written so far in the State, which also renews the claim. Raises ClaimLost."""
+        now_s = self._clock.monotonic()
+        command = c.SaveMergeProgress(self.key, self._owner, self.request.inputs, tuple(done), resume_key, self.since)
+        try:
+            saved = self._machine.apply(command)
+        except Unavailable:
+            if now_s - self._renewed_s < self._lease_ms / 1000 and tuple(done) == self.done:
+                return  # a renewal that did not happen is tried again soon
+            raise
+        assert isinstance(saved, c.Claimed)
+        if not saved.granted:
+            raise ClaimLost(self.key)
+        self.done, self._resume_key, self._renewed_s = tuple(done), resume_key, now_s
+
+    def release(self) -> None:
+        self._machine.apply(c.ReleaseClaim(self.key, self._owner))
+
+
+def _runs_of(batches: Sequence[HollowBatch], inputs: Sequence[str]) -> tuple[Run, ...]:
+    wanted = frozenset(inputs)
+    runs = [Run(tuple(part for part in run.parts if part.id in wanted)) for batch in batches for run in batch.runs]
+    return tuple(run for run in runs if run.parts)
+
+
+def _is_new(part: Part) -> bool:
+    """Whether a writer wrote it, not a merge."""
+    return part.key is None or f"/{COMPACTOR}/" not in part.key
+
+
+__all__ = ["ClaimLost", "Outcome", "ProgressReport", "Worker", "WorkerSettings"]

@@ -1,0 +1,80 @@
+"""`persist compactor`: merge batches of shards in the background; with `--gc` also collect what that leaves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from compactor.engine import EngineSettings
+from compactor.gc import Collector
+from compactor.jobs import gc_job, merge_job
+from compactor.loop import Loop, LoopSettings, in_turn
+from compactor.metering import Metrics, Throttle
+from compactor.worker import Worker, WorkerSettings
+from persist.cli import running, where
+from persist.errors import InvalidUsage
+
+MIB = 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where.add_arguments(parser)
+    running.add_arguments(parser)
+    parser.add_argument("--gc", action="store_true", help="also delete what no reader can need any more")
+    parser.add_argument("--concurrency", type=int, default=2, metavar="N", help="merges at a time (default 2)")
+    parser.add_argument(
+        "--memory", type=int, default=1024, metavar="MIB", help="memory for merges, all together (default 1024 MiB)"
+    )
+    parser.add_argument("--part-size", type=int, default=128, metavar="MIB", help="target size of parts (default 128)")
+    parser.add_argument("--rate", type=float, metavar="MIB/S", help="bytes read and written a second, at most")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    running.prepare(arguments)
+    location = where.where_of(arguments).open(must_exist=True)
+    try:
+        location.check()
+        settings = WorkerSettings(
+            engine=EngineSettings(
+                memory_bytes=arguments.memory * MIB // arguments.concurrency,
+                part_bytes_target=arguments.part_size * MIB,
+            ),
+            bytes_per_s=None if arguments.rate is None else int(arguments.rate * MIB),
+        )
+        metrics = Metrics()
+        throttle = Throttle(settings.bytes_per_s, location.clock)
+        jobs = [
+            merge_job(
+                location,
+                lambda: Worker(location, settings, metrics=metrics, throttle=throttle),
+                idle=True if arguments.once else None,
+            )
+        ]
+        if arguments.gc:
+            jobs.append(gc_job(location, Collector(location, metrics=metrics)))
+        patterns = tuple(arguments.shards or ("*",))
+        loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
+        loop = Loop(location, in_turn(jobs), loop_settings, per_shard=arguments.concurrency)
+        running.on_signals(loop.stop, arguments)
+        if arguments.once:
+            failures = loop.once()
+            print(json.dumps(metrics.to_json()))
+            return 1 if failures else 0
+        print("persist compactor: running", file=sys.stderr, flush=True)
+        loop.run()
+        return 0
+    finally:
+        location.close()
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name in ("concurrency", "memory", "part_size"):
+        if getattr(arguments, name) <= 0:
+            raise InvalidUsage(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be more than 0")
+    if arguments.rate is not None and arguments.rate <= 0:
+        raise InvalidUsage(f"--rate is {arguments.rate}; it must be more than 0 MiB/s")
+
+
+__all__ = ["add_arguments", "run"]
