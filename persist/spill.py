@@ -20,5 +20,7 @@ def spilled(command: c.Command, state: State, blob: Blob, ids: IdSource) -> c.Co
     inline = [part for run in command.runs for part in run.parts if part.is_inline]
     with translated():
         for part in inline:
-            runs.append(Run((spill_inline(part, state.schemas, blob, state.shard_id, command.writer, ids),)))
+            written = spill_inline(part, state.schemas, blob, state.shard_id, command.writer, ids)
+            if written is not None:
+                runs.append(Run((written,)))
     return replace(command, runs=tuple(runs))

@@ -148,7 +148,7 @@ class PartReader:
             index = table.schema.get_field_index(TIME)
             constant = pa.repeat(pa.scalar(part.time, pa.int64()), len(table))
             table = table.set_column(index, table.schema.field(TIME), constant)
-        if part.clip is not None and part.time_min < part.clip:
+        if part.clip is not None:
             table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
         return times.apply(table)
 
@@ -157,7 +157,7 @@ class PartReader:
     ) -> Iterator[pa.Table]:
         """The rows of a part that no other overlaps and that need no consolidation."""
         file = self._files.open(part)
-        filters = not times.keeps_all(part.time_min, part.time_max) or _clips(part)
+        filters = not times.keeps_all(part.time_min, part.time_max) or part.clip is not None
         time, diff = _constants(part, times)
         limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4))
         for groups, edge in _batches(file, key_range, limit):
@@ -169,7 +169,7 @@ class PartReader:
                 constants[DIFF] = diff
             table = file.read(groups, [name for name in wanted if name not in constants])
             table = self._complete(table, file, wanted, constants)
-            if _clips(part):
+            if part.clip is not None:
                 table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
             if TIME in wanted and TIME not in constants:
                 table = times.apply(table)
@@ -200,10 +200,6 @@ def _by_time(table: pa.Table) -> pa.Table:
     if (times[1:] >= times[:-1]).all():
         return table
     return table.take(pa.array(np.argsort(times, kind="stable")))
-
-
-def _clips(part: Part) -> bool:
-    return part.clip is not None and part.time_min < part.clip
 
 
 def _is_consolidated(part: Part, times: Times) -> bool:

@@ -84,15 +84,18 @@ def spill_inline(
     shard_id: ShardId,
     writer: WriterId,
     ids: IdSource,
-) -> Part:
+) -> Part | None:
     """Write the rows of an inline part as a blob: a new part, sorted, with the same time and clip.
 
-    Errors of the blob store pass through; doing it again is safe. Raises Corruption when the part is damaged.
+    None when its rows cancel out, so that nothing is left to write. Errors of the blob store pass through; doing it
+    again is safe. Raises Corruption when the part is damaged.
     """
     schema = ShardSchema.from_record(record_of(part, schemas))
-    rows = decode_inline(part, {part.schema_id: schema})
+    rows = consolidate([decode_inline(part, {part.schema_id: schema})], schema)
+    if not len(rows):
+        return None
     encoder = ParquetEncoder(schema)
-    encoder.write(consolidate([rows], schema))
+    encoder.write(rows)
     spilled = _put(encoder, part.schema_id, blob, shard_id, writer, ids)
     if part.time is not None:
         spilled = spilled.at(part.time)
