@@ -52,6 +52,7 @@ _NOT_FOR_NOW = (
     "starting up",
     "shutting down",
     "too many clients",
+    "too many connections",
     "connection slots",
     "recovery",
     "timeout",

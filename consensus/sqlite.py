@@ -56,7 +56,9 @@ _MISCONFIGURED = {
 class SqliteConsensus(SqlConsensus):
     """One file. Writers of this process queue on a lock, which is far fairer than SQLite's sleeping retries."""
 
-    def __init__(self, path: str, *, poll_interval_s: float = POLL_INTERVAL_S) -> None:
+    def __init__(
+        self, path: str, *, poll_interval_s: float = POLL_INTERVAL_S, busy_timeout_ms: int = BUSY_TIMEOUT_MS
+    ) -> None:
         self._path = os.path.abspath(path)
         self._poll_interval_s = poll_interval_s
         self._write_lock = threading.Lock()
@@ -64,7 +66,7 @@ class SqliteConsensus(SqlConsensus):
         self._poller: threading.Thread | None = None
         engine = sa.create_engine(
             sa.URL.create("sqlite", database=self._path),
-            connect_args={"check_same_thread": False, "isolation_level": None, "timeout": BUSY_TIMEOUT_MS / 1000},
+            connect_args={"check_same_thread": False, "isolation_level": None, "timeout": busy_timeout_ms / 1000},
             poolclass=sa.pool.QueuePool,
             pool_size=POOL_SIZE,
             max_overflow=0,
@@ -168,7 +170,6 @@ class SqliteConsensus(SqlConsensus):
 
 
 def _configure(connection: sqlite3.Connection, _record: Any) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     connection.execute("PRAGMA synchronous = FULL")
     # Turning on WAL needs the file alone for a moment and does not wait for it; whoever has it is doing the same.
     for _ in range(100):

@@ -26,7 +26,7 @@ from boto3.session import Session
 from tests.services.etcd import EtcdCluster, start_etcd
 from tests.services.fault_proxy import FaultProxy
 from tests.services.postgres import Postgres, start_postgres
-from tests.services.process import ServerError
+from tests.services.process import ServerError, run
 from tests.services.s3 import ACCESS_KEY, SECRET_KEY, S3Server, start_s3
 
 T = TypeVar("T")
@@ -177,3 +177,16 @@ def fault_proxy() -> Iterator[Callable[[int], FaultProxy]]:
     yield start
     for proxy in started:
         proxy.close()
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB that is half full with the file `ballast`. Needs root."""
+    mounted = tmp_path / "tiny-disk"
+    mounted.mkdir()
+    _need(lambda: run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs", str(mounted)]))
+    try:
+        (mounted / "ballast").write_bytes(b"x" * 2**19)
+        yield mounted
+    finally:
+        run(["umount", "-l", str(mounted)])

@@ -1,0 +1,95 @@
+"""Every row of the file table in docs/stores.md, provoked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from blob import BlobMisconfigured, BlobNotFound, BlobUnavailable, open_blob
+from blob.file import STALE_TEMP_S, FileBlob
+
+
+def test_the_disk_is_full(tiny_disk: Path) -> None:
+    blob = open_blob(f"file://{tiny_disk}")
+    blob.put("small", b"fits")
+    with pytest.raises(BlobUnavailable, match="ENOSPC"):
+        blob.put("large", os.urandom(4 * 2**20))
+    assert blob.stat("large") is None
+    assert [found.key for found in blob.list("")] == ["ballast", "small"]
+    assert list((tiny_disk / "~tmp").iterdir()) == [], "the failed write leaves no bytes behind"
+    blob.delete(["ballast"])
+    blob.put("small2", b"fits again")
+
+
+def test_the_directory_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(BlobMisconfigured, match="cannot be made"):
+        open_blob(f"file://{tmp_path}/file/blobs")
+
+
+def test_a_key_needs_a_directory_where_a_file_is(tmp_path: Path) -> None:
+    blob = open_blob(f"file://{tmp_path}/blobs")
+    blob.put("a", b"x")
+    with pytest.raises(BlobMisconfigured, match="a/b"):
+        blob.put("a/b", b"x")
+    blob.put("c/d", b"x")
+    with pytest.raises(BlobMisconfigured, match="c"):
+        blob.put("c", b"x")
+
+
+@pytest.mark.parametrize("url", ["file:relative", "file://host/dir", "file:///", "file:///dir?x=1"])
+def test_a_url_that_cannot_be_meant(url: str) -> None:
+    with pytest.raises(BlobMisconfigured, match="file:"):
+        open_blob(url)
+
+
+def test_the_directory_vanishes(tmp_path: Path) -> None:
+    blob = open_blob(f"file://{tmp_path}/blobs")
+    blob.put("a/k", b"x")
+    (tmp_path / "blobs").rename(tmp_path / "moved")
+    with pytest.raises(BlobNotFound):
+        blob.get("a/k")
+    assert list(blob.list("")) == []
+    blob.put("a/k", b"made anew")
+    assert blob.get("a/k") == b"made anew"
+
+
+def _put_for_ever(url: str) -> None:
+    blob = open_blob(url)
+    for number in range(1_000_000):
+        blob.put(f"w/{number}", f"{number} ".encode() * 20_000)
+
+
+def test_a_writer_is_killed_in_the_middle(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/blobs"
+    context = multiprocessing.get_context("spawn")
+    writer = context.Process(target=_put_for_ever, args=(url,))
+    writer.start()
+    blob = open_blob(url)
+    while blob.stat("w/20") is None:
+        assert writer.is_alive()
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    found = list(blob.list(""))
+    assert len(found) >= 21
+    for each in found:
+        number = each.key.removeprefix("w/")
+        assert blob.get(each.key) == f"{number} ".encode() * 20_000, "a blob is whole or not there"
+
+
+def test_leftovers_of_crashed_writers_are_swept_when_old(tmp_path: Path) -> None:
+    root = tmp_path / "blobs"
+    open_blob(f"file://{root}")
+    leftover = root / "~tmp" / "crashed"
+    leftover.write_bytes(b"half")
+    blob = open_blob(f"file://{root}")
+    assert leftover.exists(), "it may belong to a writer that still writes"
+    assert list(blob.list("")) == []
+    FileBlob(root, now_s=lambda: time.time() + STALE_TEMP_S + 60)
+    assert not leftover.exists()

@@ -1,0 +1,284 @@
+"""Every row of the PostgreSQL table in docs/stores.md, provoked on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from consensus import (
+    Consensus,
+    ConsensusIndeterminate,
+    ConsensusMisconfigured,
+    ConsensusUnavailable,
+    open_consensus,
+)
+from consensus.postgres import PostgresConsensus
+from tests.services.fault_proxy import FaultProxy
+from tests.services.load import Load
+from tests.services.postgres import Postgres
+from tests.services.process import free_ports, wait_until
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture
+def url(postgres_server: Postgres) -> str:
+    """Of an empty database on the private server, whatever the environment names."""
+    return postgres_server.create_database(f"errors_{free_ports(1)[0]}_{threading.get_native_id()}_{next(_numbers)}")
+
+
+_numbers = iter(range(1_000_000))
+
+
+@pytest.fixture
+def direct(url: str) -> Iterator[Consensus]:
+    store = open_consensus(url)
+    store.check()
+    assert store.compare_and_set("k", 1, b"first")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def proxy(postgres_server: Postgres, fault_proxy: Callable[[int], FaultProxy]) -> FaultProxy:
+    return fault_proxy(postgres_server.port)
+
+
+@pytest.fixture
+def behind(url: str, direct: Consensus, proxy: FaultProxy) -> Iterator[Consensus]:
+    """The same database through the proxy, impatient, with a connection open."""
+    store = PostgresConsensus(sa.make_url(_with_port(url, proxy.port)), connect_timeout_s=2, statement_timeout_s=0.8)
+    assert store.head("k") is not None
+    yield store
+    proxy.mode("pass")
+    store.close()
+
+
+def _with_port(url: str, port: int) -> str:
+    return urlsplit(url)._replace(netloc=urlsplit(url).netloc.rpartition(":")[0] + f":{port}").geturl()
+
+
+def refused_at_start(url: str, setting: str) -> None:
+    with closing(open_consensus(url)) as store:
+        with pytest.raises(ConsensusMisconfigured, match=setting) as refused:
+            store.check()
+        assert "right" not in str(refused.value), "no password in messages"
+
+
+def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[BaseException]]:
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, failures
+
+
+def test_connection_refused(url: str) -> None:
+    with closing(open_consensus(_with_port(url, free_ports(1)[0]))) as store:
+        for call in (store.check, lambda: store.head("k"), lambda: store.compare_and_set("k", 1, b"x")):
+            with pytest.raises(ConsensusUnavailable, match="refused"):
+                call()
+
+
+def test_wrong_password(postgres_server: Postgres) -> None:
+    refused_at_start(postgres_server.url(password="wrong"), "password")
+
+
+def test_wrong_user(postgres_server: Postgres) -> None:
+    refused_at_start(postgres_server.url(user="nobody", password="x"), "user")
+
+
+def test_wrong_database(postgres_server: Postgres) -> None:
+    refused_at_start(postgres_server.url("no_such_database"), "database name")
+
+
+def test_wrong_host() -> None:
+    refused_at_start("postgresql://postgres:x@no-such-host.invalid/postgres", "host name")
+
+
+def test_wrong_option(url: str) -> None:
+    refused_at_start(f"{url}?no_such_option=1", "option")
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:///database", "postgresql://host", "postgresql+other://host/db", "oracle://h/d"]
+)
+def test_a_url_that_cannot_be_meant(url: str) -> None:
+    with pytest.raises(ConsensusMisconfigured):
+        open_consensus(url)
+
+
+def test_read_only_replica(direct: Consensus, url: str, postgres_replica: Postgres) -> None:
+    replica_url = _with_port(url, postgres_replica.port)
+    with closing(open_consensus(replica_url)) as store:
+        wait_until(lambda: _has_table(replica_url), "the replica has caught up")
+        with pytest.raises(ConsensusMisconfigured, match="read-only"):
+            store.check()
+        with pytest.raises(ConsensusUnavailable, match="read-only"):
+            store.compare_and_set("k", 2, b"x")
+    assert direct.head("k") == direct.scan("k", 1, 1)[0]
+
+
+def _has_table(url: str) -> bool:
+    with suppress(psycopg.Error), psycopg.connect(url) as connection:
+        return bool(connection.execute("SELECT count(*) FROM consensus_log").fetchone()[0])  # type: ignore[index]
+    return False
+
+
+def test_a_user_without_rights(direct: Consensus, url: str, postgres_server: Postgres) -> None:
+    name = urlsplit(url).path.strip("/")
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE reader_{name} LOGIN PASSWORD 'r'")
+        admin.execute(f"GRANT SELECT ON consensus_log TO reader_{name}")
+    refused_at_start(postgres_server.url(name, user=f"reader_{name}", password="r"), "INSERT")
+
+
+def test_too_many_connections(direct: Consensus, url: str, postgres_server: Postgres) -> None:
+    name = urlsplit(url).path.strip("/")
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"CREATE ROLE busy_{name} LOGIN PASSWORD 'b' CONNECTION LIMIT 1")
+    busy = postgres_server.url(name, user=f"busy_{name}", password="b")
+    with psycopg.connect(busy), closing(open_consensus(busy)) as store, pytest.raises(ConsensusUnavailable):
+        store.compare_and_set("k", 2, b"x")
+    assert direct.compare_and_set("k", 2, b"not taken")
+
+
+def test_commits_that_would_not_be_durable(url: str) -> None:
+    name = urlsplit(url).path.strip("/")
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    refused_at_start(url, "synchronous_commit")
+
+
+def test_reset_before_the_server_saw_it(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
+    proxy.mode("hang")
+    thread, failures = in_background(lambda: behind.compare_and_set("k", 2, b"lost on the way"))
+    thread.join(0.2)
+    proxy.cut()
+    thread.join()
+    assert isinstance(failures[0], ConsensusIndeterminate)
+    proxy.mode("pass")
+    assert direct.compare_and_set("k", 2, b"not taken")
+
+
+def test_reset_after_the_commit(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
+    proxy.mode("swallow")
+    thread, failures = in_background(lambda: behind.compare_and_set("k", 2, b"landed"))
+    wait_until(lambda: len(direct.scan("k", 2, 1)) == 1, "the append has landed")
+    proxy.cut()
+    thread.join()
+    assert isinstance(failures[0], ConsensusIndeterminate)
+    proxy.mode("pass")
+    head = behind.head("k")
+    assert head is not None
+    assert head.data == b"landed"
+
+
+def test_a_frozen_network_ends_by_the_clients_timeout(behind: Consensus, proxy: FaultProxy) -> None:
+    proxy.mode("hang")
+    with pytest.raises(ConsensusIndeterminate):
+        behind.compare_and_set("k", 2, b"x")
+    with pytest.raises(ConsensusUnavailable):
+        behind.head("k")
+    proxy.mode("pass")
+    wait_until(lambda: _answers(behind), "it answers again")
+
+
+def _answers(store: Consensus) -> bool:
+    with suppress(ConsensusUnavailable):
+        return store.head("k") is not None
+    return False
+
+
+def test_a_dead_pooled_connection_is_replaced_for_readers(behind: Consensus, proxy: FaultProxy) -> None:
+    proxy.cut()
+    assert behind.head("k") is not None
+
+
+def test_a_lock_that_is_held_too_long_is_definite(behind: Consensus, direct: Consensus, url: str) -> None:
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE consensus_log IN EXCLUSIVE MODE")
+        with pytest.raises(ConsensusUnavailable, match="timeout"):
+            behind.compare_and_set("k", 2, b"x")
+        other.rollback()
+    assert direct.compare_and_set("k", 2, b"not taken")
+
+
+def test_the_disk_is_full(direct: Consensus, url: str, tiny_disk: Path, postgres_server: Postgres) -> None:
+    name = f"tiny_{urlsplit(url).path.strip('/')}"
+    for parent in tiny_disk.parents:
+        if parent.stat().st_uid == 0 and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o011)
+    (tiny_disk / "space").mkdir(mode=0o777)
+    (tiny_disk / "space").chmod(0o777)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(f"CREATE TABLESPACE {name} LOCATION '{tiny_disk}/space'")
+        admin.execute(f"ALTER TABLE consensus_log SET TABLESPACE {name}")
+        admin.execute("ALTER TABLE consensus_log ALTER COLUMN data SET STORAGE EXTERNAL")
+    try:
+        with pytest.raises(ConsensusUnavailable, match="No space left"):
+            direct.compare_and_set("k", 2, b"x" * 2**21)
+        assert direct.compare_and_set("k", 2, b"small, and it was not taken")
+    finally:
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute("DROP TABLE consensus_log")
+            admin.execute(f"DROP TABLESPACE {name}")
+
+
+def test_lost_notifications_cost_nothing_but_time(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
+    heard = threading.Event()
+    unsubscribe = behind.subscribe(lambda _key: heard.set())
+    assert unsubscribe is not None
+    proxy.cut()
+    proxy.mode("refuse")
+    assert direct.compare_and_set("k", 2, b"unheard")
+    proxy.mode("pass")
+    head = behind.head("k")
+    assert head is not None
+    assert head.seqno == 2
+    for seqno in range(3, 200):
+        assert direct.compare_and_set("k", seqno, b"heard, once the channel stands again")
+        if heard.wait(0.1):
+            break
+    assert heard.is_set()
+    unsubscribe()
+
+
+def test_an_immediate_restart_under_load_loses_nothing(url: str, postgres_server: Postgres) -> None:
+    with closing(open_consensus(url)) as store, closing(open_consensus(url)) as reader:
+        store.check()
+        load = Load(store)
+        try:
+            load.wait_for(40)
+            postgres_server.restart_immediately()
+            load.wait_for(40)
+        finally:
+            load.stop()
+        assert sum(tally.indeterminate + tally.unavailable for tally in load.tallies.values()) > 0
+        load.verify(reader)
+
+
+def test_a_sigkill_under_load_loses_nothing(url: str, postgres_server: Postgres) -> None:
+    with closing(open_consensus(url)) as store, closing(open_consensus(url)) as reader:
+        store.check()
+        load = Load(store)
+        try:
+            load.wait_for(40)
+            postgres_server.kill_and_restart()
+            load.wait_for(40)
+        finally:
+            load.stop()
+        load.verify(reader)

@@ -1,0 +1,114 @@
+"""Every row of the SQLite table in docs/stores.md, provoked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from consensus import ConsensusMisconfigured, ConsensusUnavailable, open_consensus
+from consensus.sqlite import SqliteConsensus
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "consensus.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteConsensus]:
+    opened = SqliteConsensus(str(path), busy_timeout_ms=200)
+    opened.check()
+    yield opened
+    opened.close()
+
+
+def test_another_process_keeps_the_write_lock(store: SqliteConsensus, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(ConsensusUnavailable, match="locked"):
+            store.compare_and_set("k", 1, b"x")
+        assert store.head("k") is None, "readers are not held up by writers"
+        other.execute("ROLLBACK")
+    assert store.compare_and_set("k", 1, b"x")
+
+
+def test_the_disk_is_full(tiny_disk: Path) -> None:
+    with closing(SqliteConsensus(str(tiny_disk / "consensus.db"))) as store:
+        with pytest.raises(ConsensusUnavailable, match="full"):
+            _fill(store)
+        last = len(store.scan("k", 0, 1000))
+        assert last > 0
+        (tiny_disk / "ballast").unlink()
+        assert store.compare_and_set("k", last + 1, b"what failed did not happen, and there is room again")
+
+
+def _fill(store: SqliteConsensus) -> None:
+    for seqno in range(1, 1000):
+        assert store.compare_and_set("k", seqno, os.urandom(16_384))
+
+
+def test_the_directory_is_missing(tmp_path: Path) -> None:
+    with (
+        closing(open_consensus(f"sqlite:///{tmp_path}/missing/consensus.db")) as store,
+        pytest.raises(ConsensusMisconfigured, match="database file"),
+    ):
+        store.check()
+
+
+def test_the_file_is_not_a_database(path: Path) -> None:
+    path.write_bytes(b"this is not a database, it is a letter to the editor" * 100)
+    with closing(open_consensus(f"sqlite:///{path}")) as store, pytest.raises(ConsensusMisconfigured, match=r"\.db"):
+        store.check()
+
+
+def test_the_file_is_read_only(path: Path, store: SqliteConsensus) -> None:
+    assert store.compare_and_set("k", 1, b"x")
+    with store._engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA query_only = ON")
+    # The pool hands out the same connection again: every write on it is refused now.
+    with pytest.raises(ConsensusUnavailable, match="readonly"):
+        store.compare_and_set("k", 2, b"x")
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "sqlite:////tmp/x.db?mode=ro", "sqlite://host/x.db"]
+)
+def test_a_url_that_cannot_be_meant(url: str) -> None:
+    with pytest.raises(ConsensusMisconfigured, match="sqlite"):
+        open_consensus(url)
+
+
+def _append_for_ever(url: str, acknowledged: str) -> None:
+    store = open_consensus(url)
+    with open(acknowledged, "a", buffering=1) as log:
+        for seqno in range(1, 1_000_000):
+            assert store.compare_and_set("k", seqno, str(seqno).encode())
+            log.write(f"{seqno}\n")
+
+
+@pytest.mark.parametrize("appends", [1, 25, 60])
+def test_a_writer_is_killed_in_the_middle(path: Path, tmp_path: Path, appends: int) -> None:
+    acknowledged = tmp_path / "acknowledged"
+    acknowledged.touch()
+    url = f"sqlite:///{path}"
+    context = multiprocessing.get_context("spawn")
+    writer = context.Process(target=_append_for_ever, args=(url, str(acknowledged)))
+    writer.start()
+    while acknowledged.read_text().count("\n") < appends:
+        assert writer.is_alive()
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    last = int(acknowledged.read_text().split()[-1])
+    with closing(open_consensus(url)) as store:
+        found = store.scan("k", 0, 10_000)
+        assert [entry.seqno for entry in found] == list(range(1, len(found) + 1))
+        assert len(found) - last in (0, 1), "at most the append that nobody heard of"
+        assert store.compare_and_set("k", len(found) + 1, b"life goes on")
