@@ -10,11 +10,10 @@ from persist.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, O
 from persist.ids import CriticalReaderId, ReaderId
 from persist.state import CriticalReader, LeasedReader, State, held_since
 from persist.transitions.context import Context
-from persist.transitions.writers import OVERLOADED_RETRY_AFTER_S
+from persist.transitions.writers import HEARTBEAT_EVERY, OVERLOADED_RETRY_AFTER_S
 
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
-HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
 
 
 def register(state: State, command: c.RegisterReader, context: Context) -> tuple[State, c.ReaderRegistered]:
@@ -85,7 +84,7 @@ def compare_and_downgrade_since(
     since = max(known.since, command.since)
     if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
         return state, c.CriticalReaderState(known.since, known.opaque, state.since)  # a retry of what landed
-    _check_opaque(state, known, command.expected_opaque)
+    _check_opaque(state, command.reader, known, command.expected_opaque)
     state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
     state = _with_since_recomputed(state)
     return state, c.CriticalReaderState(since, new_opaque, state.since)
@@ -94,7 +93,7 @@ def compare_and_downgrade_since(
 def expire_critical(state: State, command: c.ExpireCriticalReader, context: Context) -> tuple[State, c.Done]:
     if command.reader not in state.critical_readers:
         return state, c.Done()
-    _check_opaque(state, state.critical_readers[command.reader], command.expected_opaque)
+    _check_opaque(state, command.reader, state.critical_readers[command.reader], command.expected_opaque)
     kept = {k: r for k, r in state.critical_readers.items() if k != command.reader}
     return replace(state, critical_readers=kept), c.Done()
 
@@ -128,10 +127,10 @@ def _critical(state: State, reader: CriticalReaderId) -> CriticalReader:
     return known
 
 
-def _check_opaque(state: State, known: CriticalReader, expected: str) -> None:
+def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader, expected: str) -> None:
     if known.opaque != expected:
         raise OpaqueMismatch(
-            f"critical reader {known.purpose!r} of shard {state.name!r} is held by another: its opaque token differs",
+            f"critical reader {known.purpose or reader!r} of shard {state.name!r} is held by another: tokens differ",
             expected=expected,
             actual=known.opaque,
             since=known.since.to_json(),

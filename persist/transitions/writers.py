@@ -17,6 +17,7 @@ from persist.transitions.attributes import with_updates
 from persist.transitions.context import Context
 
 OVERLOADED_RETRY_AFTER_S = 0.5
+HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -28,14 +29,17 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
             f"shard {state.name!r} has {len(state.writers)} writers; expire some",
             retry_after_s=OVERLOADED_RETRY_AFTER_S,
         )
-    entry = (
-        WriterState(context.now_ms, command.lease_ms) if known is None else replace(known, heartbeat_ms=context.now_ms)
-    )
+    if known is None:
+        entry = WriterState(context.now_ms, command.lease_ms)
+    else:
+        entry = replace(known, heartbeat_ms=context.now_ms, lease_ms=command.lease_ms)
     return _with_writer(state, command.writer, entry), c.WriterRegistered(state.upper, state.schema_id)
 
 
 def heartbeat(state: State, command: c.HeartbeatWriter, context: Context) -> tuple[State, c.Done]:
     known = _registered(state, command.writer)
+    if context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY:
+        return state, c.Done()
     return _with_writer(state, command.writer, replace(known, heartbeat_ms=context.now_ms)), c.Done()
 
 
@@ -77,11 +81,18 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
     _check_parts(state, command.runs)
+    if command.attributes and state.upper != lower:
+        # Whether the other replica changed the attributes cannot be known, so half of a command would happen.
+        raise UpperMismatch(
+            f"shard {state.name!r} has upper {state.upper}, not {lower}: an append with attributes happens as a whole",
+            expected=lower.to_json(),
+            actual=state.upper.to_json(),
+        )
     if upper <= state.upper:  # another replica has written all of it
         return state, c.Appended(lower, upper)
     if state.upper < lower:
         raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}: appending [{lower}, {upper}) would leave a gap",
+            f"shard {state.name!r} has upper {state.upper}: an append from {lower} on would leave a gap",
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
@@ -212,16 +223,16 @@ def _answered(writer: WriterState, token: Token) -> c.Appended | None:
 
 def _check_interval(lower: Antichain, upper: Antichain, runs: tuple[Run, ...]) -> None:
     if upper < lower:
-        raise InvalidUsage(f"the interval [{lower}, {upper}) goes backwards")
+        raise InvalidUsage(f"the interval from {lower} to {upper} goes backwards")
     if runs and lower == upper:
-        raise InvalidUsage(f"the interval [{lower}, {upper}) is empty but the batch has rows; give a later upper")
+        raise InvalidUsage(f"the interval from {lower} to {upper} is empty but the batch has rows; give a later upper")
 
 
 def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> None:
     for part in _parts(runs):
         if not lower.less_equal(part.time_min) or upper.less_equal(part.time_max):
             raise InvalidUsage(
-                f"rows have times in [{part.time_min}, {part.time_max}], outside the interval [{lower}, {upper})"
+                f"rows have times in [{part.time_min}, {part.time_max}], not from {lower} to before {upper}"
             )
 
 
