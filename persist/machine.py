@@ -44,6 +44,8 @@ QUEUE_MAX = 10_000
 GROUP_MAX = 1_000
 BACKOFF_FIRST_S = 0.004
 BACKOFF_MAX_S = 1.0
+LOST_FIRST_S = 0.001
+LOST_MAX_S = 0.02  # a lost race is no sign of a sick store: who waits for long loses again to one who does not
 OVERLOADED_RETRY_AFTER_S = 0.1
 
 
@@ -283,7 +285,7 @@ class Machine:
             lost += 1
             if self._clock.monotonic() > deadline:
                 raise Unavailable(f"shard {self.name!r} is contended: {lost} commits in a row lost the race; retry")
-            self._back_off(lost)
+            self._back_off(lost, LOST_FIRST_S, LOST_MAX_S)
             base, fresh = self._catch_up()[0], True
 
     def _step_all(self, base: State, group: Sequence[_Pending]) -> State:
@@ -372,9 +374,9 @@ class Machine:
             except ConsensusError as error:
                 raise translate(error) from error
 
-    def _back_off(self, tries: int) -> None:
+    def _back_off(self, tries: int, first_s: float = BACKOFF_FIRST_S, most_s: float = BACKOFF_MAX_S) -> None:
         jitter = 0.5 + int(self._ids.uuid7()[-4:], 16) / 0x10000
-        self._clock.sleep(min(BACKOFF_FIRST_S * 2 ** min(tries, 16), BACKOFF_MAX_S) * jitter)
+        self._clock.sleep(min(first_s * 2 ** min(tries, 16), most_s) * jitter)
 
     # --- the cached State
 
