@@ -7,7 +7,7 @@ import shutil
 import urllib.request
 from pathlib import Path
 
-from tests.services.process import Server, ServerError, free_ports
+from tests.services.process import Server, ServerError, ServerMissing, free_ports
 
 
 class EtcdCluster:
@@ -77,10 +77,10 @@ class EtcdCluster:
 
 
 def start_etcd(directory: Path, size: int, extra: tuple[str, ...] = ()) -> EtcdCluster:
-    """Make and start a cluster; ServerError says what is missing."""
+    """Make and start a cluster; ServerMissing if etcd is not installed."""
     program = shutil.which("etcd")
     if program is None:
-        raise ServerError("etcd is not installed (no etcd program found)")
+        raise ServerMissing("etcd is not installed (no etcd program found)")
     directory.mkdir(parents=True, exist_ok=True)
     cluster = EtcdCluster(directory, program, size, extra)
     cluster.start()

@@ -120,6 +120,8 @@ class FaultProxy:
                     self._changed.wait(LOOK_S)
                 continue
             for source in select.select([client, server], [], [], LOOK_S)[0]:
+                if self._mode == "hang":
+                    break
                 data = source.recv(CHUNK)
                 if not data:
                     return

@@ -11,6 +11,7 @@ With CI=true nothing is skipped: a missing server is a failure.
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from boto3.session import Session
 from tests.services.etcd import EtcdCluster, start_etcd
 from tests.services.fault_proxy import FaultProxy
 from tests.services.postgres import Postgres, start_postgres
-from tests.services.process import ServerError, run
+from tests.services.process import ServerError, ServerMissing, run
 from tests.services.s3 import ACCESS_KEY, SECRET_KEY, S3Server, start_s3
 
 T = TypeVar("T")
@@ -52,15 +53,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _need(start: Callable[[], T]) -> T:
     try:
         return start()
-    except ServerError as error:
+    except ServerMissing as error:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(f"real server missing: {error}")
 
 
 @pytest.fixture(scope="session")
-def services_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("services")
+def services_dir() -> Iterator[Path]:
+    """Not below pytest's directory: every run of pytest makes that private again, and PostgreSQL has another user."""
+    with tempfile.TemporaryDirectory(prefix="persist-tests-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")
@@ -179,12 +183,19 @@ def fault_proxy() -> Iterator[Callable[[int], FaultProxy]]:
         proxy.close()
 
 
+def _mount(mounted: Path) -> None:
+    try:
+        run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs", str(mounted)])
+    except (ServerError, OSError) as error:
+        raise ServerMissing("no small disk can be mounted (needs root)") from error
+
+
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+def tiny_disk(services_dir: Path) -> Iterator[Path]:
     """A file system of 1 MiB that is half full with the file `ballast`. Needs root."""
-    mounted = tmp_path / "tiny-disk"
+    mounted = services_dir / f"disk-{uuid.uuid4().hex}"
     mounted.mkdir()
-    _need(lambda: run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=777", "tmpfs", str(mounted)]))
+    _need(lambda: _mount(mounted))
     try:
         (mounted / "ballast").write_bytes(b"x" * 2**19)
         yield mounted

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.services.process import Server, ServerError, free_ports, run, wait_until
+from tests.services.process import Server, ServerMissing, free_ports, run, wait_until
 
 PASSWORD = "right"
 
@@ -53,10 +53,10 @@ class Postgres:
         return f"postgresql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 
     def initialise(self) -> None:
-        self._own(self.directory)
+        self.own(self.directory)
         secret = self.directory / "password"
         secret.write_text(PASSWORD)
-        self._own(secret)
+        self.own(secret)
         initdb = [str(self._bin / "initdb"), "-D", str(self._data), "-U", "postgres", "--locale=C", "-E", "UTF8"]
         run([*initdb, "-A", "scram-sha-256", f"--pwfile={secret}", "--no-sync"], user=self._user)
         with (self._data / "postgresql.conf").open("a") as settings:
@@ -92,8 +92,9 @@ class Postgres:
 
     def replica(self, directory: Path) -> Postgres:
         """A hot standby that follows this server."""
+        directory.mkdir(parents=True, exist_ok=True)
         copy = Postgres(directory, self._bin)
-        copy._own(directory)
+        copy.own(directory)
         source = f"host=127.0.0.1 port={self.port} user=postgres password={PASSWORD}"
         backup = [str(self._bin / "pg_basebackup"), "-d", source, "-D", str(copy._data), "-R", "-X", "stream"]
         run([*backup, "-c", "fast", "--no-sync"], user=self._user)
@@ -103,13 +104,10 @@ class Postgres:
     def stop(self) -> None:
         self.server.stop()
 
-    def _own(self, path: Path) -> None:
+    def own(self, path: Path) -> None:
+        """Give a file or directory to the user the server runs as."""
         if self._user:
             shutil.chown(path, self._user, self._user)
-            # The tests' directories are private to root; the server's user has to pass through them.
-            for parent in path.parents:
-                if parent.stat().st_uid == 0 and parent != Path("/"):
-                    parent.chmod(parent.stat().st_mode | 0o011)
 
 
 def _processes_in(directory: Path) -> list[int]:
@@ -124,10 +122,10 @@ def _processes_in(directory: Path) -> list[int]:
 
 
 def start_postgres(directory: Path) -> Postgres:
-    """Make and start a server; ServerError says what is missing."""
+    """Make and start a server; ServerMissing if none is installed."""
     bin_dir = binaries()
     if bin_dir is None:
-        raise ServerError("PostgreSQL is not installed (no postgres program found)")
+        raise ServerMissing("PostgreSQL is not installed (no postgres program found)")
     directory.mkdir(parents=True, exist_ok=True)
     server = Postgres(directory, bin_dir)
     server.initialise()

@@ -24,6 +24,10 @@ class ServerError(Exception):
     """A server did not come up; the message holds the end of its log."""
 
 
+class ServerMissing(ServerError):
+    """A server is not installed on this machine; the message says which."""
+
+
 def free_ports(count: int) -> list[int]:
     """Free loopback ports below the ephemeral range.
 

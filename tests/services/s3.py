@@ -12,7 +12,7 @@ import urllib.request
 import uuid
 from pathlib import Path
 
-from tests.services.process import Server, ServerError, free_ports, run
+from tests.services.process import Server, ServerError, ServerMissing, free_ports, run
 
 ACCESS_KEY = "testaccess"
 SECRET_KEY = "testsecret"
@@ -94,13 +94,13 @@ def http_answers(port: int) -> bool:
 
 
 def start_s3(directory: Path) -> S3Server:
-    """Start whichever server this machine has; ServerError says what is missing."""
+    """Start whichever server this machine has; ServerMissing if it has none."""
     directory.mkdir(parents=True, exist_ok=True)
     if all(shutil.which(program) for program in CEPH_PROGRAMS):
         return start_ceph(directory)
     if importlib.util.find_spec("moto") is not None:
         return start_moto(directory)
-    raise ServerError("no S3 server is installed (neither radosgw nor the Python package moto[server])")
+    raise ServerMissing("no S3 server is installed (neither radosgw nor the Python package moto[server])")
 
 
 def start_moto(directory: Path) -> S3Server:

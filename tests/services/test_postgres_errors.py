@@ -219,11 +219,8 @@ def test_a_lock_that_is_held_too_long_is_definite(behind: Consensus, direct: Con
 
 def test_the_disk_is_full(direct: Consensus, url: str, tiny_disk: Path, postgres_server: Postgres) -> None:
     name = f"tiny_{urlsplit(url).path.strip('/')}"
-    for parent in tiny_disk.parents:
-        if parent.stat().st_uid == 0 and parent != Path("/"):
-            parent.chmod(parent.stat().st_mode | 0o011)
-    (tiny_disk / "space").mkdir(mode=0o777)
-    (tiny_disk / "space").chmod(0o777)
+    (tiny_disk / "space").mkdir()
+    postgres_server.own(tiny_disk / "space")
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(f"CREATE TABLESPACE {name} LOCATION '{tiny_disk}/space'")
         admin.execute(f"ALTER TABLE consensus_log SET TABLESPACE {name}")
@@ -233,6 +230,7 @@ def test_the_disk_is_full(direct: Consensus, url: str, tiny_disk: Path, postgres
             direct.compare_and_set("k", 2, b"x" * 2**21)
         assert direct.compare_and_set("k", 2, b"small, and it was not taken")
     finally:
+        (tiny_disk / "ballast").unlink()
         with psycopg.connect(url, autocommit=True) as admin:
             admin.execute("DROP TABLE consensus_log")
             admin.execute(f"DROP TABLESPACE {name}")
