@@ -75,6 +75,7 @@ class Footer:
     metadata: Any
     row_groups: tuple[RowGroup, ...]
     leaves: Mapping[str, tuple[int, ...]]  # top-level column -> positions of its column chunks
+    has_one_time: bool  # as written; a time that the commit chose may have made equal what differed
 
 
 def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id: PartId) -> Part:
@@ -104,6 +105,15 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
     if batch.num_rows != part.rows:
         raise Corruption(f"inline part {part.id} has {batch.num_rows} rows, not {part.rows}", part=str(part.id))
     return pa.Table.from_batches([batch])
+
+
+def at_part_time(table: pa.Table, part: Part) -> pa.Table:
+    """The rows at the one time that the commit chose for the part, or at their own where it chose none."""
+    if part.time is None:
+        return table
+    index = table.schema.get_field_index(TIME)
+    times = pa.repeat(pa.scalar(part.time, pa.int64()), len(table))
+    return table.set_column(index, table.schema.field(TIME), times)
 
 
 def schema_of(part: Part, schemas: Mapping[int, ShardSchema]) -> ShardSchema:
@@ -176,13 +186,14 @@ class ParquetEncoder:
         """Close the file; the Part and all its bytes."""
         if self._writer is None:
             self._writer = _open_writer(self._sink, self._schema.updates_schema.empty_table(), self._schema)
+        stats = self._stats
         body_size = self._sink.tell()
         self._sink.tail = io.BytesIO()
         self._writer.close()
         footer = self._sink.tail.getvalue()
         body = self._sink.getbuffer()
         groups = self._groups or [_Group(0, 0, b"", b"", ())]  # bounds of a part without rows
-        index = _encode_index(_read_metadata(footer), self._groups, body)
+        index = _encode_index(_read_metadata(footer), self._groups, body, stats.time_min == stats.time_max)
         body.release()
         self._sink.tail = None
         self._sink.seek(0, io.SEEK_END)
@@ -230,7 +241,7 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
         raise Corruption(f"the footer of part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"part {part.id} does not have the {part.rows} rows it should have", part=str(part.id))
-    return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()))
+    return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()), index["has_one_time"])
 
 
 def decode_row_groups(
@@ -299,7 +310,7 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
         if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
             continue
         values = one_chunk(table.column(field.name)).take(pa.array(sample, pa.int64()))
-        distinct = pc.count_distinct(values.cast(pa.binary()) if kind in _VIEWS else values, mode="all").as_py()
+        distinct = pc.count_distinct(values, mode="all").as_py()
         if distinct <= max(1, len(sample) * _DICTIONARY_SHARE):
             dictionary.append(field.name)
         elif _is_bytes(kind):
@@ -309,16 +320,13 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
     return dictionary or False, encodings
 
 
-_VIEWS = (pa.string_view(), pa.binary_view())
-
-
 def _is_bytes(kind: Any) -> bool:
     types = pa.types
     tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return kind in _VIEWS or any(test(kind) for test in tests)
+    return any(test(kind) for test in tests)
 
 
-def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview) -> bytes:
+def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has_one_time: bool) -> bytes:
     described = []
     for number, group in enumerate(groups):
         row_group = metadata.row_group(number)
@@ -340,7 +348,8 @@ def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview) -> 
                 "chunks": chunks,
             }
         )
-    index = json.dumps({"version": FORMAT_VERSION, "row_groups": described}, separators=(",", ":")).encode()
+    document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": described}
+    index = json.dumps(document, separators=(",", ":")).encode()
     return _INDEX_MAGIC + len(index).to_bytes(4, "little") + index
 
 

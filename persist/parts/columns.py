@@ -183,9 +183,6 @@ def _bytes_column(array: pa.Array, valid: Mask | None) -> BytesColumn:
         data = _values(array.buffers()[1], np.uint8, 0, None)
         offsets = (np.arange(count, dtype=np.int64) + array.offset) * width
         return BytesColumn(data, offsets, np.full(count, width, np.int64), valid, fixed=True)
-    if kind in (pa.string_view(), pa.binary_view()):
-        array = array.cast(pa.large_binary() if kind == pa.binary_view() else pa.large_string())
-        kind = array.type
     wide = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     ends = _values(array.buffers()[1], np.int64 if wide else np.int32, array.offset, count + 1).astype(np.int64)
     data = _values(array.buffers()[2], np.uint8, 0, None)

@@ -92,6 +92,7 @@ class PartFile:
     def __init__(self, files: Files, part: Part, footer: Footer, whole: bytes | None) -> None:
         self.part = part
         self.groups = footer.row_groups
+        self.has_one_time = footer.has_one_time
         self._files = files
         self._footer = footer
         self._whole = whole

@@ -108,7 +108,7 @@ def encode_key(schema: ShardSchema, values: Mapping[str, Any] | tuple[Any, ...])
     for name, value in zip(schema.key, values, strict=False):
         kind = schema.arrow.field(name).type
         try:
-            array = pa.array([value.as_py() if isinstance(value, pa.Scalar) else value], kind)
+            array = pa.repeat(value, 1).cast(kind) if isinstance(value, pa.Scalar) else pa.array([value], kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidUsage(f"{value!r} is no value of key column {name!r} ({kind}): {error}") from error
         pieces.append(column(array).encode(0))

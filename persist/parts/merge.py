@@ -20,7 +20,7 @@ from persist.parts.keycodec import KeyRange, SortedKeys, clip_rows
 from persist.parts.schema import ShardSchema
 
 BATCH_ROWS_MIN = 1024
-CHUNK_BYTES_MAX = 256 * 1024 * 1024  # what a merge holds loaded at most, however large the budget
+CHUNK_BYTES_MAX = 64 * 1024 * 1024  # what a merge holds loaded at most: more only leaves the caches
 
 Prepare = Callable[[pa.Table, Part], pa.Table]
 
@@ -52,7 +52,9 @@ class Cursor:
         self.nbytes = 0
         # A key may straddle two parts, so the times of all of them count together.
         span = [part.time_min for part in parts] + [part.time_max for part in parts]
-        self.settled = not (span and times.merges(min(span), max(span)))
+        # A time that the commit chose may have made rows equal that differed in their times.
+        chosen = any(part.time is not None for part in parts)
+        self.settled = not chosen and not (span and times.merges(min(span), max(span)))
 
     @classmethod
     def of_table(cls, rows: pa.Table, files: Files, schema: ShardSchema, settled: bool) -> Cursor:

@@ -49,7 +49,7 @@ def _flat(array: pa.Array) -> pa.Array:
     order = column(array)
     if isinstance(order, BytesColumn):
         kind = array.type
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view():
+        if pa.types.is_string(kind):
             array = array.cast(pa.large_string())
         values = array.cast(_BINARY)
         if pc.any(pc.match_substring(values, b"\x00")).as_py():

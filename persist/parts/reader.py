@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.batch import Part, Run
 from persist.errors import InvalidUsage
-from persist.parts.codec import RowGroup
+from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.columns import one_chunk
 from persist.parts.consolidate import Times, merge
 from persist.parts.files import BlobReads, Files, PartFile
@@ -116,7 +116,7 @@ class PartReader:
     ) -> Iterator[pa.Table]:
         for items in _plan(runs, times, key_range):
             part = items[0].part
-            if len(items) == 1 and part.sorted and part.key is not None and _is_consolidated(part, times):
+            if len(items) == 1 and part.sorted and self._is_straight(part, times):
                 yield from self._straight(part, times, key_range, names, memory_bytes)
                 continue
             for table in merge_cursors(self._cursors(items, times, key_range), self.schema, memory_bytes):
@@ -144,13 +144,16 @@ class PartReader:
     def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
         table = self.schema.migrate(table)
-        if part.time is not None:
-            index = table.schema.get_field_index(TIME)
-            constant = pa.repeat(pa.scalar(part.time, pa.int64()), len(table))
-            table = table.set_column(index, table.schema.field(TIME), constant)
+        table = at_part_time(table, part)
         if part.clip is not None:
             table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
         return times.apply(table)
+
+    def _is_straight(self, part: Part, times: Times) -> bool:
+        """Whether a sorted part's rows come out as they are: the read merges no two of them."""
+        if part.is_inline or times.merges(part.time_min, part.time_max):
+            return False
+        return part.time is None or self._files.open(part).has_one_time
 
     def _straight(
         self, part: Part, times: Times, key_range: KeyRange, names: list[str], memory_bytes: int
@@ -200,11 +203,6 @@ def _by_time(table: pa.Table) -> pa.Table:
     if (times[1:] >= times[:-1]).all():
         return table
     return table.take(pa.array(np.argsort(times, kind="stable")))
-
-
-def _is_consolidated(part: Part, times: Times) -> bool:
-    """Whether the read merges no two rows of a sorted part."""
-    return not times.merges(part.time_min, part.time_max)
 
 
 def _constants(part: Part, times: Times) -> tuple[int | None, int | None]:

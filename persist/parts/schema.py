@@ -1,7 +1,8 @@
 """A shard's schema: the user's columns, which of them are the key, and how rows are brought into it.
 
 Rows travel as Arrow tables in `updates_schema`: the user's columns in schema order, then `__time` and `__diff`
-(int64, not null). Dictionary columns are stored decoded. Keys are flat columns; values may be nested.
+(int64, not null). Dictionary columns are stored decoded, string and binary views as large
+ones. Keys are flat columns; values may be nested.
 """
 
 from __future__ import annotations
@@ -275,8 +276,12 @@ def _children(kind: Any) -> Iterator[Any]:
 
 
 def _stored(name: str, kind: Any) -> Any:
-    """The type that a column is stored as: itself, with dictionaries decoded. Raises InvalidUsage."""
+    """The type that a column is stored as: itself, dictionaries decoded and views made large. Raises InvalidUsage."""
     types = pa.types
+    if kind == pa.string_view():
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
     if types.is_dictionary(kind):
         return _stored(name, kind.value_type)
     if types.is_map(kind):

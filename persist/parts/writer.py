@@ -12,7 +12,7 @@ from persist.batch import Part, Run
 from persist.errors import InvalidUsage
 from persist.ids import IdSource, PartId, ShardId, WriterId
 from persist.keys import part_key
-from persist.parts.codec import ParquetEncoder, decode_inline, encode_inline, record_of, row_group_rows
+from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
 from persist.parts.keycodec import SortedKeys
 from persist.parts.schema import ShardSchema
@@ -91,7 +91,7 @@ def spill_inline(
     again is safe. Raises Corruption when the part is damaged.
     """
     schema = ShardSchema.from_record(record_of(part, schemas))
-    rows = consolidate([decode_inline(part, {part.schema_id: schema})], schema)
+    rows = consolidate([at_part_time(decode_inline(part, {part.schema_id: schema}), part)], schema)
     if not len(rows):
         return None
     encoder = ParquetEncoder(schema)

@@ -1,0 +1,1 @@
+"""Parts: the laws of order, consolidation, encoding and reading."""

@@ -1,0 +1,91 @@
+"""Consolidation against a dict, for every type that a column may have."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persist.errors import InvalidUsage
+from persist.parts import ShardSchema, consolidate
+from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, updates
+
+INT64_MAX = 2**63 - 1
+
+
+@given(st.lists(updates(), max_size=4), st.integers(0, 7), st.none() | st.integers(0, 7))
+def test_sums_like_a_dict(tables: list[pa.Table], since: int, as_of: int | None) -> None:
+    found = consolidate(tables, KEYED, since=since, upper_as_of=as_of)
+    assert found.schema == KEYED.updates_schema
+    assert as_dict(found) == naive(tables, upto=as_of, advance=since)
+
+
+@given(st.lists(updates(), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_order_does_not_depend_on_how_rows_arrive(tables: list[pa.Table], chance: random.Random) -> None:
+    rows = pa.concat_tables(tables)
+    shuffled = rows.take(pa.array(chance.sample(range(len(rows)), len(rows)), pa.int64()))
+    once = consolidate(tables, KEYED)
+    assert consolidate([shuffled], KEYED).equals(once)
+    assert consolidate([once], KEYED).equals(once)
+
+
+@pytest.mark.parametrize("kind", ALL, ids=str)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_every_type_groups_by_value(kind: Any, data: st.DataObject) -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int8()), ("v", kind)]), ("k",))
+    values = data.draw(arrays(kind))
+    table = schema.conform(pa.table({"k": pa.array([1] * len(values), pa.int8()), "v": values}), 0)
+    found = consolidate([table.slice(0, 3), table.slice(3)], schema)
+    expected: dict[Any, int] = {}
+    for scalar in values:
+        value = canonical(_plain(scalar))
+        expected[value] = expected.get(value, 0) + 1
+    counts = {canonical(_plain(v)): d.as_py() for v, d in zip(found["v"], found["__diff"], strict=True)}
+    assert counts == expected
+    assert len(found) == len(expected)
+
+
+def _plain(scalar: Any) -> Any:
+    return scalar.value if pa.types.is_temporal(scalar.type) else scalar.as_py()
+
+
+@given(st.lists(st.binary(max_size=300) | st.sampled_from([b"x" * 290, b"x" * 290 + b"\0", b"x" * 289]), max_size=12))
+def test_long_strings_order_by_their_bytes(values: list[bytes]) -> None:
+    schema = ShardSchema(pa.schema([("k", pa.binary())]), ("k",))
+    found = consolidate([schema.conform(pa.table({"k": pa.array(values, pa.binary())}), 0)], schema)
+    assert found["k"].to_pylist() == sorted(set(values))
+
+
+def test_nan_equals_nan_and_the_zeros_differ() -> None:
+    schema = ShardSchema(pa.schema([("k", pa.float64())]), ("k",))
+    nan = float("nan")
+    found = consolidate([schema.conform(pa.table({"k": [nan, 0.0, -0.0, nan, -nan]}), 0)], schema)
+    assert [str(value) for value in found["k"].to_pylist()] == ["-0.0", "0.0", "nan"]
+    assert found["__diff"].to_pylist() == [1, 1, 3]
+
+
+def test_nulls_come_first() -> None:
+    schema = ShardSchema(pa.schema([("k", pa.string())]), ("k",))
+    found = consolidate([schema.conform(pa.table({"k": ["", None, "a"]}), 0)], schema)
+    assert found["k"].to_pylist() == [None, "", "a"]
+
+
+@pytest.mark.parametrize(
+    ("diffs", "total"),
+    [([INT64_MAX, 1, -1], INT64_MAX), ([INT64_MAX, 1], None), ([-INT64_MAX - 1, -1], None), ([2**62] * 2, None)],
+)
+def test_sums_beyond_int64_are_refused(diffs: list[int], total: int | None) -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int8())]), ("k",))
+    table = schema.conform(
+        pa.table({"k": pa.array([1] * len(diffs), pa.int8()), "__diff": pa.array(diffs, pa.int64())}), 0
+    )
+    if total is None:
+        with pytest.raises(InvalidUsage, match="int64"):
+            consolidate([table], schema)
+    else:
+        assert consolidate([table], schema)["__diff"].to_pylist() == [total]

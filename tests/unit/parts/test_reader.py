@@ -1,0 +1,184 @@
+"""Reading: whatever the runs, the splits and the budget, the rows are those of a dict of updates."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from persist.antichain import Antichain
+from persist.batch import Run
+from persist.errors import InvalidUsage
+from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consolidate, encode_key, plan_splits
+from persist.parts import codec as codec_module
+from persist.parts import merge as merge_module
+from tests.unit.parts.strategies import KEYED, Shard, as_dict, joined, naive, updates
+
+SNAPSHOT = pa.schema([*KEYED.arrow, KEYED.updates_schema.field("__diff")])
+BATCHES = st.lists(st.tuples(updates(), st.booleans(), st.none() | st.integers(0, 6)), max_size=5)
+BUDGETS = st.sampled_from([1, 4000, 1 << 20])
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes at which a few rows meet every path."""
+    monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(merge_module, "BATCH_ROWS_MIN", 1)
+
+
+def staged(batches: Sequence[tuple[pa.Table, bool, int | None]]) -> tuple[Shard, list[Run], list[pa.Table]]:
+    """Runs of all kinds (inline, blobs, times chosen at commit), and the rows that they stand for."""
+    shard, runs, tables = Shard(), [], []
+    for table, inline, chosen in batches:
+        for run in shard.stage(table, inline_bytes_max=65536 if inline else 0):
+            runs.append(run if chosen is None else Run(tuple(part.at(chosen) for part in run.parts)))
+        if chosen is not None:
+            times = pa.array(np.full(len(table), chosen), pa.int64())
+            table = table.set_column(3, KEYED.updates_schema.field("__time"), times)
+        tables.append(table)
+    return shard, runs, tables
+
+
+@given(BATCHES, st.integers(0, 7), BUDGETS)
+def test_a_snapshot_is_the_sum_of_all_updates_until_then(batches: Any, as_of: int, budget: int) -> None:
+    shard, runs, tables = staged(batches)
+    found = joined(shard.reader().read_range(runs, as_of=as_of, memory_bytes=budget), SNAPSHOT)
+    assert as_dict(found, as_of) == naive(tables, upto=as_of, advance=as_of)
+    assert found["k"].to_pylist() == sorted(found["k"].to_pylist())
+
+
+@given(BATCHES, st.integers(0, 7), BUDGETS)
+def test_compaction_advances_to_since_and_sorts(batches: Any, since: int, budget: int) -> None:
+    shard, runs, tables = staged(batches)
+    found = joined(shard.reader().read_range(runs, since=since, memory_bytes=budget), KEYED.updates_schema)
+    assert found.equals(consolidate(tables, KEYED, since=since))
+
+
+@given(BATCHES, st.integers(0, 7), st.integers(1, 9), st.booleans())
+def test_the_union_of_any_splits_is_the_whole(batches: Any, as_of: int, count: int, look: bool) -> None:
+    shard, runs, _ = staged(batches)
+    reader = shard.reader()
+    whole = joined(reader.read_range(runs, as_of=as_of), SNAPSHOT)
+    splits = plan_splits(runs, count, KEYED, reader if look else None)
+    assert len(splits) == count
+    assert (splits[0].lower, splits[-1].upper) == (None, None)
+    assert [split.upper for split in splits[:-1]] == [split.lower for split in splits[1:]]
+    pieces = [piece for split in splits for piece in reader.read_range(runs, as_of=as_of, key_range=split)]
+    assert joined(pieces, SNAPSHOT).equals(whole)
+
+
+@given(BATCHES, st.integers(0, 7), st.sampled_from([["v"], ["n", "k"], [], ["k"]]))
+def test_columns_are_left_out_after_consolidation(batches: Any, as_of: int, columns: list[str]) -> None:
+    shard, runs, _ = staged(batches)
+    reader = shard.reader()
+    whole = joined(reader.read_range(runs, as_of=as_of), SNAPSHOT).select([*columns, "__diff"])
+    found = joined(reader.read_range(runs, as_of=as_of, columns=columns), whole.schema)
+    assert found.to_pylist() == whole.to_pylist()
+
+
+@given(BATCHES, st.integers(0, 7), st.integers(0, 7))
+def test_updates_of_an_interval_keep_their_times(batches: Any, lower: int, length: int) -> None:
+    shard, runs, tables = staged(batches)
+    parts = [part for run in runs for part in run.parts]
+    pieces = list(shard.reader().read_updates(parts, Antichain(lower), Antichain(lower + length)))
+    assert all(piece["__time"].to_pylist() == sorted(piece["__time"].to_pylist()) for piece in pieces)
+    expected = {u: d for u, d in naive(tables).items() if lower <= u[3][1] < lower + length}
+    assert as_dict(joined(pieces, KEYED.updates_schema)) == expected
+
+
+@given(BATCHES, st.integers(0, 7), st.integers(1, 6))
+def test_clipped_parts_hide_what_came_before(batches: Any, as_of: int, clip: int) -> None:
+    shard, runs, tables = staged([(table, inline, None) for table, inline, _ in batches])
+    clipped = [Run(tuple(replace(part, clip=clip, diff_sum=None) for part in run.parts)) for run in runs]
+    kept = [table.filter(pa.array([t >= clip for t in table["__time"].to_pylist()], pa.bool_())) for table in tables]
+    found = joined(shard.reader().read_range(clipped, as_of=as_of), SNAPSHOT)
+    assert as_dict(found, as_of) == naive(kept, upto=as_of, advance=as_of)
+
+
+@settings(max_examples=30)
+@given(BATCHES, st.integers(0, 7), st.integers(1, 400))
+def test_compacted_parts_hold_the_same(batches: Any, since: int, target: int) -> None:
+    shard, runs, tables = staged(batches)
+    writer = PartWriter(**shard.options, part_bytes_target=target)
+    parts = []
+    for piece in shard.reader().read_range(runs, since=since):
+        parts += writer.write(piece)
+    parts += writer.finish()
+    for last, part in itertools.pairwise(parts):
+        assert last.key_upper is not None
+        assert last.key_upper <= part.key_lower
+    found = joined(shard.reader().read_range([Run(tuple(parts))], since=0), KEYED.updates_schema)
+    assert found.equals(consolidate(tables, KEYED, since=since))
+    assert sum(part.diff_sum or 0 for part in parts) == sum(naive(tables).values())
+
+
+def test_one_key_with_more_rows_than_the_budget_holds() -> None:
+    schema = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int64())]), ("k",))
+    shard = Shard(schema)
+    tables = [
+        schema.conform(pa.table({"k": ["a", *["x"] * 400, "z"], "v": np.arange(402) * step % 97}), step)
+        for step in (1, 2, 3, 5)
+    ]
+    runs = [run for table in tables for run in shard.stage(table)]
+    for since in (0, 9):
+        pieces = list(shard.reader().read_range(runs, since=since, memory_bytes=20_000))
+        assert joined(pieces, schema.updates_schema).equals(consolidate(tables, schema, since=since))
+        assert max(len(piece) for piece in pieces) < 402
+
+
+def test_rows_of_an_older_schema_have_nulls_in_new_columns() -> None:
+    old = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int8())]), ("k",))
+    new = ShardSchema(pa.schema([("w", pa.list_(pa.int8())), ("k", pa.string()), ("v", pa.int8())]), ("k",))
+    shard = Shard(old)
+    rows = {"k": ["a", "b"], "v": pa.array([1, 2], pa.int8())}
+    runs = [*shard.stage(pa.table(rows)), *shard.stage(pa.table({**rows, "k": ["a", "c"]}), inline_bytes_max=4096)]
+    reader = PartReader(shard.blob, {1: old, 2: new}, new)
+    for chosen in (runs, runs[:1]):
+        found = pa.concat_tables(reader.read_range(chosen, as_of=0))
+        assert found.column_names == ["w", "k", "v", "__diff"]
+        assert found["w"].null_count == len(found)
+    assert pa.concat_tables(reader.read_range(runs[:1], as_of=0, columns=["w"])).to_pylist() == [
+        {"w": None, "__diff": 1},
+        {"w": None, "__diff": 1},
+    ]
+    with pytest.raises(InvalidUsage, match="'x' is not in"):
+        reader.read_range(runs, as_of=0, columns=["x"])
+
+
+class Counting:
+    """A blob store that remembers what was read."""
+
+    def __init__(self, blob: Any) -> None:
+        self._blob = blob
+        self.reads: list[int] = []
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.reads.append(length)
+        data: bytes = self._blob.get_range(key, start, length)
+        return data
+
+    def stat(self, key: str) -> Any:
+        return self._blob.stat(key)
+
+
+def test_a_narrow_read_fetches_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 1000)
+    schema = ShardSchema(pa.schema([("k", pa.int64()), ("v", pa.binary()), ("w", pa.int64())]), ("k",))
+    shard = Shard(schema)
+    chance = np.random.default_rng(1)
+    values = pa.array([chance.bytes(800) for _ in range(5000)])
+    part = shard.part(pa.table({"k": np.arange(5000), "v": values, "w": np.arange(5000)}))
+    blob = Counting(shard.blob)
+    reader = PartReader(blob, {1: schema}, schema)
+    key_range = KeyRange(encode_key(schema, (2500,)), encode_key(schema, (2600,)))
+    found = pa.concat_tables(reader.read_range([Run((part,))], as_of=0, key_range=key_range, columns=["w"]))
+    assert found["w"].to_pylist() == list(range(2500, 2600))
+    assert len(blob.reads) <= 3
+    assert sum(blob.reads) < part.size / 20

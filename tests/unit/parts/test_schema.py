@@ -1,0 +1,149 @@
+"""What a shard's schema may be, and how rows are brought into it."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persist.errors import Corruption, InvalidUsage
+from persist.parts import ShardSchema
+from persist.state import SchemaRecord
+
+PLAIN = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int32())]), ("k",))
+
+
+def one(kind: Any, **field: Any) -> ShardSchema:
+    return ShardSchema(pa.schema([pa.field("k", kind, **field)]), ("k",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "says"),
+    [
+        ([("k", pa.string())], (), "at least one key"),
+        ([("k", pa.string())], ("x",), "'x' is not among"),
+        ([("k", pa.string())], ("k", "k"), "named twice"),
+        ([("k", pa.string()), ("k", pa.int8())], ("k",), "occurs twice"),
+        ([("k", pa.list_(pa.int8()))], ("k",), "nested"),
+        ([("k", pa.string()), ("__time", pa.int64())], ("k",), "reserved"),
+        ([("k", pa.string()), ("__diff", pa.int64())], ("k",), "reserved"),
+        ([("k", pa.string()), ("v", pa.month_day_nano_interval())], ("k",), "cannot store"),
+        ([("k", pa.string()), ("v", pa.null())], ("k",), "cannot store"),
+        ([("k", pa.string()), ("v", pa.list_(pa.null()))], ("k",), "cannot store"),
+        ([("k", pa.string()), ("v", pa.struct([]))], ("k",), "without fields"),
+    ],
+)
+def test_schemas_that_cannot_be(fields: Any, key: Any, says: str) -> None:
+    with pytest.raises(InvalidUsage, match=says):
+        ShardSchema(pa.schema(fields), key)
+
+
+def test_dictionaries_are_stored_decoded_and_views_as_large() -> None:
+    schema = ShardSchema(
+        pa.schema([("k", pa.dictionary(pa.int8(), pa.string())), ("v", pa.list_(pa.string_view()))]), ("k",)
+    )
+    assert schema.arrow.types == [pa.string(), pa.list_(pa.large_string())]
+    rows = pa.table({"k": pa.array(["a", "b", "a"]).dictionary_encode(), "v": pa.array([["x"], None, []])})
+    assert schema.conform(rows, 0)["k"].to_pylist() == ["a", "b", "a"]
+    views = one(pa.binary_view()).conform(pa.table({"k": pa.array([b"x", None], pa.binary_view())}), 0)
+    assert views["k"].to_pylist() == [b"x", None]
+
+
+def test_a_schema_survives_its_record() -> None:
+    schema = ShardSchema(pa.schema([("v", pa.map_(pa.string(), pa.int8())), ("k", pa.uint8())]), ("k",))
+    assert ShardSchema.from_record(schema.to_record()) == schema
+    with pytest.raises(Corruption):
+        ShardSchema.from_record(SchemaRecord(b"nonsense", ("k",)))
+
+
+def test_columns_are_ordered_and_defaults_filled_in() -> None:
+    table = PLAIN.conform(pa.table({"v": pa.array([1], pa.int64()), "k": ["a"]}), 7)
+    assert table.schema == PLAIN.updates_schema
+    assert table.to_pylist() == [{"k": "a", "v": 1, "__time": 7, "__diff": 1}]
+    given = {"k": ["a"], "v": [1], "__time": pa.array([3], pa.int32()), "__diff": [-1]}
+    assert PLAIN.conform(pa.table(given), None).to_pylist() == [{"k": "a", "v": 1, "__time": 3, "__diff": -1}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"k": ["a"]}, "'v' is absent"),
+        ({"k": ["a"], "v": [1], "w": [1]}, "'w' is not in"),
+        ({"k": [1], "v": [1]}, "'k' is int64, not string"),
+        ({"k": ["a"], "v": ["1"]}, "'v' is string, not int32"),
+        ({"k": ["a"], "v": [2**40]}, "'v' does not fit"),
+        ({"k": ["a"], "v": [1.0]}, "'v' is double"),
+        ({"k": ["a"], "v": [1], "__time": pa.array([None], pa.int64())}, "'__time' holds 1 nulls"),
+        ({"k": ["a"], "v": [1], "__diff": pa.array([None], pa.int64())}, "'__diff' holds 1 nulls"),
+        ({"k": ["a"], "v": [1], "__time": [-1]}, "__time is outside"),
+        ({"k": ["a"], "v": [1], "__time": [2**63 - 1]}, "__time is outside"),
+    ],
+)
+def test_rows_that_do_not_fit_name_their_column(columns: Any, says: str) -> None:
+    with pytest.raises(InvalidUsage, match=says):
+        PLAIN.conform(pa.table(columns), 0)
+
+
+def test_rows_without_a_time_need_a_default() -> None:
+    with pytest.raises(InvalidUsage, match="'__time' is absent"):
+        PLAIN.conform(pa.table({"k": ["a"], "v": [1]}), None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "says"),
+    [
+        (pa.float32(), pa.array([0.1]), "precision"),
+        (pa.float64(), pa.array([2**53 + 1]), "does not fit"),
+        (pa.timestamp("s"), pa.array([1500], pa.timestamp("ms")), "does not fit"),
+        (pa.timestamp("s"), pa.array([2**60]).cast(pa.timestamp("s")), "does not fit"),
+        (pa.timestamp("us", "UTC"), pa.array([1], pa.timestamp("us")), "cast it first"),
+        (pa.date64(), pa.array([1]).cast(pa.timestamp("ms")).view(pa.date64()), "times of day"),
+        (pa.string(), pa.array([b"\xff"]), "does not fit"),
+    ],
+)
+def test_losses_are_refused(kind: Any, column: pa.Array, says: str) -> None:
+    with pytest.raises(InvalidUsage, match=says):
+        one(kind).conform(pa.table({"k": column}), 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "value"),
+    [
+        (pa.float32(), pa.array([0.5, None]), 0.5),
+        (pa.float64(), pa.array([7]), 7.0),
+        (pa.timestamp("us"), pa.array([5], pa.timestamp("s")), datetime.datetime(1970, 1, 1, 0, 0, 5)),  # noqa: DTZ001
+        (pa.large_string(), pa.array(["x"]), "x"),
+        (pa.int8(), pa.nulls(1), None),
+    ],
+)
+def test_lossless_casts_are_made(kind: Any, column: pa.Array, value: Any) -> None:
+    assert one(kind).conform(pa.table({"k": column}), 0)["k"][0].as_py() == value
+
+
+def test_a_column_that_is_not_nullable_refuses_nulls() -> None:
+    with pytest.raises(InvalidUsage, match="'k' holds 1 nulls"):
+        one(pa.int8(), nullable=False).conform(pa.table({"k": pa.nulls(1, pa.int8())}), 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "says"),
+    [
+        ([("k", pa.string()), ("v", pa.int32()), ("w", pa.int8())], ("k",), None),
+        ([("w", pa.int8()), ("k", pa.string()), ("v", pa.int32())], ("k",), None),
+        ([("k", pa.string()), ("v", pa.int32())], ("v",), "the key is"),
+        ([("k", pa.string())], ("k",), "'v' is gone"),
+        ([("k", pa.string()), ("v", pa.int64())], ("k",), "'v' changes"),
+        ([("v", pa.int32()), ("k", pa.string())], ("k",), "order"),
+        ([("k", pa.string()), ("v", pa.int32()), pa.field("w", pa.int8(), nullable=False)], ("k",), "allow nulls"),
+    ],
+)
+def test_schemas_evolve_by_nullable_columns_only(fields: Any, key: Any, says: str | None) -> None:
+    new = ShardSchema(pa.schema(fields), key)
+    assert PLAIN.can_evolve_to(new) == (says is None)
+    if says is None:
+        PLAIN.check_evolution(new)
+    else:
+        with pytest.raises(InvalidUsage, match=says):
+            PLAIN.check_evolution(new)

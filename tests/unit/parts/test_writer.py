@@ -1,0 +1,143 @@
+"""Staging: any input becomes parts, in bounded memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from persist.batch import Part, Run
+from persist.errors import InvalidUsage
+from persist.parts import ahead, consolidate, plan_splits, spill_inline
+from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
+
+
+def rows(count: int, first: int = 0) -> pa.Table:
+    keys = [f"key-{number:08d}" for number in range(first, first + count)]
+    return pa.table({"k": keys, "n": pa.nulls(count, pa.int32()), "v": pa.nulls(count, pa.list_(pa.int8()))})
+
+
+def content(shard: Shard, runs: Any) -> pa.Table:
+    return joined(shard.reader().read_range(runs, since=0), KEYED.updates_schema)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda t: t,
+        lambda t: t.combine_chunks().to_batches()[0],
+        lambda t: pa.RecordBatchReader.from_batches(t.schema, t.to_batches(max_chunksize=7)),
+        lambda t: iter(t.to_batches(max_chunksize=7)),
+    ],
+    ids=["table", "batch", "reader", "iterator"],
+)
+@pytest.mark.parametrize("inline", [0, 65536])
+def test_every_form_of_updates_is_staged(form: Any, inline: int) -> None:
+    shard = Shard()
+    runs = shard.stage(form(rows(20)), inline_bytes_max=inline, default_time=4)
+    assert content(shard, runs).equals(consolidate([KEYED.conform(rows(20), 4)], KEYED))
+
+
+def test_small_updates_touch_no_blob() -> None:
+    shard = Shard()
+    part = shard.part(rows(10), inline_bytes_max=65536)
+    assert part.is_inline
+    assert list(shard.blob.list("")) == []
+
+
+def test_nothing_stages_nothing() -> None:
+    shard = Shard()
+    assert shard.stage(rows(0)) == ()
+    cancelling = pa.concat_tables([rows(1), rows(1)]).append_column("__diff", pa.array([1, -1]))
+    assert shard.stage(cancelling) == ()
+    assert list(shard.blob.list("")) == []
+
+
+def test_a_large_input_becomes_parts_as_it_is_read() -> None:
+    shard, seen, read = Shard(), [], []
+
+    def batches() -> Any:
+        for number in range(40):
+            read.append(number)
+            yield rows(100, number * 100).combine_chunks().to_batches()[0]
+
+    def on_part(part: Part) -> None:
+        seen.append((part.id, len(read)))
+
+    runs = shard.stage(batches(), part_bytes_target=20_000, on_part=on_part)
+    assert len(seen) > 5
+    assert seen[0][1] < 10, "the first part is durable long before the input ends"
+    assert len(runs) == 1, "parts whose keys ascend are one run"
+    assert [part.id for part in runs[0].parts] == [part_id for part_id, _ in seen]
+    assert content(shard, runs)["k"].to_pylist() == rows(4000)["k"].to_pylist()
+
+
+def test_parts_that_overlap_are_runs_of_their_own() -> None:
+    shard = Shard()
+    runs = shard.stage(iter([rows(100), rows(100)]), part_bytes_target=4000)
+    assert len(runs) > 1
+    assert content(shard, runs)["__diff"].to_pylist() == [2] * 100
+
+
+def test_what_is_not_arrow_is_refused() -> None:
+    with pytest.raises(InvalidUsage, match="not int"):
+        Shard().stage(iter([1]))
+
+
+@pytest.mark.parametrize("time", [None, 9])
+def test_an_inline_part_spills_to_a_blob(time: int | None) -> None:
+    shard = Shard()
+    inline = shard.part(pa.concat_tables([rows(5), rows(3)]), inline_bytes_max=65536, default_time=2)
+    inline = inline if time is None else inline.at(time)
+    spilled = spill_inline(inline, {1: KEYED.to_record()}, shard.blob, SHARD, shard.writer, shard.ids)
+    assert spilled is not None
+    assert (spilled.is_inline, spilled.time, spilled.sorted) == (False, time, True)
+    assert content(shard, [Run((spilled,))]).equals(content(shard, [Run((inline,))]))
+
+
+def test_splits_are_balanced_where_parts_overlap() -> None:
+    shard = Shard()
+    chance = np.random.default_rng(3)
+    runs = []
+    for _ in range(8):
+        table = rows(40_000)
+        runs += shard.stage(table.take(pa.array(np.sort(chance.choice(40_000, 10_000, replace=False)))))
+    reader = shard.reader()
+    sizes = [
+        sum(len(piece) for piece in reader.read_range(runs, as_of=0, key_range=key_range))
+        for key_range in plan_splits(runs, 7, KEYED, reader)
+    ]
+    assert max(sizes) < 2 * min(sizes)
+
+
+@pytest.mark.parametrize("count", [0, 100_001])
+def test_the_number_of_splits_is_bounded(count: int) -> None:
+    with pytest.raises(InvalidUsage, match="num_splits"):
+        plan_splits([], count, KEYED)
+
+
+def test_working_ahead_keeps_order_and_errors() -> None:
+    def items() -> Any:
+        yield from range(5)
+        raise InvalidUsage("the end")
+
+    found = ahead(items())
+    assert [next(found) for _ in range(5)] == list(range(5))
+    with pytest.raises(InvalidUsage, match="the end"):
+        next(found)
+
+
+def test_working_ahead_stops_when_nobody_listens() -> None:
+    made = []
+
+    def items() -> Any:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    taken = ahead(items())
+    assert next(taken) == 0
+    taken.close()  # type: ignore[attr-defined]
+    assert len(made) <= 4
