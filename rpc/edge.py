@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist.errors import Forbidden, PersistError
@@ -19,9 +18,7 @@ from rpc import paths
 from rpc.auth import ANYBODY, Principal
 from rpc.commanding import answer
 from rpc.errors import CLIENT_GONE, from_bug, problem
-
-if TYPE_CHECKING:
-    from rpc.service import Service
+from rpc.service import Body, Service
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
@@ -77,9 +74,12 @@ class Edge:
                 self._log(scope, shard, verb, status, request_id, started)
 
     async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        async with self._service.body(request, self._service.limits.command_bytes_max) as data:
+        body = Body(self._service.work)
+        try:
+            data = await body.read(receive, self._service.limits.command_bytes_max)
             result = await answer(self._service, name, scope["persist.principal"], data)
+        finally:
+            body.release()
         await send(
             {
                 "type": "http.response.start",

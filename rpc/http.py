@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Mapping
-from typing import Any, cast
-
-import urllib3
-from urllib3.connectionpool import HTTPConnectionPool
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError, SSLError
 
 from persist.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.system import Clock
 from persist.wire import error_from_json
+from rpc.connections import Broken, NotSent, Pool, Reply, Untrusted
 from rpc.servers import Servers
 
 CONNECT_S = 0.8
-CONNECTIONS_MAX = 256  # kept open to one server; more are opened and closed again
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.5
-
-
-class Answer:
-    """Status, headers and body of a response below 400, or of a 404 to a HEAD."""
-
-    __slots__ = ("data", "headers", "status")
-
-    def __init__(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.data = data
-
-    def json(self) -> Any:
-        return json.loads(self.data)
 
 
 class HttpCalls:
@@ -42,15 +24,15 @@ class HttpCalls:
         self.servers = servers
         self._clock = clock
         self._timeout_s = timeout_s
-        self._ca_file = ca_file
+        self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._pools = {url: self._pool(url) for url in servers.urls}
+        self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 
     def add(self, servers: Servers) -> None:
         """Use these servers from now on."""
         for url in servers.urls:
             if url not in self._pools:
-                self._pools[url] = self._pool(url)
+                self._pools[url] = Pool(url, connect_s=CONNECT_S, tls=self._tls)
         self.servers = servers
 
     def call(
@@ -63,7 +45,7 @@ class HttpCalls:
         headers: Mapping[str, str] | None = None,
         safe: bool = True,
         wait_s: float = 0.0,
-    ) -> Answer:
+    ) -> Reply:
         """Ask the shard's server, then the others.
 
         `safe` calls may happen twice: they are repeated until somebody answers or the connection's timeout has passed.
@@ -102,43 +84,40 @@ class HttpCalls:
         headers: Mapping[str, str],
         safe: bool,
         wait_s: float,
-    ) -> Answer:
-        timeout = urllib3.Timeout(connect=CONNECT_S, read=self._timeout_s + wait_s)
+    ) -> Reply:
         try:
-            response = self._pools[server].urlopen(
-                method, path, body=cast(bytes, body), headers=headers, retries=False, redirect=False, timeout=timeout
-            )
-        except (NewConnectionError, ConnectTimeoutError, NameResolutionError) as error:
+            reply = self._pools[server].request(method, path, headers, body, self._timeout_s + wait_s)
+        except NotSent as error:
             self.servers.failed(server)
-            raise Unavailable(f"the server {server} cannot be reached: {error.__class__.__name__}") from error
-        except SSLError as error:
-            raise InvalidUsage(f"the server {server} has no certificate that is trusted here: {error}") from error
-        except (HTTPError, OSError) as error:
+            raise Unavailable(f"the server {server} cannot be reached: {error}") from error
+        except Untrusted as error:
+            raise InvalidUsage(f"the certificate of {server} is not trusted here: {error}; give ca_file") from error
+        except Broken as error:
             self.servers.failed(server)
-            said = f"the server {server} went away during the request ({error.__class__.__name__})"
+            said = f"the server {server} went away during the request: {error}"
             if safe:
                 raise Unavailable(said) from error
-            raise Indeterminate(f"{said}: it may have happened; retry with the same token") from error
+            raise Indeterminate(f"{said}; it may have happened, retry with the same token") from error
         self.servers.worked(server)
-        if response.status < 400 or (method == "HEAD" and response.status == 404):
-            return Answer(response.status, response.headers, response.data)
-        raise _error(server, response.status, response.data)
-
-    def _pool(self, url: str) -> HTTPConnectionPool:
-        options: dict[str, Any] = {"maxsize": CONNECTIONS_MAX, "block": False}
-        if url.startswith("https") and self._ca_file is not None:
-            options["ca_certs"] = self._ca_file
-        return urllib3.connection_from_url(url, **options)
+        if reply.status < 400 or (method == "HEAD" and reply.status == 404):
+            return reply
+        raise error_of(server, reply)
 
 
-def _error(server: str, status: int, data: bytes) -> PersistError:
+def _is_secure(servers: Servers) -> bool:
+    return any(url.startswith("https") for url in servers.urls)
+
+
+def error_of(server: str, reply: Reply) -> PersistError:
+    """The error that an answer of 400 or more tells of."""
+    status = reply.status
     try:
-        return error_from_json(json.loads(data))
+        return error_from_json(json.loads(reply.data))
     except ValueError:
-        said = f"{server} answered {status} without saying why: {data[:100]!r}; is it a persist server?"
+        said = f"{server} answered {status} without saying why: {reply.data[:100]!r}; is it a persist server?"
     if status in (502, 503, 504):  # a proxy, or a server with too many connections
         return Unavailable(said) if status == 503 else Indeterminate(said)
     return PersistError(said)
 
 
-__all__ = ["Answer", "HttpCalls"]
+__all__ = ["HttpCalls", "error_of"]

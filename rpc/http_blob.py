@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -11,7 +12,8 @@ from blob import Blob, BlobError, BlobExists, BlobMisconfigured, BlobNotFound, B
 from blob.interface import check_key, check_range
 from persist.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
-from rpc.http import Answer, HttpCalls
+from rpc.connections import Reply
+from rpc.http import HttpCalls
 
 PRESIGNED_READ_S = 120.0
 PRESIGNED_TRIES_MAX = 4
@@ -81,7 +83,7 @@ class HttpBlob(Blob):
 
     def _call(
         self, method: str, key: str, *, body: bytes | memoryview | None = None, headers: dict[str, str] | None = None
-    ) -> Answer:
+    ) -> Reply:
         try:
             return self._calls.call(method, f"/v1/blobs/{key}", shard=_shard(key), body=body, headers=headers)
         except BlobMissing as error:
@@ -102,7 +104,7 @@ class HttpBlob(Blob):
         """The bytes by a presigned URL; None where there is none, so that the door is taken."""
         if not self._presigned or self._direct is None:
             return None
-        answer: Any = self._call("GET", f"{key}?presign=true").json()
+        answer: Any = json.loads(self._call("GET", f"{key}?presign=true").data)
         url = answer.get(kind)
         if url is None:
             return None

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from persist.embedded import EmbeddedTransport
 from persist.errors import Forbidden, Overloaded
@@ -73,21 +74,14 @@ class Service:
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
         """The body of a request, counted while it is worked on. Raises BodyTooLarge, Overloaded."""
-        held = 0
-        chunks: list[bytes] = []
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > bytes_max:
             raise BodyTooLarge(f"the body has {declared} bytes; send at most {bytes_max}", bytes_max=bytes_max)
+        body = Body(self.work)
         try:
-            async for chunk in request.stream():
-                self.work.hold_body(len(chunk))
-                held += len(chunk)
-                if held > bytes_max:
-                    raise BodyTooLarge(f"the body is longer than {bytes_max} bytes; send less", bytes_max=bytes_max)
-                chunks.append(chunk)
-            yield b"".join(chunks)
+            yield await body.read(request.receive, bytes_max)
         finally:
-            self.work.release_body(held)
+            body.release()
 
     def stop(self) -> None:
         """Let waits and streams end, so that the server can close."""
@@ -96,6 +90,36 @@ class Service:
     def close(self) -> None:
         self.stop()
         self.work.close()
+
+
+class Body:
+    """A request's body, counted against all bodies until it is released."""
+
+    __slots__ = ("_held", "_work")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._held = 0
+
+    async def read(self, receive: Receive, bytes_max: int) -> bytes:
+        """All of it. Raises BodyTooLarge, Overloaded, ClientDisconnect."""
+        chunks: list[bytes] = []
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect()
+            chunk: bytes = message.get("body", b"")
+            self._work.hold_body(len(chunk))
+            self._held += len(chunk)
+            if self._held > bytes_max:
+                raise BodyTooLarge(f"the body is longer than {bytes_max} bytes; send less", bytes_max=bytes_max)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks) if len(chunks) > 1 else chunk
+
+    def release(self) -> None:
+        self._work.release_body(self._held)
+        self._held = 0
 
 
 class ThinWriters:

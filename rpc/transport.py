@@ -18,6 +18,7 @@ from persist.system import Clock, SystemClock, SystemIds
 from persist.transport import ShardView, ViewRequest
 from persist.wire import command_to_json, result_from_json, view_from_json
 from rpc import identity
+from rpc.connections import Reply
 from rpc.http import HttpCalls
 from rpc.http_blob import HttpBlob
 from rpc.servers import Servers, with_port
@@ -64,28 +65,25 @@ class HttpTransport:
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         body = json.dumps({"schema": bytes_to_text(schema.arrow), "key": list(schema.key)}).encode()
         path = f"/v1/shards/{_quoted(check_shard_name(name))}"
-        return _view(self._calls.call("PUT", path, shard=name, body=body, headers=_JSON).json())
+        return _view(self._calls.call("PUT", path, shard=name, body=body, headers=_JSON))
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
-        found = self._calls.call("GET", path, shard="").json()
+        found = _json(self._calls.call("GET", path, shard=""))
         return [str(name) for name in found["shards"]]
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         body = json.dumps(command_to_json(command), separators=(",", ":")).encode()
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
         answer = self._calls.call("POST", path, shard=name, body=body, headers=_JSON, safe=False)
-        try:
-            return result_from_json(answer.json())
-        except ValueError as error:
-            raise Corruption(f"the server's answer is not JSON: {error}") from error
+        return result_from_json(_json(answer))
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         query = f"timeout={request.timeout_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
         if request.past is not None:
             query += f"&past={request.past}"
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
-        return _view(self._calls.call("GET", path, shard=name, wait_s=request.timeout_s).json())
+        return _view(self._calls.call("GET", path, shard=name, wait_s=request.timeout_s))
 
     def close(self) -> None:
         self._blob.close()
@@ -131,9 +129,16 @@ def _with_workers(
     return found
 
 
-def _location(answer: Any) -> dict[str, Any]:
+def _json(reply: Reply) -> Any:
     try:
-        found = answer.json()
+        return json.loads(reply.data)
+    except ValueError as error:
+        raise Corruption(f"the server's answer is not JSON: {error}") from error
+
+
+def _location(reply: Reply) -> dict[str, Any]:
+    try:
+        found = json.loads(reply.data)
         if found["version"] != LOCATION_VERSION:
             raise InvalidUsage(f"the server speaks version {found['version']!r}; this client knows {LOCATION_VERSION}")
         return {key: found[key] for key in ("blob", "policy", "ports")}
@@ -161,9 +166,9 @@ def _policy(value: Any) -> Policy:
     return Policy(**{name: int(number) for name, number in dict(value).items() if name in known})
 
 
-def _view(value: Any) -> ShardView:
+def _view(reply: Reply) -> ShardView:
     known = {field.name for field in dataclasses.fields(ShardView)}
-    return view_from_json({name: item for name, item in dict(value).items() if name in known})
+    return view_from_json({name: item for name, item in dict(_json(reply)).items() if name in known})
 
 
 def _time(lower: Any) -> str:
