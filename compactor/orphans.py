@@ -1,0 +1,166 @@
+"""The orphan sweep: blobs that no live version of a shard names and that nobody can still be about to name.
+
+Writers and workers put blobs before they commit; one that dies in between leaves orphans, which no state diff mentions,
+so GC cannot find them. The sweep lists what a shard has, takes away what any live version names, and deletes the rest
+once it is older than the longest write may take. A part whose writer is still registered is never an orphan.
+
+The order makes it safe: list first, then read the State and the live log. What is named by then is kept; what is named
+later was put either after the listing (not a candidate) or so long ago that no write takes as long.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from blob import BlobStat
+from compactor.metering import Metrics
+from persist.errors import InvalidUsage
+from persist.ids import SeqNo, ShardId
+from persist.keys import belongs_to, shard_prefix
+from persist.location import Location
+from persist.state import State
+from persist.store_errors import translated
+
+log = logging.getLogger("persist.orphans")
+
+AGE_MS_DEFAULT = 24 * 3600 * 1000
+AGE_MS_MIN = 3600 * 1000  # claims of merges and leases of writers must have lapsed many times over
+SCAN_LIMIT = 1_000
+NAMES_PAGE = 1_000
+LIST_PAGE = 10_000  # blobs listed before the State is read anew
+NAMED_MAX = 100  # keys that a report shows
+_WRITER = re.compile(r"s[0-9a-f]{32}/(w[0-9a-f]{32})/p")
+_FIRST_ROLLUP = re.compile(r"s[0-9a-f]{32}/v0{19}1/r[0-9a-f]{32}\.rollup\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings:
+    """`age_ms`: how long a blob may wait for its commit: longer than the longest write or job takes."""
+
+    age_ms: int = AGE_MS_DEFAULT
+    dry_run: bool = False
+    delete_batch: int = 500
+
+    def check(self) -> None:
+        if self.age_ms < AGE_MS_MIN:
+            raise InvalidUsage(f"blobs of {self.age_ms} ms may belong to a write under way; give at least {AGE_MS_MIN}")
+
+
+@dataclass
+class SweepReport:
+    """What was found; with `dry_run` nothing of it was deleted. `keys` are the first few."""
+
+    listed: int = 0
+    named_bytes: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    young: int = 0  # not named either, but too young to tell
+    deleted: int = 0
+    keys: list[str] = field(default_factory=list)
+
+
+class Sweeper:
+    """Sweeps shards of a location. Any number may work at once."""
+
+    def __init__(
+        self, location: Location, settings: SweepSettings | None = None, *, metrics: Metrics | None = None
+    ) -> None:
+        self._location = location
+        self._settings = settings or SweepSettings()
+        self._settings.check()
+        self._metrics = metrics or Metrics()
+
+    def sweep(self, name: str) -> SweepReport:
+        """Sweep one shard. Raises what the stores raise; repeating is safe."""
+        shard_id = ShardId.of(name)
+        report = SweepReport()
+        with translated():
+            listing = self._location.blob.list(shard_prefix(shard_id))
+            while listed := list(islice(listing, LIST_PAGE)):
+                self._sweep_listed(name, shard_id, listed, report)
+        return report
+
+    def _sweep_listed(self, name: str, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> None:
+        state = self._location.machine(name).refresh()
+        live = self._live_keys(state)
+        report.listed += len(listed)
+        found = []
+        for stat in listed:
+            if stat.key in live:
+                report.named_bytes += stat.size
+            elif not belongs_to(stat.key, shard_id):
+                continue  # not ours to judge
+            elif self._is_young(stat) or _writer_of(stat.key) in state.writers:
+                report.young += 1
+            else:
+                found.append(stat)
+        self._delete(name, found, report)
+
+    def sweep_unborn(self) -> SweepReport:
+        """Sweep what is left of shards that never came to be: a first rollup without a log.
+
+        Only for a blob location that belongs to this consensus location alone: another's shards would look unborn.
+        """
+        report = SweepReport()
+        with translated():
+            suspects = [stat for stat in self._location.blob.list("s") if self._is_unborn(stat, report)]
+        known = {shard_prefix(ShardId.of(name)) for name in self._names()}
+        self._delete("", [stat for stat in suspects if _prefix_of(stat) not in known], report)
+        return report
+
+    def _is_unborn(self, stat: BlobStat, report: SweepReport) -> bool:
+        """Whether a blob could be all that there is of a shard: a first rollup, and old."""
+        report.listed += 1
+        return _FIRST_ROLLUP.match(stat.key) is not None and not self._is_young(stat)
+
+    def _live_keys(self, state: State) -> set[str]:
+        """Every blob that a live version names: what the State names, and what left it in the live log."""
+        live = set(state.blob_keys())
+        following = SeqNo(1)
+        while page := self._location.versions.diffs(state.name, following, SCAN_LIMIT):
+            for change in page:
+                live.update(change.gone)
+            following = page[-1].seqno.next()
+        return live
+
+    def _is_young(self, stat: BlobStat) -> bool:
+        return stat.modified_ms > self._location.clock.now_ms() - self._settings.age_ms
+
+    def _names(self) -> Iterator[str]:
+        after = ""
+        while page := self._location.names("", after, NAMES_PAGE):
+            yield from page
+            after = page[-1]
+
+    def _delete(self, name: str, found: Sequence[BlobStat], report: SweepReport) -> None:
+        nbytes = sum(stat.size for stat in found)
+        report.orphans += len(found)
+        report.orphan_bytes += nbytes
+        report.keys += [stat.key for stat in found[: NAMED_MAX - len(report.keys)]]
+        self._metrics.add(orphans_found=len(found), orphan_bytes=nbytes)
+        if self._settings.dry_run or not found:
+            return
+        size = self._settings.delete_batch
+        for start in range(0, len(found), size):
+            keys = [stat.key for stat in found[start : start + size]]
+            with translated():
+                self._location.blob.delete(keys)
+            report.deleted += len(keys)
+            self._metrics.add(orphans_deleted=len(keys))
+        log.info("orphans", extra={"shard": name, "deleted": report.deleted, "bytes": nbytes})
+
+
+def _prefix_of(stat: BlobStat) -> str:
+    return stat.key.partition("/")[0] + "/"
+
+
+def _writer_of(key: str) -> str | None:
+    found = _WRITER.match(key)
+    return found.group(1) if found else None
+
+
+__all__ = ["AGE_MS_DEFAULT", "SweepReport", "SweepSettings", "Sweeper"]
