@@ -1,0 +1,151 @@
+"""What clients were told, in the order of real time, and checks that need nothing else.
+
+They know neither States nor stores: any client's record of a run against any backend can be checked with them, and
+the crash tests do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tests.simulation.oracle import Row, Write, expect
+
+
+@dataclass(frozen=True)
+class Read:
+    shard: str
+    as_of: int
+    who: str
+    rows: frozenset[tuple[Row, int]]
+
+
+UpperRead = tuple[str, str, int, int, int | None]  # shard, who, invoked, returned, upper
+
+
+@dataclass
+class History:
+    writes: list[Write] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
+    uppers: list[UpperRead] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raises Violation."""
+        for shard in sorted({write.shard for write in self.writes}):
+            writes = [write for write in self.writes if write.shard == shard]
+            check_linearisable(writes, [read for read in self.uppers if read[0] == shard])
+        check_definite(self.reads)
+
+
+def check_definite(reads: Iterable[Read]) -> None:
+    """All reads of one `(shard, as_of)` are equal, whoever made them."""
+    first: dict[tuple[str, int], Read] = {}
+    for read in reads:
+        other = first.setdefault((read.shard, read.as_of), read)
+        expect(
+            other.rows == read.rows,
+            "definite",
+            f"{read.shard} as of {read.as_of}: {other.who} and {read.who} differ in "
+            f"{sorted(other.rows ^ read.rows)[:4]}",
+        )
+
+
+@dataclass(frozen=True)
+class _Point:
+    """An operation on the register `upper`: at one moment in `[invoked, returned]` it went from `low` to `high`."""
+
+    invoked: int
+    returned: int
+    low: int
+    high: int
+    what: str
+
+
+def check_linearisable(writes: list[Write], uppers: Iterable[UpperRead]) -> None:
+    """The acknowledged appends, mismatches and reads of the upper fit one register that only compare-and-set moves.
+
+    Every value is taken once and values ascend, so one order is given by the values; what is left to check is that
+    it respects real time, that appended intervals do not overlap, and that every value seen was somebody's.
+    An operation of unknown outcome may fill a gap and need not.
+    """
+    acknowledged = [w for w in writes if w.answer == "ok" and w.told is not None]
+    points = [_point(w, w.told) for w in acknowledged]
+    points += [_seen(w.invoked, w.returned, w.actual, f"#{w.number}'s mismatch") for w in writes if w.actual is not None]
+    points += [_seen(invoked, back, upper, f"{who}'s read") for _, who, invoked, back, upper in uppers]
+    _check_disjoint([w for w in acknowledged if w.kind == "compare_and_append"], acknowledged)
+    _check_real_time([p for p in points if p is not None])
+    _check_values(writes, acknowledged, [p for p in points if p is not None])
+
+
+def _point(write: Write, told: tuple[int | None, int | None] | None) -> _Point | None:
+    assert told is not None
+    low, high = told
+    if low is None or high is None:
+        return None
+    what = f"#{write.number} {write.kind}"
+    if write.kind == "append" or (write.kind == "advance" and low == high):
+        # It says only that the upper is beyond now: the beginning may have been another's.
+        return _Point(write.invoked, write.returned, -1, high, what)
+    return _Point(write.invoked, write.returned, low, high, what)
+
+
+def _seen(invoked: int, returned: int, upper: int | None, what: str) -> _Point | None:
+    return None if upper is None else _Point(invoked, returned, upper, upper, what)
+
+
+def _check_disjoint(appends: list[Write], acknowledged: list[Write]) -> None:
+    spans: list[tuple[int, int, int]] = []
+    shared: set[tuple[int, int]] = set()
+    for write in acknowledged:
+        assert write.told is not None
+        low, high = write.told
+        if low is None or high is None or low == high or write.kind == "append":
+            continue
+        if write.kind != "compare_and_append":  # inserts that were committed together share one interval
+            if (low, high) in shared:
+                continue
+            shared.add((low, high))
+        spans.append((low, high, write.number))
+    spans.sort()
+    for (low, high, number), (low2, high2, number2) in zip(spans, spans[1:], strict=False):
+        expect(
+            high <= low2,
+            "linearisable",
+            f"#{number} was told that it appended [{low}, {high}), #{number2} that it appended [{low2}, {high2})",
+        )
+
+
+def _check_real_time(points: list[_Point]) -> None:
+    """What returned before another began cannot have seen more than that other did."""
+    by_return = sorted(points, key=lambda p: p.returned)
+    highest: _Point | None = None
+    at = 0
+    for point in sorted(points, key=lambda p: p.invoked):
+        while at < len(by_return) and by_return[at].returned < point.invoked:
+            if highest is None or by_return[at].high > highest.high:
+                highest = by_return[at]
+            at += 1
+        if highest is None:
+            continue
+        seen = point.high if point.low < 0 else point.low
+        if point.low < 0:
+            continue  # "the upper is beyond" holds of every later moment
+        expect(
+            highest.high <= seen,
+            "linearisable",
+            f"{highest.what} had seen the upper {highest.high} before {point.what} began and saw {seen}",
+        )
+
+
+def _check_values(writes: list[Write], acknowledged: list[Write], points: list[_Point]) -> None:
+    """Every value seen is a value that some write made, or may have made."""
+    if any(w.kind in ("insert", "append") and w.answer in (None, "unknown") for w in writes):
+        return  # an insert of unknown outcome may have made any value
+    made = {0} | {w.told[1] for w in acknowledged if w.told is not None}
+    made |= {w.upper for w in writes if w.answer in (None, "unknown")}
+    for point in points:
+        for value in (point.low, point.high):
+            expect(value < 0 or value in made, "linearisable", f"{point.what} saw the upper {value}, which nobody made")
+
+
+__all__ = ["History", "Read", "UpperRead", "check_definite", "check_linearisable"]

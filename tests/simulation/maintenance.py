@@ -1,0 +1,123 @@
+"""Compaction, garbage collection and the orphan sweep as actors, and how a run comes to rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from compactor.engine import EngineSettings
+from compactor.gc import Collector, GcSettings
+from compactor.merge import MergePolicy
+from compactor.metering import Metrics
+from compactor.worker import Worker, WorkerSettings
+from persist.errors import Corruption
+from tests.simulation.actors import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage, read_once
+from tests.simulation.oracle import expect
+
+ORPHAN_AGE_MS = 60_000
+READ_TIMES_MAX = 3  # times that are read at the end
+SETTLE_ROUNDS_MAX = 30
+SETTLED_LOG_MAX = 3 * POLICY.rollup_every  # entries of a log at rest
+SETTLED_ROLLUPS_MAX = 2
+SETTLED_BATCHES_MAX = 12
+CLAIM_LEASE_MS = 3_000
+
+WORKER = WorkerSettings(
+    policy=MergePolicy(fan_in=2, fan_in_small=2, small_rows=64, batches_soft=4, inline_flush_bytes=1_500),
+    engine=EngineSettings(memory_bytes=64 * 1024, part_bytes_target=PART_BYTES, chunk_bytes=PART_BYTES // 2),
+    lease_ms=CLAIM_LEASE_MS,
+    idle_ms=2_000,
+)
+GC = GcSettings(entries_max=24, rollup_after=6, delete_batch=3, delete_threads=1, lease_ms=CLAIM_LEASE_MS)
+
+
+def compactor(host: Host) -> None:
+    """A compaction worker. Several of them meet in the claims."""
+    for name in (MAIN, COPIES):
+        host.open(name)
+    worker = Worker(host.location, WORKER)
+    while not host.run.stopping:
+        with maintaining(host):
+            idle = host.random.choice((None, None, True))
+            worker.run(host.random.choice((MAIN, COPIES)), idle=idle, merges_max=3)
+        host.sleep(0.6)
+    counted(host, worker.metrics)
+
+
+def collector(host: Host) -> None:
+    """A garbage collector."""
+    for name in (MAIN, COPIES):
+        host.open(name)
+    gc = Collector(host.location, GC)
+    while not host.run.stopping:
+        with maintaining(host):
+            gc.run(host.random.choice((MAIN, COPIES)))
+        host.sleep(0.8)
+    counted(host, gc.metrics)
+
+
+@contextmanager
+def maintaining(host: Host) -> Iterator[None]:
+    """What may interrupt maintenance: the weather, and damage. Another round finds what was left."""
+    try:
+        yield
+    except WEATHER:
+        host.run.path("maintenance interrupted")
+    except Corruption:
+        expect_damage(host)
+
+
+def counted(host: Host, metrics: Metrics) -> None:
+    """Add what a worker or collector did to the paths that were walked."""
+    figures = metrics.to_json()
+    for name, count in figures.items():
+        if isinstance(count, int) and not name.startswith("bytes"):
+            host.run.oracle.paths[name.replace("_", " ")] += count
+
+
+def settle(host: Host) -> None:
+    """Everybody has come to rest: merge and collect until nothing is left to do, then read every time there is."""
+    ahead_ms = max(host.run.truth(name).state.walltime_ms - host.clock.now_ms() for name in (MAIN, COPIES))
+    host.run.world.scheduler.sleep((max(0, ahead_ms) + 2 * WRITE_LEASE_MS) / 1000)  # what the dead held has lapsed
+    worker, gc = Worker(host.location, WORKER), Collector(host.location, GC)
+    for name in (MAIN, COPIES):
+        _quiesce(host, name, worker, gc)
+        _check_bounded(host, name)
+        _read_back(host, name)
+        host.run.path("settled")
+
+
+def _quiesce(host: Host, name: str, worker: Worker, gc: Collector) -> None:
+    for _ in range(SETTLE_ROUNDS_MAX):
+        merged = worker.run(name, idle=True)
+        report = gc.run(name)
+        if not merged and report.done:
+            return
+        host.sleep(0.1)
+    expect(False, "liveness", f"maintenance of {name} finds no end in {SETTLE_ROUNDS_MAX} rounds")
+
+
+def _check_bounded(host: Host, name: str) -> None:
+    """Metadata at rest is that of what lives, not of what was."""
+    state = host.run.truth(name).state
+    entries = len(host.run.world.logs.scan(name, 0, 10_000))
+    expect(entries <= SETTLED_LOG_MAX, "bounded", f"the log of {name} at rest has {entries} entries")
+    rollups = len(state.rollups)
+    expect(rollups <= SETTLED_ROLLUPS_MAX, "bounded", f"{name} at rest names {rollups} rollups")
+    expect(not state.leased_readers, "bounded", f"{name} at rest has readers that lapsed: {state.leased_readers}")
+    batches = sum(1 for batch in state.trace.batches if batch.runs)
+    expect(batches <= SETTLED_BATCHES_MAX, "bounded", f"{name} at rest has {batches} batches")
+
+
+def _read_back(host: Host, name: str) -> None:
+    shard = host.client.shard(name)
+    state = host.run.truth(name).state
+    low, high = state.since.element, state.upper.element
+    assert low is not None
+    assert high is not None
+    for as_of in sorted({*range(max(low, high - READ_TIMES_MAX), high), *([low] if high > low else [])}):
+        read_once(host, shard, as_of, pause_s=0)
+
+
+MAINTENANCE_ROLES: dict[str, Callable[[Host], None]] = {"compactor": compactor, "collector": collector}
+MAINTENANCE = tuple(MAINTENANCE_ROLES)

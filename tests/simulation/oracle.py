@@ -1,0 +1,297 @@
+"""Who sees everything: every commit, write, deletion and truncation at the moment it takes effect.
+
+The oracle follows each shard's State from the log itself and keeps the naive truth beside it: which commands landed, and
+what rows that makes at every time. What it checks is named; a violation is raised in the task that caused it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist import state_diff
+from persist.antichain import MINIMUM, Antichain
+from persist.codec import decode_diff, decode_state
+from persist.invariants import check_state, check_step
+from persist.state import State
+
+Row = tuple[str, int]  # key and value
+Update = tuple[str, int, int, int]  # key, value, time, diff
+Contents = dict[Row, int]
+
+
+class Violation(Exception):
+    """A promise was broken. `check` names it."""
+
+    def __init__(self, check: str, message: str) -> None:
+        super().__init__(f"{check}: {message}")
+        self.check = check
+
+
+def expect(condition: bool, check: str, message: str) -> None:
+    if not condition:
+        raise Violation(check, message)
+
+
+@dataclass
+class Write:
+    """A write that somebody tried. `updates` are at their times; those of an insert at 0 until it landed.
+
+    `answer` is what the caller knows: None (nothing yet, or it died), "ok", "refused" (definitely did not happen) or
+    "unknown".
+    """
+
+    number: int
+    kind: str
+    who: str
+    shard: str
+    updates: list[Update]
+    lower: int = -1  # asked for
+    upper: int = -1
+    token: str = ""
+    invoked: int = 0
+    returned: int = 0
+    answer: str | None = None
+    told: tuple[int | None, int | None] | None = None  # the interval that an "ok" named
+    actual: int | None = None  # the upper that a mismatch named
+    landed: tuple[int | None, int | None] | None = None
+    landed_seqno: int = 0
+
+
+@dataclass
+class ShardTruth:
+    """What is true of one shard now."""
+
+    name: str
+    state: State
+    named: set[str] = field(default_factory=set)
+    gone_at: dict[str, int] = field(default_factory=dict)
+    part_ids: set[str] = field(default_factory=set)
+    dead_parts: set[str] = field(default_factory=set)
+    updates: list[Update] = field(default_factory=list)
+    landed: dict[str, Write | None] = field(default_factory=dict)
+    since_asked: Antichain = MINIMUM
+    uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
+
+    def contents(self, as_of: int) -> Contents:
+        total: Contents = {}
+        for key, value, time, diff in self.updates:
+            if time <= as_of:
+                total[key, value] = total.get((key, value), 0) + diff
+        return {row: count for row, count in total.items() if count}
+
+    def between(self, lower: int, upper: int) -> dict[tuple[str, int, int], int]:
+        """Updates with times in `[lower, upper)`, summed."""
+        total: dict[tuple[str, int, int], int] = {}
+        for key, value, time, diff in self.updates:
+            if lower <= time < upper:
+                total[key, value, time] = total.get((key, value, time), 0) + diff
+        return {row: count for row, count in total.items() if count}
+
+
+class Oracle:
+    """`tick` numbers everything that happens, so that histories have an order of real time."""
+
+    def __init__(self) -> None:
+        self.shards: dict[str, ShardTruth] = {}
+        self.writes: dict[str, Write] = {}  # by token
+        self.paths: Counter[str] = Counter()  # how often each path of interest was walked
+        self.log: list[str] = []
+        self.clock: Callable[[], int] = lambda: 0
+        self.blobs: ObservedBlob | None = None
+        self.orphan_age_ms = 0
+        self.definite: dict[str, Callable[[int], list[Update]]] = {}  # shards whose rows follow from their time
+        self._tick = 0
+
+    def tick(self) -> int:
+        self._tick += 1
+        return self._tick
+
+    def note(self, text: str) -> None:
+        self.log.append(f"{self.clock() % 10_000_000 / 1000:9.3f}s {text}")
+
+    # --- what happened
+
+    def committed(self, name: str, seqno: int, data: bytes) -> None:
+        change = decode_diff(data)
+        truth = self.shards.get(name)
+        if truth is None:
+            first = decode_state(self._blob(change.rollup_key, name))
+            truth = self.shards[name] = ShardTruth(name, first)
+            truth.named = set(first.blob_keys())
+            truth.uppers.append((0, self.tick()))
+            self.note(f"{name} created")
+            return
+        old = truth.state
+        new = state_diff.apply(change, old)
+        self.note(f"{name} v{int(seqno)} upper {new.upper} since {new.since} {_changes(change)}")
+        check_step(old, new)
+        check_state(new)
+        truth.state = new
+        self._check_blobs(truth, new, change)
+        self._check_since(truth, old, new)
+        self._land(truth, old, new, change)
+        if new.upper != old.upper:
+            truth.uppers.append((new.upper.element, self.tick()))
+        self._count_paths(old, new, change)
+
+    def _blob(self, key: str, name: str) -> bytes:
+        assert self.blobs is not None
+        expect(self.blobs.stat(key) is not None, "reachable", f"{name} names {key}, which is not there")
+        return self.blobs.get(key)
+
+    def _check_blobs(self, truth: ShardTruth, new: State, change: state_diff.StateDiff) -> None:
+        now = set(new.blob_keys())
+        for key in now - truth.named:
+            expect(key not in truth.gone_at, "single-use", f"{key} left {truth.name} at v{truth.gone_at.get(key)}")
+            self._blob(key, truth.name)
+        left = truth.named - now
+        expect(set(change.gone) == left, "gone", f"{new.seqno} says that {change.gone} left, but {left} did")
+        for key in left:
+            truth.gone_at[key] = int(new.seqno)
+        truth.named = now
+        parts = {part.id for part in new.trace.parts()}
+        back = parts & truth.dead_parts
+        expect(not back, "single-use", f"parts {back} came back to {truth.name} at {new.seqno}")
+        truth.dead_parts |= truth.part_ids - parts
+        truth.part_ids = set(parts)
+
+    def _check_since(self, truth: ShardTruth, old: State, new: State) -> None:
+        if new.since != old.since:
+            asked = truth.since_asked
+            expect(new.since <= asked, "since", f"{truth.name} forgets before {new.since}; asked was at most {asked}")
+        for reader_id, reader in new.critical_readers.items():
+            expect(new.since <= reader.since, "since", f"{truth.name} forgets what {reader_id} holds")
+        for held_id, held in new.leased_readers.items():
+            expect(new.since <= held.since, "since", f"{truth.name} forgets what {held_id} holds")
+
+    def _land(self, truth: ShardTruth, old: State, new: State, change: state_diff.StateDiff) -> None:
+        touched = change.mappings.get("writers")
+        fresh = []
+        for writer_id, entry in (touched.set if touched else {}).items():
+            before = old.writers.get(writer_id)
+            if entry.token is not None and (before is None or before.token != entry.token):
+                fresh.append(entry)
+        for entry in fresh:
+            token = str(entry.token)
+            expect(token not in truth.landed, "once", f"token {token} landed twice in {truth.name}")
+            write = self.writes.get(token)
+            truth.landed[token] = write
+            expect(write is not None, "phantom", f"{truth.name} took a command that nobody sent: {token}")
+            assert write is not None
+            write.landed = (entry.lower.element, entry.upper.element)
+            write.landed_seqno = int(new.seqno)
+            self._add_rows(truth, write, entry.lower.element)
+
+    def _add_rows(self, truth: ShardTruth, write: Write, lower: int | None) -> None:
+        if truth.name in self.definite:
+            assert write.landed is not None
+            rows = self.definite[truth.name]
+            low, high = write.landed
+            assert low is not None
+            assert high is not None
+            truth.updates += [update for time in range(low, high) for update in rows(time)]
+        elif write.kind == "insert":
+            assert lower is not None
+            truth.updates += [(k, v, lower, d) for k, v, _, d in write.updates]
+        else:
+            truth.updates += write.updates
+
+    def _count_paths(self, old: State, new: State, change: state_diff.StateDiff) -> None:
+        paths = self.paths
+        writers = change.mappings.get("writers")
+        if writers:
+            paths["writer expired"] += len(writers.deleted)
+            if sum(1 for w in writers.set.values() if w.token) > 1:
+                paths["group commit"] += 1
+        readers = change.mappings.get("leased_readers")
+        if readers:
+            paths["reader gone"] += len(readers.deleted)
+        if "rollups" in change.mappings:
+            paths["rollup named"] += len(change.mappings["rollups"].set)
+            paths["rollup forgotten"] += len(change.mappings["rollups"].deleted)
+        if change.trace is not None and change.trace.count and change.gone:
+            paths["merge applied"] += 1
+        if new.since != old.since:
+            paths["since moved"] += 1
+        if any(part.key is not None for b in new.trace.batches[len(old.trace.batches) :] for part in b.parts()):
+            paths["blob part appended"] += 1
+
+    def deleted(self, key: str, put_ms: int) -> None:
+        """A blob is about to go."""
+        truth = next((t for t in self.shards.values() if key.startswith(f"{t.state.shard_id}/")), None)
+        self.note(f"delete {key}")
+        if truth is None:
+            self.paths["orphan deleted"] += 1
+            return
+        expect(key not in truth.named, "reachable", f"{key} is deleted although {truth.state.seqno} names it")
+        gone = truth.gone_at.get(key)
+        if gone is None:
+            age = self.clock() - put_ms
+            self.paths["orphan deleted"] += 1
+            expect(age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
+            return
+        held = truth.state.seqno_since
+        expect(gone <= held, "leased", f"{key} left at v{gone} and is deleted, but a reader holds {held}")
+        self.paths["blob collected"] += 1
+
+    def truncated(self, name: str, seqno: int) -> None:
+        truth = self.shards[name]
+        self.note(f"truncate {name} to v{seqno}")
+        self.paths["log truncated"] += 1
+        rollup = next((r for s, r in truth.state.rollups.items() if s == seqno), None)
+        expect(rollup is not None, "log", f"the log of {name} begins at v{seqno}, where no rollup is")
+        assert rollup is not None
+        self._blob(rollup.key, name)
+
+
+def _changes(change: state_diff.StateDiff) -> str:
+    said = [f"{name}+{len(m.set)}-{len(m.deleted)}" for name, m in change.mappings.items()]
+    if change.trace is not None:
+        new = ",".join(str(batch.desc) for batch in change.trace.batches)
+        said.append(f"trace@{change.trace.first}-{change.trace.count}+{new}")
+    if change.gone:
+        said.append(f"gone {len(change.gone)}")
+    return " ".join(said)
+
+
+class ObservedBlob(MemoryBlob):
+    """A store that shows every deletion to the oracle before it happens."""
+
+    def __init__(self, oracle: Oracle, now_ms: Callable[[], int]) -> None:
+        super().__init__(now_ms=now_ms)
+        self._oracle = oracle
+        oracle.blobs = self
+
+    def delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            found = self.stat(key)
+            if found is not None:
+                self._oracle.deleted(key, found.modified_ms)
+        super().delete(keys)
+
+
+class ObservedConsensus(MemoryConsensus):
+    """A store that shows every commit and truncation to the oracle as it happens."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        super().__init__()
+        self._oracle = oracle
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        won = super().compare_and_set(key, seqno, data)
+        if won:
+            self._oracle.committed(key, seqno, data)
+        return won
+
+    def truncate(self, key: str, seqno: int) -> int:
+        deleted = super().truncate(key, seqno)
+        if deleted:
+            self._oracle.truncated(key, seqno)
+        return deleted
+
+
+__all__ = ["Contents", "ObservedBlob", "ObservedConsensus", "Oracle", "Row", "ShardTruth", "Update", "Violation", "Write"]

@@ -1,0 +1,272 @@
+"""Runs one seed: chaos, heal, converge, check, and the check that the chaos did happen."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+import persist.handles
+import persist.location
+import persist.machine
+import persist.writing
+from tests.simulation.actors import COPIES, MAIN, ROLES, Host, Run, definite_rows
+from tests.simulation.history import History
+from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
+from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
+from tests.simulation.scheduler import cooperative
+from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process, World
+
+LOCKING = (persist.handles, persist.location, persist.machine, persist.writing)
+CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
+WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "replica", "replica")
+READERS = ("snapshot_reader", "snapshot_reader", "listener", "listener", "holder", "forgetter", "forgetter")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is made of. All of it follows from the seed, and all of it can be cut down."""
+
+    seed: int
+    faults: tuple[str, ...]
+    roles: tuple[tuple[str, ...], ...]  # of each process
+    ops: int
+    push: bool
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        pick = random.Random(f"plan {seed}")
+        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate")]
+        faults = pick.sample(usual, pick.randrange(3, len(usual) + 1))
+        if pick.random() < 0.15:
+            faults += ["flip", "truncate"]
+        push = pick.random() < 0.5
+        if not push:
+            faults = [fault for fault in faults if fault != "drop_push"]
+        roles = [*pick.sample(WRITERS, 4), *pick.sample(READERS, 3), "forgetter"]
+        roles += ["compactor", "collector", *pick.sample(MAINTENANCE, 1)]
+        pick.shuffle(roles)
+        processes = pick.choice((2, 3, 4))
+        shares = tuple(tuple(roles[at::processes]) for at in range(processes))
+        return cls(seed, tuple(faults), shares, pick.randrange(30, 60), push)
+
+    def command(self) -> str:
+        """The command that replays it."""
+        whole = Plan.of(self.seed)
+        words = [f"python -m tests.simulation {self.seed}"]
+        if self.faults != whole.faults:
+            words.append(f"--faults {','.join(self.faults) or 'none'}")
+        if self.roles != whole.roles:
+            words.append(f"--roles {'/'.join(','.join(share) for share in self.roles)}")
+        if self.ops != whole.ops:
+            words.append(f"--ops {self.ops}")
+        return " ".join(words)
+
+
+@dataclass
+class Outcome:
+    """How a run went. `violation` None: it kept every promise."""
+
+    plan: Plan
+    violation: Exception | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+    paths: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def check(self) -> str:
+        """The name of what failed."""
+        if self.violation is None:
+            return ""
+        return self.violation.check if isinstance(self.violation, Violation) else type(self.violation).__name__
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal runs."""
+        return hashlib.sha256("\n".join([*self.log, repr(self.violation)]).encode()).hexdigest()[:16]
+
+
+def run_plan(plan: Plan) -> Outcome:
+    """Run to the end or to the first violation. A function of the plan alone."""
+    world = World(plan.seed, plan.faults)
+    oracle = Oracle()
+    oracle.clock = lambda: EPOCH_MS + world.scheduler.now_us // 1000
+    oracle.orphan_age_ms = ORPHAN_AGE_MS
+    oracle.definite[COPIES] = lambda time: definite_rows(plan.seed, time)
+    world.blobs = ObservedBlob(oracle, oracle.clock)
+    world.logs = ObservedConsensus(oracle)
+    run = Run(world, oracle, History(), plan.ops, plan.seed, plan.push, plan.faults)
+    outcome = Outcome(plan)
+    with ExitStack() as stack:
+        stack.enter_context(cooperative(world.scheduler, LOCKING))
+        stack.callback(world.scheduler.end)
+        try:
+            _chaos(run, plan)
+            _converge(run)
+            _check(run, plan)
+        except Exception as error:  # whatever stops a run is a finding
+            failed = world.scheduler.failure
+            outcome.violation = failed[1] if failed and isinstance(failed[1], Exception) else error
+            if failed:
+                oracle.note(f"{failed[0]} fails: {failed[1]!r}")
+    outcome.faults, outcome.paths = world.fired(), oracle.paths
+    outcome.steps, outcome.log = world.scheduler.steps, oracle.log
+    return outcome
+
+
+def _chaos(run: Run, plan: Plan) -> None:
+    world = run.world
+    maker = Host(run, world.process("maker"))
+    for name in (MAIN, COPIES):
+        task = world.start(maker.process, "make", lambda name=name: maker.open(name))
+        world.scheduler.run(lambda task=task: not task.alive)
+    for number, roles in enumerate(plan.roles):
+        boot(run, world.process(f"p{number}"), roles)
+    torment = world.start(Process("fate"), "torment", lambda: _torment(run, plan))
+    world.scheduler.run(lambda: run.stopping)
+    world.scheduler.kill([torment])
+
+
+def boot(run: Run, process: Process, roles: Sequence[str]) -> None:
+    """Start a process and its actors."""
+    host = Host(run, process)
+    for number, role in enumerate(roles):
+        work: Callable[[Host], None] = ROLES.get(role) or MAINTENANCE_ROLES[role]
+        run.world.start(process, f"{role}{number}", lambda work=work: work(host))
+
+
+def _torment(run: Run, plan: Plan) -> None:
+    """Kills, freezes and confuses processes, now and then."""
+    world, pick = run.world, run.world.random
+    roles = dict(zip((f"p{n}" for n in range(len(plan.roles))), plan.roles, strict=True))
+    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "clock_jump")]
+    while fates:
+        world.scheduler.sleep(0.3 + 2 * pick.random())
+        victims = [p for p in world.processes if p.name in roles and p.alive]
+        fate = min(fates, key=lambda f: (world.counts[f] > 0, pick.random()))
+        if not victims or not world.strikes(fate):
+            continue
+        victim = pick.choice(victims)
+        if fate == "crash":
+            run.oracle.note(f"{victim.name} is killed")
+            world.crash(victim)
+            world.start(Process("fate"), "reboot", lambda v=victim: _reboot(run, v, roles[v.name]))
+        elif fate == "freeze":
+            run.oracle.note(f"{victim.name} falls asleep")
+            world.freeze(victim, True)
+            world.start(Process("fate"), "thaw", lambda v=victim: _thaw(run, v))
+        else:
+            victim.skew_ms += pick.randint(-CLOCK_JUMP_MS_MAX, CLOCK_JUMP_MS_MAX)
+            run.oracle.note(f"the clock of {victim.name} is off by {victim.skew_ms} ms")
+
+
+def _reboot(run: Run, process: Process, roles: Sequence[str]) -> None:
+    run.world.scheduler.sleep(5 * run.world.random.random())
+    if not run.stopping:
+        run.oracle.note(f"{process.name} starts again")
+        boot(run, process, roles)
+
+
+def _thaw(run: Run, process: Process) -> None:
+    run.world.scheduler.sleep(2 + 10 * run.world.random.random())
+    run.oracle.note(f"{process.name} wakes up")
+    run.world.freeze(process, False)
+
+
+def _converge(run: Run) -> None:
+    """No more faults; everybody comes to rest; what was begun is finished or lapses."""
+    world = run.world
+    run.oracle.note("heal")
+    world.heal()
+    for process in world.processes:
+        world.freeze(process, False)
+        process.skew_ms = 0
+    deadline = world.scheduler.now_us + int(CONVERGE_S * 1e6)
+    busy = [process for process in (*world.processes, world.net)]
+
+    def at_rest() -> bool:
+        if world.scheduler.now_us > deadline:
+            stuck = [task for process in busy for task in process.tasks if task.alive]
+            raise Violation("liveness", f"{stuck} do not come to rest in a healed world")
+        return not any(task.alive for process in busy for task in process.tasks)
+
+    world.scheduler.run(at_rest)
+    judge = Host(run, world.process("judge"))
+    task = world.start(judge.process, "settle", lambda: settle(judge))
+    world.scheduler.run(lambda: not task.alive)
+
+
+def _check(run: Run, plan: Plan) -> None:
+    for write in run.history.writes:
+        _check_write(run, write)
+    run.history.check()
+    unfired = [fault for fault in plan.faults if not run.world.fired()[fault]]
+    expect(not unfired, "vacuity", f"these faults never struck: {unfired}")
+
+
+def _check_write(run: Run, write: Write) -> None:
+    what = f"#{write.number} of {write.who} ({write.kind} [{write.lower}, {write.upper}))"
+    if write.answer == "refused":
+        expect(write.landed is None, "rejected", f"{what} was told that it failed, but it landed at {write.landed}")
+    if write.answer != "ok" or write.kind == "advance":
+        return
+    if write.kind == "append":
+        upper = run.truth(write.shard).state.upper
+        expect(not upper.less_equal(write.upper - 1), "lost", f"{what} was acknowledged, but the upper is {upper}")
+        return
+    if not write.landed and write.kind == "insert" and cancels(write.updates):
+        return  # nothing was left to write, and so nothing was written
+    expect(write.landed is not None, "lost", f"{what} was acknowledged but never landed")
+    expect(write.landed == write.told, "answer", f"{what} landed at {write.landed} but was told {write.told}")
+
+
+def cancels(updates: list[Update]) -> bool:
+    total: Counter[tuple[str, int, int]] = Counter()
+    for key, value, time, diff in updates:
+        total[key, value, time] += diff
+    return not any(total.values())
+
+
+# --- when a run fails
+
+
+def shrink(outcome: Outcome, tries_max: int = 60) -> Outcome:
+    """A smaller plan that fails the same check: fewer faults, actors, operations."""
+    best, tries = outcome, 0
+    progress = True
+    while progress and tries < tries_max:
+        progress = False
+        for plan in _smaller(best.plan):
+            tries += 1
+            candidate = run_plan(plan)
+            if candidate.check == best.check:
+                best, progress = candidate, True
+                break
+            if tries >= tries_max:
+                break
+    return best
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    for ops in (plan.ops // 4, plan.ops // 2, plan.ops * 3 // 4):
+        if 0 < ops < plan.ops:
+            yield replace(plan, ops=ops)
+    for at, share in enumerate(plan.roles):
+        if share:
+            yield replace(plan, roles=(*plan.roles[:at], (), *plan.roles[at + 1 :]))
+    for at, share in enumerate(plan.roles):
+        for role in range(len(share)):
+            cut = (*share[:role], *share[role + 1 :])
+            yield replace(plan, roles=(*plan.roles[:at], cut, *plan.roles[at + 1 :]))
+    for at in range(len(plan.faults)):
+        yield replace(plan, faults=(*plan.faults[:at], *plan.faults[at + 1 :]))
+
+
+def report(outcome: Outcome, lines: int = 60) -> str:
+    """What broke, the end of the history, and the command that replays it."""
+    said = [f"seed {outcome.plan.seed} breaks a promise: {outcome.violation}", *outcome.log[-lines:]]
+    return "\n".join([*said, f"replay: {outcome.plan.command()}"])
