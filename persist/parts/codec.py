@@ -390,22 +390,18 @@ class _Stats:
     diff_sum: int = 0
 
     def add(self, rows: Any) -> None:
-        times = pc.min_max(rows.column(TIME))
-        diffs = pc.min_max(rows.column(DIFF))
-        first, last = times["min"].as_py(), times["max"].as_py()
-        low, high = diffs["min"].as_py(), diffs["max"].as_py()
+        times, diffs = one_chunk(rows.column(TIME)).to_numpy(), one_chunk(rows.column(DIFF)).to_numpy()
+        first, last = int(times.min()), int(times.max())
+        low, high = int(diffs.min()), int(diffs.max())
         self.time_min = min(self.time_min, first) if self.seen else first
         self.time_max = max(self.time_max, last) if self.seen else last
         self.diff_min = min(self.diff_min, low) if self.seen else low
         self.diff_max = max(self.diff_max, high) if self.seen else high
         self.seen = True
-        self.diff_sum += _exact_sum(rows.column(DIFF), low, high, rows.num_rows)
-
-
-def _exact_sum(diffs: Any, low: int, high: int, rows: int) -> int:
-    if max(abs(low), abs(high)) * rows < 2**63:
-        return int(pc.sum(diffs).as_py())
-    return int(pc.sum(diffs.cast(pa.decimal128(38, 0))).as_py())
+        if max(abs(low), abs(high)) * len(diffs) < 2**63:
+            self.diff_sum += int(diffs.sum())
+        else:
+            self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
 
 
 def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:

@@ -78,11 +78,14 @@ class PartReader:
         lower: Antichain,
         upper: Antichain,
         *,
+        since: int | None = None,
         key_range: KeyRange = ALL_KEYS,
         columns: Sequence[str] | None = None,
         memory_bytes: int = MEMORY_BYTES,
     ) -> Iterator[pa.Table]:
         """The updates of the parts at times in `[lower, upper)`, each at its own time, consolidated.
+
+        With `since`, times before it become `since`.
 
         Tables have `columns` (None: all), `__time` and `__diff`, and at least one row. One table's keys come before
         the next one's; inside a table rows are ordered by time, then by key and value.
@@ -91,7 +94,7 @@ class PartReader:
             return iter(())
         upto = None if upper.element is None else upper.element - 1
         runs = [Run((part,)) for part in parts]
-        times = Times(after=lower.element - 1, upto=upto)
+        times = Times(after=lower.element - 1, upto=upto, advance=since)
         return (_by_time(table) for table in self._read(runs, times, key_range, columns, memory_bytes))
 
     def row_groups(self, part: Part) -> Sequence[RowGroup]:

@@ -180,3 +180,11 @@ def test_an_unknown_schema_is_corruption() -> None:
     part: Part = encode_inline(table, schema, 9, PartId.mint(CountingIds()))
     with pytest.raises(Corruption, match="schema 9"):
         decode_inline(part, {1: schema})
+
+
+def test_the_sum_of_diffs_may_leave_int64() -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int8())]), ("k",))
+    diffs = [2**63 - 1, 2**63 - 1, -5]
+    table = schema.conform(pa.table({"k": pa.array([1, 2, 3], pa.int8()), "__diff": diffs}), 0)
+    assert encode_inline(table, schema, 1, PART).diff_sum == sum(diffs)
+    assert encode_parquet(table, schema, 1, PART, "key")[0].diff_sum == sum(diffs)
