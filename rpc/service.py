@@ -22,6 +22,7 @@ from persist.reading import ReadSettings
 from persist.writing import WriteHandle, WriteSettings
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
+from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
 from rpc.watching import Watcher
@@ -55,6 +56,7 @@ class Service:
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
+        self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
         self.snapshots = 0
         self.listeners = 0
         if settings.tokens_file is not None:
@@ -86,6 +88,7 @@ class Service:
     def stop(self) -> None:
         """Let waits and streams end, so that the server can close."""
         self.watcher.stop()
+        self.listening.leases.stop()
 
     def close(self) -> None:
         self.stop()

@@ -152,7 +152,7 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
 
 
 def _spawn(arguments: argparse.Namespace, listener: socket.socket, ports: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "persist.cli.__main__", "serve", "--log-level", arguments.log_level]
+    command = [sys.executable, "-m", "persist.cli", "serve", "--log-level", arguments.log_level]
     for name in ("host", "tokens", "tls_certificate", "tls_key"):
         value = getattr(arguments, name)
         if value is not None:

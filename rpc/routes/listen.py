@@ -2,6 +2,97 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from persist.antichain import Antichain
+from persist.errors import InvalidUsage
+from persist.ids import check_shard_name
+from rpc.auth import READ
+from rpc.listening import EVENTS, FRAMES
+from rpc.routes.parameters import frontier
+from rpc.service import principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["listen"])
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "A stream that ends when `until` is reached, the shard is closed, or the server stops.",
+        "content": {
+            FRAMES: {"schema": {"type": "string", "format": "binary"}},
+            EVENTS: {
+                "schema": {"type": "string"},
+                "example": 'event: updates\nid: 8\ndata: {"lower": [7], "upper": [8], "rows": [{"id": "a"}]}\n\n',
+            },
+        },
+    }
+}
+
+
+@router.get(
+    "/{name}/listen", summary="Every update after a time, as it comes", response_class=Response, responses=_RESPONSES
+)
+async def listen(
+    request: Request,
+    after: Annotated[int | None, Query(ge=0, description="Updates at later times; else all of them.")] = None,
+    until: Annotated[str, Query(max_length=32, description="End when all before this time was sent.")] = "[]",
+) -> Response:
+    """Server-sent events with `Accept: text/event-stream` (rows as JSON), else frames with Arrow IPC.
+
+    Resume with `after` = the last event's upper - 1, or with the header Last-Event-ID.
+    """
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
+    start = _start(request, after)
+    stack = AsyncExitStack()
+    try:
+        stack.enter_context(service.one_more("listeners", service.limits.listeners_max, "listeners"))
+        hold = await stack.enter_async_context(service.listening.leases.hold(name, start))
+    except BaseException:
+        await stack.aclose()
+        raise
+
+    async def stream() -> AsyncIterator[bytes]:
+        async for frame in service.listening.stream(name, hold, start, frontier(until, "until"), form):
+            yield frame
+
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return _Stream(stream(), stack, service.limits.slow_listener_s, headers, form)
+
+
+class _Stream(StreamingResponse):
+    """Gives up what the listener holds when it ends, and cuts off a listener that takes nothing for too long."""
+
+    def __init__(
+        self, content: AsyncIterator[bytes], stack: AsyncExitStack, slow_s: float, headers: dict[str, str], media: str
+    ) -> None:
+        super().__init__(content, headers=headers, media_type=media)
+        self._stack = stack
+        self._slow_s = slow_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def bounded(message: Message) -> None:
+            async with asyncio.timeout(self._slow_s):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, bounded)
+        finally:
+            await self._stack.aclose()
+
+
+def _start(request: Request, after: int | None) -> Antichain:
+    """The frontier from which on updates are wanted."""
+    resumed = request.headers.get("last-event-id")
+    if resumed is not None:
+        if not resumed.isdecimal():
+            raise InvalidUsage(f"the header Last-Event-ID is {resumed[:50]!r}; it must be the id of an event")
+        return Antichain(int(resumed))
+    return Antichain(0 if after is None else after + 1)

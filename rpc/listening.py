@@ -1,0 +1,192 @@
+"""Listen streams: what is sent, and when. Each is one task on the event loop; none has a thread.
+
+A step is everything between a listener's frontier and the shard's upper. Small steps are made once for all listeners
+that stand at the same frontier; large ones piece by piece for each, a bounded number at a time. A listener that does
+not take what it is given is cut off after a while, and resumes from the last frontier that it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.ids import ReaderId, SeqNo
+from persist.listening import Listen, ListenEvent
+from persist.location import Location
+from persist.reading import ReadLease, ReadSettings
+from persist.state import State
+from persist.transport import Transport
+from rpc.leases import LEASE_MS, Hold, Leases
+from rpc.settings import Limits
+from rpc.watching import Watcher, is_past
+from rpc.work import Work
+
+FRAMES = "application/vnd.persist.listen"
+EVENTS = "text/event-stream"
+HEARTBEAT_S = 15.0
+SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
+SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
+LARGE_STEPS_MAX = 4  # made at a time
+_Encode = Callable[[ListenEvent], bytes]
+
+
+class Listeners:
+    """All listen streams of one server."""
+
+    def __init__(self, transport: Transport, location: Location, work: Work, watcher: Watcher, limits: Limits) -> None:
+        self._transport = transport
+        self._location = location
+        self._work = work
+        self._watcher = watcher
+        self._settings = ReadSettings(lease_ms=LEASE_MS, memory_bytes=limits.listen_memory_bytes)
+        self._shared: OrderedDict[tuple[str, str, Antichain, Antichain], asyncio.Future[list[Any]]] = OrderedDict()
+        self._shared_bytes = 0
+        self._large = asyncio.Semaphore(LARGE_STEPS_MAX)
+        self.leases = Leases(location, work)
+
+    async def stream(
+        self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str
+    ) -> AsyncIterator[bytes]:
+        """The frames from the frontier `start` on, until `until`, the shard's end, or the server's."""
+        machine = self._location.machine(name)
+        frontier = start
+        with self._watcher.watch(name) as watch:
+            while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
+                state = machine.cached
+                if state is None:
+                    state = await self._work.run(machine.refresh)
+                if not is_past(state, frontier.element):
+                    if not await watch.wait(HEARTBEAT_S):
+                        yield heartbeat(frontier, form)
+                    continue
+                with hold.reading(state.seqno):
+                    async for upper, frame in self._step(name, state, frontier, until, form):
+                        yield frame
+                        frontier = upper
+                hold.move(frontier)
+
+    async def _step(
+        self, name: str, state: State, frontier: Antichain, until: Antichain, form: str
+    ) -> AsyncIterator[tuple[Antichain, bytes]]:
+        """(frontier afterwards, frame) up to the State's upper."""
+        rows = sum(batch.rows for batch in state.trace.batches[-1:])
+        for batch in reversed(state.trace.batches[:-1]):
+            if batch.desc.upper <= frontier or rows > SHARED_ROWS_MAX:
+                break
+            rows += batch.rows
+        if rows <= SHARED_ROWS_MAX:
+            for item in await self._shared_step(name, state, frontier, until, form):
+                yield item
+            return
+        async with self._large:
+            events = self._events(name, frontier, until, form)
+            while (made := await self._work.run(next, events, None)) is not None:
+                yield made
+
+    async def _shared_step(
+        self, name: str, state: State, frontier: Antichain, until: Antichain, form: str
+    ) -> list[tuple[Antichain, bytes]]:
+        key = (name, form, frontier, min(state.upper, until))
+        found = self._shared.get(key)
+        if found is None:
+            found = asyncio.ensure_future(self._work.run(lambda: list(self._events(name, frontier, until, form))))
+            self._shared[key] = found
+            found.add_done_callback(lambda done: self._made(key, done))
+        return await asyncio.shield(found)
+
+    def _made(self, key: tuple[str, str, Antichain, Antichain], done: asyncio.Future[list[Any]]) -> None:
+        """A shared step is ready: keep it for a while, within bounds; a failed one is made anew by who asks next."""
+        if done.cancelled() or done.exception() is not None:
+            self._shared.pop(key, None)
+            return
+        self._shared_bytes += _size(done)
+        while self._shared_bytes > SHARED_BYTES_MAX and self._shared:
+            oldest, made = next(iter(self._shared.items()))
+            if not made.done():
+                return
+            del self._shared[oldest]
+            self._shared_bytes -= _size(made)
+
+    def _events(self, name: str, frontier: Antichain, until: Antichain, form: str) -> Iterator[tuple[Antichain, bytes]]:
+        """Blocking: what the cached State has beyond `frontier`, as frames."""
+        encode: _Encode = sse if form == EVENTS else frame
+        element = frontier.element
+        assert element is not None
+        as_of = None if element == 0 else element - 1
+        lease = _HeldElsewhere(self._transport, name, ReaderId("r" + "0" * 32), self._settings)
+        lease.seqno = SeqNo(1)
+        listen = Listen(self._transport, name, lease, as_of, until, self._settings)
+        for event in listen.next_events(0.0):
+            yield event.upper, encode(event)
+
+
+class _HeldElsewhere(ReadLease):
+    """The lease of a step: the listener's hold does its work."""
+
+    def keep(self) -> None:
+        return
+
+    def check(self) -> None:
+        return
+
+    def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def _size(made: asyncio.Future[list[Any]]) -> int:
+    return sum(len(data) for _, data in made.result()) + 256
+
+
+def frame(event: ListenEvent) -> bytes:
+    """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC."""
+    sink = pa.BufferOutputStream()
+    if event.updates.num_rows:
+        with pa.ipc.new_stream(sink, event.updates.schema) as writer:
+            writer.write_table(event.updates)
+    data: bytes = sink.getvalue().to_pybytes()
+    return _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": len(data)}) + data
+
+
+def sse(event: ListenEvent) -> bytes:
+    """A server-sent event: progress and the rows as JSON. Its id is the frontier, from which to resume."""
+    rows = [{name: _plain(value) for name, value in row.items()} for row in event.updates.to_pylist()]
+    data = json.dumps({**_progress(event.lower, event.upper), "rows": rows}, default=str, ensure_ascii=False)
+    number = "" if event.lower == event.upper else f"id: {_id(event.upper)}\n"
+    return f"event: updates\n{number}data: {data}\n\n".encode()
+
+
+def heartbeat(frontier: Antichain, form: str) -> bytes:
+    """What is sent when nothing happens, so that both sides notice when the other is gone."""
+    if form == EVENTS:
+        return b": nothing yet\n\n"
+    return _framed({**_progress(frontier, frontier), "rows": 0, "bytes": 0})
+
+
+def _framed(header: dict[str, Any]) -> bytes:
+    data = json.dumps(header, separators=(",", ":")).encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
+    return {"lower": lower.to_json(), "upper": upper.to_json()}
+
+
+def _id(frontier: Antichain) -> str:
+    return "closed" if frontier.element is None else str(frontier.element)
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+
+
+__all__ = ["EVENTS", "FRAMES", "HEARTBEAT_S", "Listeners", "frame", "heartbeat", "sse"]
