@@ -214,23 +214,17 @@ class EtcdConsensus(Consensus):
     def _range(self, **fields: Any) -> Any:
         request = self._endpoints.messages.RangeRequest(**fields)
         return self._endpoints.read(
-            lambda client, timeout: client.kvstub.Range(
-                request, timeout, credentials=client.call_credentials, metadata=client.metadata
-            )
+            lambda client, timeout: client.kvstub.Range(request, timeout, metadata=client.metadata)
         )
 
     def _transact(self, request: Any) -> Any:
         return self._endpoints.write(
-            lambda client, timeout: client.kvstub.Txn(
-                request, timeout, credentials=client.call_credentials, metadata=client.metadata
-            )
+            lambda client, timeout: client.kvstub.Txn(request, timeout, metadata=client.metadata)
         )
 
     def _delete(self, request: Any) -> Any:
         return self._endpoints.write(
-            lambda client, timeout: client.kvstub.DeleteRange(
-                request, timeout, credentials=client.call_credentials, metadata=client.metadata
-            )
+            lambda client, timeout: client.kvstub.DeleteRange(request, timeout, metadata=client.metadata)
         )
 
     def _page(self, key: str, first: int, length: int) -> list[Entry]:

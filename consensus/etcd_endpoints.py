@@ -38,6 +38,9 @@ GRPC_OPTIONS = (
 ROUNDS_MAX = 2
 """How often a call that may be repeated goes round all endpoints before it gives up."""
 
+_NEVER_CONNECTED = ("failed to connect", "errors resolving", "dns resolution failed")
+"""What gRPC says of an address it has no connection to: then the request was not sent."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -122,6 +125,7 @@ class Endpoints:
         host, _, port = address.rpartition(":")
         security = self._security
         try:
+            # Its log-in token goes with each call as metadata (as call credentials, gRPC would insist on TLS).
             return load_etcd3().client(
                 host=host,
                 port=int(port),
@@ -159,7 +163,7 @@ def _sort(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConsensusMisconfigured(f"{where} refuses the user or password, or the user's role lacks rights: {said}")
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        if "authentication failed" in said or "authentication is not enabled" in said:
+        if "authentication" in said or "user name is empty" in said:
             return ConsensusMisconfigured(f"{where} refuses the user or password: {said}")
         if "too large" in said:
             return ConsensusUsage(f"{where} refuses a value this long; raise its --max-request-bytes: {said}")
@@ -168,10 +172,8 @@ def _sort(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
         return ConsensusMisconfigured(f"{where} has authentication disabled; leave user and password out: {said}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConsensusUnavailable(f"{where} is full or overloaded, nothing was written: {said}")
-    if code is grpc.StatusCode.UNAVAILABLE and ("failed to connect" in said.lower() or "no such host" in said):
+    if code is grpc.StatusCode.UNAVAILABLE and any(words in said.lower() for words in _NEVER_CONNECTED):
         return NotSent(f"{where} cannot be reached: {said}")
-    if code is grpc.StatusCode.UNAVAILABLE and "DNS resolution failed" in said:
-        return NotSent(f"{where} cannot be found: {said}")
     if kind == "write":
         return ConsensusIndeterminate(f"{where} failed while writing ({code.name}): {said}")
     return ConsensusUnavailable(f"{where} did not answer ({code.name}): {said}")

@@ -73,9 +73,7 @@ class Watcher:
         with self._lock:
             if self._stop.is_set():
                 return
-            self._call = stub.Watch(
-                iter(requests.get, None), credentials=client.call_credentials, metadata=client.metadata
-            )
+            self._call = stub.Watch(iter(requests.get, None), metadata=client.metadata)
         try:
             for reply in self._call:
                 if reply.compact_revision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -34,29 +35,16 @@ READ_ATTEMPTS_MAX = 2
 
 _log = logging.getLogger(__name__)
 
-# What the server says when it refuses a connection for good. libpq gives no SQLSTATE for these.
+# What is said when a connection is refused for good. libpq gives no SQLSTATE for these, only the words; all
+# else (starting up, too many connections, no answer) may be over in a moment.
 _REFUSED = (
-    ("password", "the password or user"),
-    ("authentication failed", "the password or user"),
-    ("no pg_hba.conf entry", "the server's access rules (pg_hba.conf) or sslmode"),
-    ("SSL", "sslmode"),
-    ("role", "the user"),
-    ("database", "the database name"),
-    ("Name or service not known", "the host name"),
-    ("could not translate host name", "the host name"),
-    ("failed to resolve host", "the host name"),
-    ("invalid connection option", "a connection option"),
-    ("invalid URI query parameter", "a connection option"),
-)
-_NOT_FOR_NOW = (
-    "starting up",
-    "shutting down",
-    "too many clients",
-    "too many connections",
-    "connection slots",
-    "recovery",
-    "timeout",
-    "refused",
+    (r"authentication failed|no password supplied", "the password or user"),
+    (r"no pg_hba\.conf entry", "the server's access rules (pg_hba.conf) or sslmode"),
+    (r"does not support SSL|SSL error|certificate|sslmode", "sslmode and the certificates"),
+    (r'role ".*" does not exist|is not permitted to log in', "the user"),
+    (r'database ".*" does not exist|permission denied for database', "the database name"),
+    (r"Name or service not known|could not translate host name|failed to resolve host", "the host name"),
+    (r"invalid connection option|invalid URI query parameter|unrecognized configuration parameter", "the options"),
 )
 
 # After these the server has undone the statement: 40xxx rolled back, 53xxx out of something, 55P03 lock
@@ -98,6 +86,8 @@ class PostgresConsensus(SqlConsensus):
             pool_reset_on_return=None,
             pool_use_lifo=True,
         )
+        sa.event.listen(engine, "checkout", self._checked_out)
+        self._suspect = False
         self._watchdog = Watchdog(statement_timeout_s * 1.5)
         self._announcer = Announcer(self._connect)
         self._listener: Listener | None = None
@@ -155,12 +145,18 @@ class PostgresConsensus(SqlConsensus):
     def _ended(self, token: int) -> None:
         self._watchdog.release(token)
 
+    def _checked_out(self, _connection: Any, _record: Any, _proxy: Any) -> None:
+        """Replace every pooled connection after one was found dead: a restarted server has ended them all."""
+        if self._suspect:
+            self._suspect = False
+            raise sa.exc.InvalidatePoolError("a connection of this pool was found dead")
+
     def _translate(self, error: Exception, kind: Kind) -> Exception:
         if not isinstance(error, psycopg.Error):
             return error
         if _is_disconnect(error):
             # The others in the pool are most likely as dead as this one.
-            self._engine.dispose()
+            self._suspect = True
         state = error.sqlstate or ""
         said = str(error).strip().partition("\n")[0]
         if kind == "setup" and (state.startswith(_MISCONFIGURED_STATES) or _refused_setting(said)):
@@ -232,6 +228,4 @@ def _is_disconnect(error: BaseException | None) -> bool:
 
 
 def _refused_setting(said: str) -> str | None:
-    if any(words in said for words in _NOT_FOR_NOW):
-        return None
-    return next((setting for words, setting in _REFUSED if words in said), None)
+    return next((setting for words, setting in _REFUSED if re.search(words, said)), None)

@@ -22,7 +22,7 @@ from consensus import (
 from consensus.postgres import PostgresConsensus
 from tests.services.fault_proxy import FaultProxy
 from tests.services.load import Load
-from tests.services.postgres import Postgres
+from tests.services.postgres import Postgres, start_postgres
 from tests.services.process import free_ports, wait_until
 
 pytestmark = pytest.mark.services
@@ -217,23 +217,25 @@ def test_a_lock_that_is_held_too_long_is_definite(behind: Consensus, direct: Con
     assert direct.compare_and_set("k", 2, b"not taken")
 
 
-def test_the_disk_is_full(direct: Consensus, url: str, tiny_disk: Path, postgres_server: Postgres) -> None:
-    name = f"tiny_{urlsplit(url).path.strip('/')}"
+def test_the_disk_is_full(tiny_disk: Path, services_dir: Path, postgres_server: Postgres) -> None:
+    # On a server of its own: PostgreSQL does not survive the removal of such a disk.
+    del postgres_server
+    server = start_postgres(services_dir / "postgres-on-a-full-disk")
     (tiny_disk / "space").mkdir()
-    postgres_server.own(tiny_disk / "space")
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute(f"CREATE TABLESPACE {name} LOCATION '{tiny_disk}/space'")
-        admin.execute(f"ALTER TABLE consensus_log SET TABLESPACE {name}")
-        admin.execute("ALTER TABLE consensus_log ALTER COLUMN data SET STORAGE EXTERNAL")
+    server.own(tiny_disk / "space")
     try:
-        with pytest.raises(ConsensusUnavailable, match="No space left"):
-            direct.compare_and_set("k", 2, b"x" * 2**21)
-        assert direct.compare_and_set("k", 2, b"small, and it was not taken")
+        with closing(open_consensus(server.url())) as store:
+            store.check()
+            with psycopg.connect(server.url(), autocommit=True) as admin:
+                admin.execute(f"CREATE TABLESPACE tiny LOCATION '{tiny_disk}/space'")
+                admin.execute("ALTER TABLE consensus_log SET TABLESPACE tiny")
+                admin.execute("ALTER TABLE consensus_log ALTER COLUMN data SET STORAGE EXTERNAL")
+            with pytest.raises(ConsensusUnavailable, match="No space left"):
+                store.compare_and_set("k", 1, b"x" * 2**21)
+            (tiny_disk / "ballast").unlink()
+            assert store.compare_and_set("k", 1, b"it was not taken, and there is room again")
     finally:
-        (tiny_disk / "ballast").unlink()
-        with psycopg.connect(url, autocommit=True) as admin:
-            admin.execute("DROP TABLE consensus_log")
-            admin.execute(f"DROP TABLESPACE {name}")
+        server.server.kill()
 
 
 def test_lost_notifications_cost_nothing_but_time(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
