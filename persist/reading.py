@@ -28,6 +28,7 @@ from persist.transport import ShardView, Transport, ViewRequest
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 SPLITS_MAX = 100_000
+LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ class ReadLease:
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
         """Give up reads before `since` and States before `seqno`."""
         now = self._transport.clock.monotonic()
+        # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
+        self.since, self.seqno = since, seqno
         send(self._transport, self._name, c.DowngradeSince(self.reader, since, seqno), self._settings.retry_s)
-        self.since, self.seqno, self._renewed_s = since, seqno, now
+        self._renewed_s = now
 
     def close(self) -> None:
         send(self._transport, self._name, c.ExpireReader(self.reader), self._settings.retry_s)
@@ -220,10 +223,11 @@ def open_snapshot(
     if not 0 < num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is {num_splits}; it must be in [1, {SPLITS_MAX}]")
     if as_of is None:
-        as_of = latest(transport.view(name, ViewRequest(with_batches=False)))
+        as_of, lease = _lease_latest(transport, name, purpose, settings)
     elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
         raise InvalidUsage(f"as_of is {as_of!r}; it must be a time in [0, {TIME_MAX}] or None for the latest")
-    lease = ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+    else:
+        lease = ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
     try:
         view = wait_for_upper(transport, name, as_of, lease, wait_s)
         schema, reader = part_reader(transport, view.schemas, view.schema_id)
@@ -239,6 +243,19 @@ def open_snapshot(
         lease.close()
         raise
     return Snapshot(name, as_of, schema, splits, transport, lease)
+
+
+def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadSettings) -> tuple[int, ReadLease]:
+    """The latest complete time and a hold on it. Since may pass it between the two; then there is a later one."""
+    tries = 0
+    while True:
+        as_of = latest(transport.view(name, ViewRequest(with_batches=False)))
+        try:
+            return as_of, ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+        except NotReadable:
+            tries += 1
+            if tries == LATEST_TRIES_MAX:
+                raise
 
 
 def latest(view: ShardView) -> int:
