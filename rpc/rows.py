@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
 from persist.errors import InvalidUsage
-from persist.parts import ShardSchema
+from persist.parts import DIFF, TIME, ShardSchema
 from persist.wire import ARROW_STREAM
 
 PARQUET = "application/vnd.apache.parquet"
@@ -85,16 +86,23 @@ def _read_parquet(data: bytes, _schema: ShardSchema) -> pa.Table:
 def _read_ndjson(data: bytes, schema: ShardSchema) -> pa.Table:
     if not data.strip():
         return schema.arrow.empty_table()
-    first = json.loads(data.lstrip().split(b"\n", 1)[0])
-    if not isinstance(first, dict):
+    if not data.lstrip().startswith(b"{"):
         raise InvalidUsage("NDJSON rows are objects, one on each line")
-    fields = [field for field in schema.updates_schema if field.name in first or field.name in schema.arrow.names]
+    fields = list(schema.updates_schema)
     text = [pa.field(f.name, _as_json(f.type)) for f in fields]
     options = pa.json.ParseOptions(explicit_schema=pa.schema(text), unexpected_field_behavior="error")
     longest = max(_JSON_BLOCK_BYTES, len(max(data.split(b"\n"), key=len)) + 2)
     block = pa.json.ReadOptions(use_threads=False, block_size=longest)
     table = pa.json.read_json(io.BytesIO(data), read_options=block, parse_options=options)
-    return _from_text(table, fields)
+    return _without_blanks(_from_text(table, fields))
+
+
+def _without_blanks(table: pa.Table) -> pa.Table:
+    """Rows that give no multiplicity have 1; a column of times that no row gives is absent."""
+    if table.column(TIME).null_count == table.num_rows:
+        table = table.drop_columns([TIME])
+    index = table.schema.get_field_index(DIFF)
+    return table.set_column(index, DIFF, pa.compute.fill_null(table.column(DIFF), 1))
 
 
 def _as_json(kind: pa.DataType) -> pa.DataType:

@@ -1,0 +1,75 @@
+"""A real server process: `persist serve` on a free port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+STOP_S = 60.0
+
+
+class Server:
+    """Started when made; its URL is its first line. Use it in a `with`."""
+
+    def __init__(self, directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, "-m", "persist.cli", "serve", "--dir", str(directory), "--no-maintenance"]
+        if "--port" not in arguments:
+            arguments = (*arguments, "--port", "0")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
+        self.process = subprocess.Popen(
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**kept, **(environment or {})},
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().decode().strip()
+        self._said: list[bytes] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self._ended()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self._ended()
+
+    def said(self) -> str:
+        """What it has written to standard error; after its end."""
+        self._reader.join(STOP_S)
+        return b"".join(self._said).decode()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._said.append(line)
+
+    def _ended(self) -> int:
+        code = self.process.wait(STOP_S)
+        self._reader.join(STOP_S)
+        for stream in (self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        elif self.process.stdout is not None and not self.process.stdout.closed:
+            self._ended()

@@ -1,0 +1,148 @@
+"""Tokens: who gets in, to what, for how long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist import commands as c
+from persist.antichain import Antichain
+from persist.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.ids import ReaderId
+from rpc.auth import LOOK_AGAIN_S, Tokens, mint, scope_of
+
+
+class File:
+    """A tokens file and a clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 1_000_000.0
+        self.entries: list[dict[str, Any]] = []
+
+    def add(self, name: str, *scopes: str, **more: Any) -> str:
+        token, digest = mint(name)
+        self.entries.append({"id": name, "sha256": digest, "scopes": list(scopes), **more})
+        self.write()
+        return token
+
+    def write(self) -> None:
+        self.path.write_text(json.dumps({"tokens": self.entries}))
+        self.now += LOOK_AGAIN_S
+
+    def open(self) -> Tokens:
+        return Tokens(str(self.path), now_s=lambda: self.now)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "tokens.json")
+
+
+def test_a_known_token_gets_in(file: File) -> None:
+    token = file.add("etl", "write")
+    principal = file.open().principal(f"Bearer {token}")
+    assert principal.name == "etl"
+    principal.require("read", "any")
+    principal.require("write", "any")
+    with pytest.raises(Forbidden, match="no scope 'admin'"):
+        principal.require("admin")
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Basic abc", "Bearer pt_etl_" + "x" * 43, "Bearer \x00"]
+)
+def test_everything_else_does_not(file: File, header: str | None) -> None:
+    file.add("etl", "read")
+    with pytest.raises(Unauthorized):
+        file.open().principal(header)
+
+
+def test_an_unknown_id_and_a_wrong_secret_look_the_same(file: File) -> None:
+    token = file.add("etl", "read")
+    tokens = file.open()
+    said = set()
+    for wrong in (token[:-1] + ("a" if token[-1] != "a" else "b"), token.replace("etl", "other")):
+        with pytest.raises(Unauthorized) as caught:
+            tokens.principal(f"Bearer {wrong}")
+        said.add(str(caught.value))
+        assert wrong not in str(caught.value)
+    assert len(said) == 1
+
+
+def test_prefixes_limit_the_shards(file: File) -> None:
+    token = file.add("eu", "read", prefixes=["eu/", "shared"])
+    principal = file.open().principal(f"Bearer {token}")
+    principal.require("read", "eu/orders")
+    principal.require("read", "shared-rates")
+    with pytest.raises(Forbidden, match="'us/orders'"):
+        principal.require("read", "us/orders")
+
+
+def test_a_token_ends_when_it_says(file: File) -> None:
+    token = file.add("short", "read", expires="1970-01-12T13:46:50+00:00")
+    tokens = file.open()
+    tokens.principal(f"Bearer {token}")
+    file.now = 1_000_010.0
+    with pytest.raises(Unauthorized, match="'short' has expired"):
+        tokens.principal(f"Bearer {token}")
+
+
+def test_tokens_rotate_without_a_restart(file: File) -> None:
+    old = file.add("old", "read")
+    tokens = file.open()
+    new = file.add("new", "read")
+    tokens.principal(f"Bearer {new}")
+    tokens.principal(f"Bearer {old}")
+    file.entries = [entry for entry in file.entries if entry["id"] == "new"]
+    file.write()
+    with pytest.raises(Unauthorized):
+        tokens.principal(f"Bearer {old}")
+
+
+def test_a_file_that_breaks_while_serving_lets_nobody_in(file: File) -> None:
+    token = file.add("etl", "read")
+    tokens = file.open()
+    tokens.principal(f"Bearer {token}")
+    file.path.write_text("{")
+    file.now += LOOK_AGAIN_S
+    with pytest.raises(Unauthorized):
+        tokens.principal(f"Bearer {token}")
+    file.write()
+    tokens.principal(f"Bearer {token}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"tokens": 1}',
+        '{"tokens": [{}]}',
+        '{"tokens": [{"id": "a", "sha256": "00", "scopes": ["read"]}]}',
+        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": []}]}' % ("0" * 64),
+        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64),
+        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "prefixes": [""]}]}' % ("0" * 64),
+        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "expires": "soon"}]}' % ("0" * 64),
+    ],
+)
+def test_a_file_that_cannot_be_read_stops_the_start(file: File, content: str) -> None:
+    file.path.write_text(content)
+    with pytest.raises(InvalidUsage, match=r"tokens\.json"):
+        file.open()
+
+
+def test_a_missing_file_stops_the_start(file: File) -> None:
+    with pytest.raises(InvalidUsage, match="cannot be read"):
+        file.open()
+
+
+def test_commands_need_the_scope_of_what_they_do() -> None:
+    reader = ReaderId("r" + "0" * 32)
+    assert scope_of(c.HeartbeatReader(reader)) == "read"
+    assert scope_of(c.AdvanceUpper(Antichain(1))) == "write"
+    assert scope_of(c.Drop()) == "admin"
+    assert scope_of(c.ReleaseClaim("merge", "x")) == "admin"
