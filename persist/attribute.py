@@ -113,6 +113,35 @@ class AttributeUpdate:
         return self.verb in _NEEDS_VALUE
 
 
+@dataclass(frozen=True, slots=True)
+class IndexRoot:
+    """Where the index of attributes stands: a B+tree whose nodes have ascending offsets in a sequence of chunks.
+
+    `flushes` counts its versions: two roots with the same count are the same. The root node is `length` bytes at
+    `offset`, `height` levels above nothing (0: the tree is empty). No live node lies before `lowest`, the next one
+    written begins at `end`.
+    """
+
+    flushes: int = 0
+    offset: int = 0
+    length: int = 0
+    height: int = 0
+    lowest: int = 0
+    end: int = 0
+    count: int = 0  # attributes in the tree
+
+
+NO_INDEX = IndexRoot()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChunk:
+    """A blob with nodes of the index; its first offset is the key under which the State has it."""
+
+    key: str
+    length: int
+
+
 def check_updates(updates: Iterable[AttributeUpdate]) -> None:
     """Raise InvalidUsage unless every update can be applied to some State."""
     for update in updates:
@@ -181,6 +210,9 @@ __all__ = [
     "EVENT_COUNT",
     "AttributeKey",
     "AttributeUpdate",
+    "IndexChunk",
+    "IndexRoot",
+    "NO_INDEX",
     "as_updates",
     "check_updates",
     "updated",

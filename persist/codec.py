@@ -17,6 +17,7 @@ from typing import Any
 
 from persist import records
 from persist.antichain import Antichain
+from persist.attribute import IndexRoot
 from persist.batch import HollowBatch
 from persist.errors import Corruption, InvalidUsage
 from persist.ids import SeqNo, ShardId
@@ -32,7 +33,12 @@ FRAME_BYTES_MAX = 1 << 31
 
 _HEADER = struct.Struct("<4scBIII")
 _MAPPING_HINTS = {name: typing.get_type_hints(State)[name] for name in MAPPINGS}
-_PLAIN_SCALARS: Mapping[str, type] = {"tombstone": bool, "event_count": int, "byte_count": int}
+_RECORD_SCALARS: Mapping[str, type] = {
+    "tombstone": bool,
+    "event_count": int,
+    "byte_count": int,
+    "attribute_root": IndexRoot,
+}
 _BATCHES = tuple[HollowBatch, ...]
 
 
@@ -69,9 +75,9 @@ def encode_diff(change: StateDiff) -> bytes:
         head["gone"] = change.gone
     if "since" in change.scalars:
         head["since"] = change.scalars["since"].to_json()
-    for name in _PLAIN_SCALARS:
+    for name, hint in _RECORD_SCALARS.items():
         if name in change.scalars:
-            head[name] = change.scalars[name]
+            head[name] = records.encode(change.scalars[name], hint)
     for name, map_diff in change.mappings.items():
         entries = records.encode(map_diff.set, _MAPPING_HINTS[name], payload.put)
         head[name] = [entries, list(map_diff.deleted)]
@@ -88,7 +94,7 @@ def decode_diff(data: bytes) -> StateDiff:
         scalars: dict[str, Any] = {}
         if "since" in head:
             scalars["since"] = Antichain.from_json(head["since"])
-        for name, hint in _PLAIN_SCALARS.items():
+        for name, hint in _RECORD_SCALARS.items():
             if name in head:
                 scalars[name] = records.decode(head[name], hint)
         mappings = {name: _map_diff(name, head[name], payload) for name in MAPPINGS if name in head}
@@ -127,7 +133,7 @@ def encode_state(state: State) -> bytes:
         "seqno": state.seqno,
         "walltime_ms": state.walltime_ms,
         "since": state.since.to_json(),
-        **{name: getattr(state, name) for name in _PLAIN_SCALARS},
+        **{name: records.encode(getattr(state, name), hint) for name, hint in _RECORD_SCALARS.items()},
         "trace": records.encode(state.trace.batches, _BATCHES, payload.put),
     }
     for name in MAPPINGS:
@@ -149,7 +155,7 @@ def decode_state(data: bytes) -> State:
             walltime_ms=int(head["walltime_ms"]),
             since=Antichain.from_json(head["since"]),
             trace=trace_of(records.decode(head["trace"], _BATCHES, payload.take)),
-            **{name: records.decode(head[name], hint) for name, hint in _PLAIN_SCALARS.items() if name in head},
+            **{name: records.decode(head[name], hint) for name, hint in _RECORD_SCALARS.items() if name in head},
             **mappings,
         )
     except (InvalidUsage, KeyError, TypeError, ValueError, IndexError) as error:

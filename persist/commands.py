@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from persist.antichain import MINIMUM, Antichain
-from persist.attribute import AttributeKey, AttributeUpdate
+from persist.attribute import AttributeKey, AttributeUpdate, IndexChunk, IndexRoot
 from persist.batch import Part, Run
 from persist.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.state import SchemaRecord
@@ -61,7 +61,8 @@ class Append:
     """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
 
     For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the
-    shard's upper (there would be a gap). The attributes change iff any of the interval is new to the shard.
+    shard's upper (there would be a gap). With attributes it
+    happens as a whole: UpperMismatch unless the shard's upper is `lower`.
     """
 
     writer: WriterId
@@ -118,13 +119,26 @@ class ReadAttributes:
 class ScanAttributes:
     """The first attributes that are set with keys in `[lower, upper)` (None: to the end). -> AttributeValues
 
-    At most `limit`, by key ascending; the server may give fewer, but none only if there are none. Core attributes
-    are left out.
+    At most `limit`, by key ascending; `following` of the answer is where the next page begins. Core attributes are
+    left out.
     """
 
     lower: AttributeKey
     upper: AttributeKey | None = None
     limit: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAttributes:
+    """Replace the index at `expected` by the one at `root`, which covers the values `flushed` too. -> Flushed
+
+    `chunks` are the new blobs by first offset. Chunks wholly before the root's `lowest` leave the State.
+    """
+
+    expected: IndexRoot
+    root: IndexRoot
+    chunks: Mapping[int, IndexChunk]
+    flushed: Mapping[AttributeKey, int | None]
 
 
 # --- readers
@@ -313,6 +327,7 @@ Command = (
     | UpdateAttributes
     | ReadAttributes
     | ScanAttributes
+    | FlushAttributes
     | RegisterReader
     | HeartbeatReader
     | DowngradeSince
@@ -355,9 +370,17 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AttributeValues:
-    """Values by key; None: unset."""
+    """Values by key; None: unset. `following`: a scan goes on there (None: there is no more)."""
 
     values: Mapping[AttributeKey, int | None]
+    following: AttributeKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """`applied` (now or by an earlier try), or refused because another flush came first."""
+
+    applied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +446,7 @@ Result = (
     | WriterRegistered
     | Appended
     | AttributeValues
+    | Flushed
     | ReaderRegistered
     | SinceDowngraded
     | CriticalReaderState

@@ -51,7 +51,19 @@ def check_state(state: State) -> None:
         expected = desc.upper
     if state.trace.inline_bytes != sum(b.inline_size for b in state.trace.batches):
         raise Corruption(f"inline bytes of shard {state.name!r} are miscounted")
+    _check_index(state)
     if any(seqno > state.seqno for seqno in state.rollups):
         raise Corruption(f"shard {state.name!r} names a rollup of the future")
     if any(reader.seqno > state.seqno for reader in state.leased_readers.values()):
         raise Corruption(f"a reader of shard {state.name!r} holds a seqno of the future")
+
+
+def _check_index(state: State) -> None:
+    """The chunks of the attribute index follow each other up to its end, and hold every live node."""
+    root, at = state.attribute_root, None
+    for first in sorted(state.attribute_chunks):
+        if at is not None and first != at:
+            raise Corruption(f"chunks of the attribute index of shard {state.name!r} do not follow each other at {at}")
+        at = first + state.attribute_chunks[first].length
+    if root.height and (at != root.end or min(state.attribute_chunks) > root.lowest):
+        raise Corruption(f"the attribute index of shard {state.name!r} has nodes outside its chunks")

@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, open_blob
 from consensus import Consensus, open_consensus
+from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.errors import InvalidUsage
 from persist.ids import IdSource
 from persist.machine import Machine, MachineSettings
@@ -35,6 +36,7 @@ class LocationSettings:
     policy: Policy = field(default_factory=Policy)
     machine: MachineSettings = field(default_factory=MachineSettings)
     machines_max: int = MACHINES_MAX
+    attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
 
 
 class Location:
@@ -57,6 +59,7 @@ class Location:
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
         self.versions = Versions(blob, consensus, self.ids)
+        self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
         self._poked: set[str] = set()
@@ -77,6 +80,7 @@ class Location:
                     clock=self.clock,
                     ids=self.ids,
                     background=self.background,
+                    nodes=self.nodes,
                 )
                 if len(self._machines) > self.settings.machines_max:
                     self._machines.popitem(last=False)  # whoever still uses it may go on: it only caches

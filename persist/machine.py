@@ -22,8 +22,11 @@ from dataclasses import dataclass, replace
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
 from persist import commands as c
 from persist import invariants, state_diff
+from persist.attributes.index import AttributeIndex
+from persist.attributes.storage import NodeCache, StaleIndex
 from persist.codec import encode_diff
 from persist.errors import (
+    Corruption,
     Indeterminate,
     InlineBudget,
     InvalidUsage,
@@ -38,6 +41,7 @@ from persist.state import Policy, State
 from persist.store_errors import translate
 from persist.system import Background, Clock
 from persist.transitions import Context, expire_lapsed, step
+from persist.transitions.context import Indexed
 from persist.versions import Versions
 
 QUEUE_MAX = 10_000
@@ -93,6 +97,7 @@ class Machine:
         ids: IdSource,
         background: Background,
         metrics: MachineMetrics | None = None,
+        nodes: NodeCache | None = None,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -102,6 +107,7 @@ class Machine:
         self._clock = clock
         self._ids = ids
         self._background = background
+        self._attributes = AttributeIndex(versions.blob, ids, nodes if nodes is not None else NodeCache())
         self._lock = threading.Lock()  # guards the queue and the cached State; never held across I/O
         self._refresh_lock = threading.Lock()  # so that many waiters make one read
         self._moved = threading.Condition(self._lock)
@@ -109,6 +115,7 @@ class Machine:
         self._leading = False
         self._state: State | None = None
         self._rollup_under_way = False
+        self._flush_under_way = False
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
 
@@ -194,6 +201,8 @@ class Machine:
         """
         woken = threading.Event()
         pending = _Pending(command, lambda _: woken.set())
+        if self._leading:  # whoever leads now should not have to read the index for us
+            self._warm(command)
         if not self._enqueue(pending):
             woken.wait()
             if pending.answered:
@@ -235,7 +244,7 @@ class Machine:
     def _lead(self) -> None:
         """Commit what is queued, then hand the lead to the next queued command, if any."""
         with self._lock:
-            group = [self._queue.popleft() for _ in range(min(len(self._queue), GROUP_MAX))]
+            group = self._next_group()
         committed: State | None = None
         try:
             committed = self._commit(group)
@@ -255,6 +264,15 @@ class Machine:
         if committed is not None:
             self._maintain(committed)
 
+    def _next_group(self) -> list[_Pending]:
+        """The commands to commit together. A flush is the last: what was read in the index before it is void after."""
+        group: list[_Pending] = []
+        while self._queue and len(group) < GROUP_MAX:
+            group.append(self._queue.popleft())
+            if isinstance(group[-1].command, c.FlushAttributes):
+                break
+        return group
+
     @staticmethod
     def _fail(group: Sequence[_Pending], error: BaseException) -> None:
         for pending in group:
@@ -268,7 +286,8 @@ class Machine:
             base, fresh = self._catch_up()[0], True
         lost = 0
         while True:
-            following = self._step_all(base, group)
+            base, indexed = self._indexed(base, group)
+            following = self._step_all(base, group, indexed)
             if following is base:
                 if fresh:
                     return None  # refused or without effect, on a State that was read after the commands came in
@@ -288,10 +307,28 @@ class Machine:
             self._back_off(lost, LOST_FIRST_S, LOST_MAX_S)
             base, fresh = self._catch_up()[0], True
 
-    def _step_all(self, base: State, group: Sequence[_Pending]) -> State:
+    def _indexed(self, base: State, group: Sequence[_Pending]) -> tuple[State, Indexed]:
+        """What the group needs of the attribute index; of a newer State where the index of `base` is gone."""
+        while True:
+            try:
+                return base, self._attributes.indexed(base, [pending.command for pending in group])
+            except StaleIndex as error:
+                newer = self._catch_up()[0]
+                if newer.attribute_root == base.attribute_root:
+                    raise Corruption(f"the attribute index of shard {self.name!r} has lost a chunk: {error}") from error
+                base = newer
+
+    def _warm(self, command: c.Command) -> None:
+        """Read into the cache what the command will need of the attribute index; failing that is no harm."""
+        state = self._state
+        if state is not None and state.attribute_root.height:
+            with contextlib.suppress(PersistError, StaleIndex):
+                self._attributes.indexed(state, [command])
+
+    def _step_all(self, base: State, group: Sequence[_Pending], indexed: Indexed) -> State:
         """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed."""
         now_ms = max(self._clock.now_ms(), base.walltime_ms)
-        context = Context(now_ms, self.policy)
+        context = Context(now_ms, self.policy, indexed=indexed)
         state = base
         for pending in group:
             pending.result = pending.error = None
@@ -302,7 +339,7 @@ class Machine:
                 continue
             pending.result = result
             if isinstance(pending.command, c.Insert) and following is not state and isinstance(result, c.Appended):
-                context = Context(now_ms, self.policy, result.lower.element)
+                context = replace(context, inserted_at=result.lower.element)
             state = following
         if state is base:
             return base
@@ -406,9 +443,12 @@ class Machine:
             watcher(state)
         return state
 
-    # --- rollups
+    # --- rollups and flushes of attributes
 
     def _maintain(self, state: State) -> None:
+        if len(state.attributes) >= self.policy.attributes_flush_at and not self._flush_under_way:
+            self._flush_under_way = True
+            self._background.submit(lambda: self._flush(state))
         newest = max(state.rollups, default=0)
         if state.seqno - newest < self.policy.rollup_every or self._rollup_under_way:
             return
@@ -425,6 +465,15 @@ class Machine:
         finally:
             self._rollup_under_way = False
 
+    def _flush(self, state: State) -> None:
+        """Write the State's attributes to the index. Losing it is safe: a later commit asks again."""
+        try:
+            self.apply(self._attributes.flush(self._state or state))
+        except (PersistError, StaleIndex):
+            self.metrics.flushes_failed += 1
+        finally:
+            self._flush_under_way = False
+
 
 class MachineMetrics:
     """Counters of one machine; read without locks, so a reader may see one commit half counted."""
@@ -436,6 +485,7 @@ class MachineMetrics:
         self.retries = 0
         self.spills = 0
         self.rollups_failed = 0
+        self.flushes_failed = 0
         self.group_max = 0
 
     def committed(self, commands: int, lost: int) -> None:

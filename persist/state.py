@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from persist.antichain import EMPTY, MINIMUM, Antichain, meet
-from persist.attribute import AttributeKey
+from persist.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.batch import Part, Run
 from persist.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId
 from persist.trace import EMPTY_TRACE, Trace
@@ -25,13 +25,14 @@ class Policy:
     inline_part_bytes_max: int = 64 * 1024
     inline_shard_bytes_max: int = 1024 * 1024
     batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
-    rollup_every: int = 128  # seqnos between rollups
+    rollup_every: int = 32  # seqnos between rollups: opening reads at most about that many state diffs
     finalise_batches_per_step: int = 100
     reader_lease_ms_max: int = 24 * 3600 * 1000
     writer_lease_ms_max: int = 24 * 3600 * 1000
     writers_max: int = 100_000
     readers_max: int = 100_000
     attribute_updates_max: int = 1_000  # a command
+    attributes_flush_at: int = 2_000  # in the State, so that they are written to the index
     attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
 
 
@@ -112,7 +113,7 @@ class Claim:
 class State:
     """One version of a shard. `walltime_ms` is when it was committed; it never goes back.
 
-    `attributes` are the recent values (None: deleted); the others lie in the index. `event_count` and `byte_count`,
+    `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself.
     """
 
@@ -132,6 +133,8 @@ class State:
     attributes: Mapping[AttributeKey, int | None] = field(default_factory=dict)
     event_count: int = 0
     byte_count: int = 0
+    attribute_root: IndexRoot = NO_INDEX
+    attribute_chunks: Mapping[int, IndexChunk] = field(default_factory=dict)
 
     @property
     def upper(self) -> Antichain:
@@ -159,13 +162,15 @@ class State:
 
 
 def auxiliary_blob_keys(state: State) -> Iterator[str]:
-    """The blobs that a State names outside its trace: rollups and the outputs of merges under way."""
+    """The blobs that a State names outside its trace: rollups, outputs of merges under way, the attribute index."""
     for rollup in state.rollups.values():
         yield rollup.key
     for claim in state.claims.values():
         for part in claim.done:
             if part.key is not None:
                 yield part.key
+    for chunk in state.attribute_chunks.values():
+        yield chunk.key
 
 
 def held_since(state: State) -> Antichain:

@@ -18,8 +18,19 @@ from persist.ids import SeqNo
 from persist.state import State, auxiliary_blob_keys
 from persist.trace import Trace
 
-MAPPINGS = ("schemas", "writers", "leased_readers", "critical_readers", "rollups", "claims", "attributes")
-SCALARS = ("since", "tombstone", "event_count", "byte_count")
+MAPPINGS = (
+    "schemas",
+    "writers",
+    "leased_readers",
+    "critical_readers",
+    "rollups",
+    "claims",
+    "attributes",
+    "attribute_chunks",
+)
+SCALARS = ("since", "tombstone", "event_count", "byte_count", "attribute_root")
+
+_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,7 @@ def _gone(old: State, new: State) -> tuple[str, ...]:
     if change is not None and change.count:
         replaced = old.trace.batches[change.first : change.first + change.count]
         gone.update(key for batch in replaced for key in batch.blob_keys())
-    if old.rollups is not new.rollups or old.claims is not new.claims:
+    if any(getattr(old, name) is not getattr(new, name) for name in _NAMING_BLOBS):
         gone.update(auxiliary_blob_keys(old))
     if not gone:
         return ()

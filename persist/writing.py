@@ -95,7 +95,7 @@ class WriteHandle:
         """Append rows with times in `[lower, upper)`, of which the shard may have the beginning already.
 
         For replicated writers that write identical definite data. Rows without a `__time` column get the time `lower`.
-        The attributes change iff any of the interval is new to the shard.
+        With attributes it happens as a whole: UpperMismatch unless the shard's upper is `lower`.
         """
         since, until = frontier(lower), frontier(upper)
         changes = as_attribute_updates(attributes)

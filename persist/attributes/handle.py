@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from persist import commands as c
 from persist.attribute import AttributeKey, AttributeUpdate
@@ -41,7 +41,7 @@ class Attributes:
         wanted = [AttributeKey.of(key) for key in keys]
         found: dict[AttributeKey, int | None] = {}
         for first in range(0, len(wanted), READ_KEYS_MAX):
-            found.update(self._values(c.ReadAttributes(tuple(wanted[first : first + READ_KEYS_MAX]))))
+            found.update(self._values(c.ReadAttributes(tuple(wanted[first : first + READ_KEYS_MAX]))).values)
         return found
 
     def scan(self, lower: object = None, upper: object = None) -> Iterator[tuple[AttributeKey, int]]:
@@ -53,13 +53,12 @@ class Attributes:
         end = None if upper is None else AttributeKey.of(upper)
         while True:
             page = self._values(c.ScanAttributes(start, end, SCAN_PAGE))
-            for key, value in page.items():
-                if value is not None:
-                    yield key, value
-            following = None if not page else max(page).next()
-            if following is None:
+            for key, value in page.values.items():
+                assert value is not None
+                yield key, value
+            if page.following is None:
                 return
-            start = following
+            start = page.following
 
     def update(self, updates: Updates, *, token: Token | None = None) -> None:
         """Change attributes, all or nothing. AttributeMismatch: a condition failed; `details["actual"]` has the values.
@@ -68,7 +67,7 @@ class Attributes:
         """
         self._update(updates, token=token)
 
-    def _values(self, command: c.Command) -> dict[AttributeKey, int | None]:
-        result: Any = self._send(command)
+    def _values(self, command: c.Command) -> c.AttributeValues:
+        result = self._send(command)
         assert isinstance(result, c.AttributeValues)
-        return dict(result.values)
+        return result

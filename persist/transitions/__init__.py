@@ -32,6 +32,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.UpdateAttributes: writers.update_attributes,
     c.ReadAttributes: attributes.read,
     c.ScanAttributes: attributes.scan,
+    c.FlushAttributes: attributes.flush,
     c.RegisterReader: readers.register,
     c.HeartbeatReader: readers.heartbeat,
     c.DowngradeSince: readers.downgrade_since,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from persist import commands as c
 from persist.antichain import EMPTY, MINIMUM
+from persist.attribute import NO_INDEX
 from persist.batch import Description, HollowBatch
 from persist.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.state import State
@@ -59,5 +60,15 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         emptied = HollowBatch(Description(taken[0].desc.lower, taken[-1].desc.upper, MINIMUM), (), 0)
         state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
         return state, c.Finalised(done=False)
-    gone = replace(state, writers={}, leased_readers={}, critical_readers={}, claims={}, tombstone=True)
+    gone = replace(
+        state,
+        writers={},
+        leased_readers={},
+        critical_readers={},
+        claims={},
+        attributes={},
+        attribute_root=NO_INDEX,
+        attribute_chunks={},
+        tombstone=True,
+    )
     return gone, c.Finalised(done=True)

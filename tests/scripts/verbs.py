@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from persist import commands as c
 from persist.antichain import Antichain
-from persist.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate
+from persist.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.batch import HollowBatch, Part, Run
 from persist.errors import PersistError
 from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
@@ -116,7 +116,7 @@ def show_result(result: c.Result | PersistError) -> str:
     if isinstance(result, PersistError):
         return short(print_error(result))
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(result).__name__).lower()
-    fields = dataclasses.fields(result)
+    fields = [f for f in dataclasses.fields(result) if f.name != "following" or getattr(result, f.name) is not None]
     return " ".join([name, *(f"{f.name}={show(getattr(result, f.name))}" for f in fields)])
 
 
@@ -237,6 +237,14 @@ def _scan(args: Arguments) -> c.ScanAttributes:
     )
 
 
+def _flush(args: Arguments) -> c.FlushAttributes:
+    """A flush of these values that leaves the tree empty: scripts have no blobs to write one to."""
+    before, after = args.number("from", 0), args.number("to", 1)
+    names = args.rest()
+    values = {parse_attribute_key(word.split(":")[0]): _optional_value(word.split(":")[1]) for word in names}
+    return c.FlushAttributes(IndexRoot(before), IndexRoot(after), {}, values)
+
+
 COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "register-writer": lambda a: c.RegisterWriter(_writer(a), a.number("lease", LEASE_MS)),
     "heartbeat-writer": lambda a: c.HeartbeatWriter(_writer(a)),
@@ -258,6 +266,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         )
     ),
     "scan-attributes": _scan,
+    "flush-attributes": _flush,
     "register-reader": lambda a: c.RegisterReader(
         _reader(a), _optional_frontier(a.optional("since")), a.number("lease", LEASE_MS), a.named("purpose", "")
     ),

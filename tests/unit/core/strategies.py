@@ -9,7 +9,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from persist.antichain import EMPTY, TIME_MAX, Antichain
-from persist.attribute import AttributeKey
+from persist.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
 from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
 from persist.keys import part_key
@@ -126,6 +126,9 @@ claims = maps_of(
 
 attributes = maps_of(st.integers(0, 12).map(lambda n: AttributeKey(f"{n:032x}")), st.none() | int64s)
 
+index_roots = st.builds(IndexRoot, counts, counts, counts, counts, counts, counts, counts)
+chunks = maps_of(counts, st.builds(IndexChunk, texts, counts))
+
 
 @st.composite
 def states(draw: st.DrawFn, first_part: int = 0) -> State:
@@ -146,6 +149,8 @@ def states(draw: st.DrawFn, first_part: int = 0) -> State:
         attributes=draw(attributes),
         event_count=draw(counts),
         byte_count=draw(counts),
+        attribute_root=draw(index_roots),
+        attribute_chunks=draw(chunks),
     )
 
 

@@ -1,0 +1,118 @@
+"""The index of a shard's attributes, as the committer uses it: what it reads before a step, and flushes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+
+from blob import Blob
+from persist import commands as c
+from persist.attribute import AttributeKey, IndexChunk
+from persist.attributes.nodes import Update
+from persist.attributes.storage import ChunkReader, ChunkWriter, NodeCache
+from persist.attributes.tree import Flush, entries, lookup
+from persist.ids import IdSource
+from persist.state import State
+from persist.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
+
+CHUNKS_MAX = 1_000  # that the State names: when a flush comes near, it moves more leaves
+CROWDED_MOVES_MAX = 256  # leaves that one flush moves for that reason
+SCAN_LEAVES_MAX = 64  # leaves that one scan reads
+
+
+class AttributeIndex:
+    """Reads and writes the index of one shard. Thread-safe."""
+
+    def __init__(self, blob: Blob, ids: IdSource, cache: NodeCache, *, chunks_max: int = CHUNKS_MAX) -> None:
+        self._blob = blob
+        self._ids = ids
+        self._cache = cache
+        self._chunks_max = chunks_max
+        self._latest = ChunkReader(blob, {}, cache)
+
+    def indexed(self, state: State, commands: Iterable[c.Command]) -> Indexed:
+        """What the commands need of the index to be applied to `state`, or to one that follows within the same commit.
+
+        Raises StaleIndex when the State is so old that its index is gone, and the errors of the store.
+        """
+        if not state.attribute_root.height:
+            return NOTHING_INDEXED
+        keys: set[AttributeKey] = set()
+        pages: dict[tuple[AttributeKey, AttributeKey | None], int] = {}
+        for command in commands:
+            if isinstance(command, c.ReadAttributes):
+                keys.update(command.keys)
+            elif isinstance(command, c.ScanAttributes):
+                pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
+            elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
+                keys.update(update.key for update in command.attributes if update.needs_value)
+        keys = {key for key in keys if key not in state.attributes and not key.is_core}
+        if not keys and not pages:
+            return Indexed(state.attribute_root.flushes, {}, {})
+        values = self.lookup(state, keys) if keys else {}
+        shown = {span: self.page(state, *span, limit) for span, limit in pages.items()}
+        return Indexed(state.attribute_root.flushes, values, shown)
+
+    def lookup(self, state: State, keys: Iterable[AttributeKey]) -> dict[AttributeKey, int | None]:
+        """The values of these keys in the index alone."""
+        wanted = {bytes.fromhex(key): key for key in keys}
+        found = lookup(state.attribute_root, self._reader(state.attribute_chunks), list(wanted))
+        return {key: found[raw] for raw, key in wanted.items()}
+
+    def page(self, state: State, lower: AttributeKey, upper: AttributeKey | None, limit: int) -> IndexPage:
+        """The first entries of the index alone with keys in `[lower, upper)`: `limit` and what the State may cover."""
+        end = None if upper is None else bytes.fromhex(upper)
+        covered = sum(1 for key in state.attributes if lower <= key and (upper is None or key < upper))
+        found: list[tuple[bytes, int]] = []
+        leaves = entries(state.attribute_root, self._reader(state.attribute_chunks), bytes.fromhex(lower))
+        for leaf in islice(leaves, SCAN_LEAVES_MAX):
+            within = leaf if end is None else [entry for entry in leaf if entry[0] < end]
+            found.extend(within)
+            if len(within) < len(leaf):
+                return _page(found, None)
+            if len(found) > limit + covered:
+                break
+        else:
+            if next(leaves, None) is None:
+                return _page(found, None)
+        return _page(found, AttributeKey(found[-1][0].hex()).next())
+
+    def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
+        """Write the State's recent values into a new version of its index; the command that makes it the State's.
+
+        `compact=False` leaves the oldest nodes where they are, which only a benchmark wants.
+        """
+        updates: list[Update] = [(bytes.fromhex(key), state.attributes[key]) for key in sorted(state.attributes)]
+        return self.flushed(state, updates, compact=compact)
+
+    def flushed(self, state: State, updates: list[Update], *, compact: bool = True) -> c.FlushAttributes:
+        """As `flush`, for any updates: ascending by key, no key twice."""
+        root = state.attribute_root
+        reader = self._reader(state.attribute_chunks)
+        writer = ChunkWriter(self._blob, state.shard_id, self._ids, self._cache, root.end)
+        moves = CROWDED_MOVES_MAX
+
+        def crowded(lowest: int) -> bool:
+            nonlocal moves
+            live = len(reader.firsts) - bisect_right(reader.firsts, lowest) + 1
+            moves -= 1
+            return moves >= 0 and live + len(writer.chunks) >= self._chunks_max
+
+        following = Flush(root, reader, writer, compact=compact).run(updates, crowded)
+        writer.close()
+        lowest = following.lowest if following.height else writer.end
+        following = replace(following, lowest=lowest, end=writer.end)
+        values = {AttributeKey(key.hex()): value for key, value in updates}
+        return c.FlushAttributes(root, following, writer.chunks, values)
+
+    def _reader(self, chunks: Mapping[int, IndexChunk]) -> ChunkReader:
+        latest = self._latest
+        if latest.chunks is not chunks:
+            latest = self._latest = ChunkReader(self._blob, chunks, self._cache)
+        return latest
+
+
+def _page(found: list[tuple[bytes, int]], following: AttributeKey | None) -> IndexPage:
+    return IndexPage({AttributeKey(key.hex()): value for key, value in found}, following)

@@ -1,0 +1,261 @@
+"""Nodes of the attribute index as bytes: at most 32 KiB, columns of fixed width, checked when they are read.
+
+A node is a header and then its columns, little-endian:
+
+    header   kind (1 byte, L or I), format version (u8), entries (u16), CRC-32 of all but itself (u32), offset (u64)
+    leaf     keys (16 bytes each, ascending), values (int64)
+    index    keys (16 bytes each, ascending: no key of the child or a later one is less), and for each child
+             its offset (u64), the lowest offset of any node of its sub-tree (u64), its length (u16)
+
+A key that is less than an index node's first belongs to its first child.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from persist.attribute import KEY_BYTES
+from persist.errors import Corruption
+
+NODE_BYTES_MAX = 32 * 1024
+LEAF_ENTRIES_MAX = 1_000
+INDEX_ENTRIES_MAX = 960
+VALUE_BYTES = 8
+NODE_VERSION = 1
+OVERHEAD_BYTES = 500  # of a node's Python objects, for the cache's account
+
+_HEADER = struct.Struct("<cBHIQ")
+_REST = struct.Struct("<cBHQ")  # the header without its checksum
+_VALUE = struct.Struct("<q")
+HEADER_BYTES = _HEADER.size
+_LEAF, _INDEX = b"L", b"I"
+_CHILD_BYTES = KEY_BYTES + 8 + 8 + 2
+
+Update = tuple[bytes, int | None]  # key, value (None: delete)
+Child = tuple[bytes, int, int, int]  # least key, offset, lowest offset of the sub-tree, length
+
+
+class Leaf:
+    """Keys and values, as two columns."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, keys: bytes, values: bytes) -> None:
+        self.keys = keys
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.keys) // KEY_BYTES
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in a cache."""
+        return len(self.keys) + len(self.values) + OVERHEAD_BYTES
+
+    @property
+    def first(self) -> bytes:
+        return self.keys[:KEY_BYTES]
+
+    def get(self, key: bytes) -> int | None:
+        at = locate(self.keys, key, 0)
+        if self.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] != key:
+            return None
+        value: int = _VALUE.unpack_from(self.values, at * VALUE_BYTES)[0]
+        return value
+
+    def entries(self, start: int = 0) -> Iterable[tuple[bytes, int]]:
+        """Keys and values from the position `start` on."""
+        keys = self.keys
+        values = _column("q", self.values)
+        for at in range(start, len(values)):
+            yield keys[at * KEY_BYTES : (at + 1) * KEY_BYTES], values[at]
+
+    def updated(self, updates: Sequence[Update]) -> tuple[Leaf, int]:
+        """The leaf with `updates` (ascending by key, no key twice) applied, of any length; by how much it grew."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        done = 0  # entries copied so far
+        for key, value in updates:
+            at = locate(self.keys, key, done)
+            keys.append(self.keys[done * KEY_BYTES : at * KEY_BYTES])
+            values.append(self.values[done * VALUE_BYTES : at * VALUE_BYTES])
+            if value is not None:
+                keys.append(key)
+                values.append(_VALUE.pack(value))
+            known = self.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] == key
+            done = at + known
+        keys.append(self.keys[done * KEY_BYTES :])
+        values.append(self.values[done * VALUE_BYTES :])
+        leaf = Leaf(b"".join(keys), b"".join(values))
+        return leaf, len(leaf) - len(self)
+
+    def split(self, at: Sequence[int]) -> list[Leaf]:
+        """The leaf cut before these positions."""
+        bounds = [0, *at, len(self)]
+        return [
+            Leaf(self.keys[a * KEY_BYTES : b * KEY_BYTES], self.values[a * VALUE_BYTES : b * VALUE_BYTES])
+            for a, b in pairwise(bounds)
+        ]
+
+    def encode(self, offset: int) -> bytes:
+        return _encode(_LEAF, len(self), offset, self.keys, self.values)
+
+
+class Index:
+    """Children by their least keys, as four columns."""
+
+    __slots__ = ("keys", "lengths", "lows", "offsets")
+
+    def __init__(self, keys: bytes, offsets: array[int], lows: array[int], lengths: array[int]) -> None:
+        self.keys = keys
+        self.offsets = offsets
+        self.lows = lows
+        self.lengths = lengths
+
+    @classmethod
+    def of(cls, children: Sequence[Child]) -> Index:
+        return cls(
+            b"".join(child[0] for child in children),
+            array("Q", (child[1] for child in children)),
+            array("Q", (child[2] for child in children)),
+            array("H", (child[3] for child in children)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in a cache."""
+        return len(self) * _CHILD_BYTES + OVERHEAD_BYTES
+
+    @property
+    def first(self) -> bytes:
+        return self.keys[:KEY_BYTES]
+
+    def key(self, at: int) -> bytes:
+        return self.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES]
+
+    def child_of(self, key: bytes) -> int:
+        """The position of the child where `key` is if it is anywhere."""
+        at = locate(self.keys, key, 0)
+        return at if self.key(at) == key else max(at - 1, 0)
+
+    def child(self, at: int) -> Child:
+        return self.key(at), self.offsets[at], self.lows[at], self.lengths[at]
+
+    def replaced(self, changes: dict[int, list[Child]]) -> Index:
+        """The node with the children at these positions replaced by none, one or several; of any length."""
+        if all(len(children) == 1 for children in changes.values()):
+            keys = bytearray(self.keys)
+            offsets, lows, lengths = self.offsets[:], self.lows[:], self.lengths[:]
+            for at, [child] in changes.items():
+                keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] = child[0]
+                offsets[at], lows[at], lengths[at] = child[1:]
+            return Index(bytes(keys), offsets, lows, lengths)
+        pieces: list[bytes] = []
+        offsets, lows, lengths = array("Q"), array("Q"), array("H")
+        done = 0
+        for at in sorted(changes):
+            pieces.append(self.keys[done * KEY_BYTES : at * KEY_BYTES])
+            offsets += self.offsets[done:at]
+            lows += self.lows[done:at]
+            lengths += self.lengths[done:at]
+            for key, offset, low, length in changes[at]:
+                pieces.append(key)
+                offsets.append(offset)
+                lows.append(low)
+                lengths.append(length)
+            done = at + 1
+        pieces.append(self.keys[done * KEY_BYTES :])
+        offsets += self.offsets[done:]
+        lows += self.lows[done:]
+        lengths += self.lengths[done:]
+        return Index(b"".join(pieces), offsets, lows, lengths)
+
+    def split(self, at: Sequence[int]) -> list[Index]:
+        """The node cut before these positions."""
+        bounds = [0, *at, len(self)]
+        return [
+            Index(self.keys[a * KEY_BYTES : b * KEY_BYTES], self.offsets[a:b], self.lows[a:b], self.lengths[a:b])
+            for a, b in pairwise(bounds)
+        ]
+
+    def encode(self, offset: int) -> bytes:
+        columns = [_little(column).tobytes() for column in (self.offsets, self.lows, self.lengths)]
+        return _encode(_INDEX, len(self), offset, self.keys, *columns)
+
+
+Node = Leaf | Index
+
+
+def locate(keys: bytes, key: bytes, start: int) -> int:
+    """The position of the first of the sorted `keys` from `start` on that is not less than `key`."""
+    low, high = start, len(keys) // KEY_BYTES
+    if high > low and keys[-KEY_BYTES:] < key:  # beyond the last: keys are often inserted in order
+        return high
+    while low < high:
+        middle = (low + high) >> 1
+        at = middle * KEY_BYTES
+        if keys[at : at + KEY_BYTES] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def decode(data: bytes, offset: int) -> Node:
+    """Read the node that was written at `offset`. Raises Corruption when the bytes are not it."""
+    if len(data) < HEADER_BYTES:
+        raise Corruption(f"a node of the attribute index has only {len(data)} bytes")
+    kind, version, entries, checksum, written_at = _HEADER.unpack_from(data)
+    if version > NODE_VERSION:
+        raise Corruption(f"a node of the attribute index has format version {version}; upgrade persist to read it")
+    body = memoryview(data)[HEADER_BYTES:]
+    width = {_LEAF: KEY_BYTES + VALUE_BYTES, _INDEX: _CHILD_BYTES}.get(kind, -1)
+    if (
+        len(body) != entries * width
+        or written_at != offset
+        or zlib.crc32(body, zlib.crc32(_REST.pack(kind, version, entries, written_at))) != checksum
+    ):
+        raise Corruption(f"the node of the attribute index at offset {offset} fails its checksum or is another")
+    keys = bytes(body[: entries * KEY_BYTES])
+    rest = body[entries * KEY_BYTES :]
+    if kind == _LEAF:
+        return Leaf(keys, bytes(rest))
+    return Index(
+        keys,
+        _column("Q", rest[: 8 * entries]),
+        _column("Q", rest[8 * entries : 16 * entries]),
+        _column("H", rest[16 * entries :]),
+    )
+
+
+def _encode(kind: bytes, entries: int, offset: int, *columns: bytes) -> bytes:
+    body = b"".join(columns)
+    checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, NODE_VERSION, entries, offset)))
+    return _HEADER.pack(kind, NODE_VERSION, entries, checksum, offset) + body
+
+
+def _column(code: str, data: bytes | memoryview) -> array[int]:
+    column = array(code)
+    column.frombytes(data)
+    return _little(column)
+
+
+def _little(column: array[int]) -> array[int]:
+    """The column with its bytes in little-endian order, or back."""
+    if sys.byteorder == "little":
+        return column
+    swapped = column[:]
+    swapped.byteswap()
+    return swapped
+
+
+assert HEADER_BYTES + LEAF_ENTRIES_MAX * (KEY_BYTES + VALUE_BYTES) <= NODE_BYTES_MAX
+assert HEADER_BYTES + INDEX_ENTRIES_MAX * _CHILD_BYTES <= NODE_BYTES_MAX

@@ -1,0 +1,137 @@
+"""Nodes in blobs: reading them through a cache of bounded size, and writing them into chunks."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from blob import Blob, BlobNotFound
+from persist.attribute import IndexChunk
+from persist.attributes.nodes import Node, decode
+from persist.errors import Corruption
+from persist.ids import IdSource, ShardId
+from persist.keys import chunk_key
+from persist.store_errors import translated, translated_but_missing
+
+CACHE_BYTES_MAX = 64 * 1024 * 1024
+CHUNK_BYTES_TARGET = 8 * 1024 * 1024  # a flush fills chunks one after another, so this bounds its memory
+
+_Place = tuple[str, int]  # key of the chunk, offset of the node
+
+
+class StaleIndex(Exception):
+    """A chunk of this version of the index was deleted: there is a newer one."""
+
+
+class NodeCache:
+    """The nodes used most recently, of any shards, at most `bytes_max` of them. Thread-safe."""
+
+    def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self.reads = 0  # of blobs, because a node was not here
+        self._lock = threading.Lock()
+        self._nodes: OrderedDict[_Place, Node] = OrderedDict()
+
+    def get(self, place: _Place) -> Node | None:
+        with self._lock:
+            node = self._nodes.get(place)
+            if node is None:
+                self.reads += 1
+            else:
+                self._nodes.move_to_end(place)
+            return node
+
+    def put(self, place: _Place, node: Node) -> None:
+        with self._lock:
+            before = self._nodes.pop(place, None)
+            self.bytes_held += node.size - (before.size if before is not None else 0)
+            self._nodes[place] = node
+            while self.bytes_held > self.bytes_max and self._nodes:
+                _, oldest = self._nodes.popitem(last=False)
+                self.bytes_held -= oldest.size
+
+    def discard(self, place: _Place) -> None:
+        with self._lock:
+            node = self._nodes.pop(place, None)
+            if node is not None:
+                self.bytes_held -= node.size
+
+
+class ChunkReader:
+    """Reads the nodes of one version of one shard's index. Thread-safe.
+
+    Raises StaleIndex when a chunk is gone, Unavailable when the store does not answer, Corruption.
+    """
+
+    def __init__(self, blob: Blob, chunks: Mapping[int, IndexChunk], cache: NodeCache) -> None:
+        self.chunks = chunks
+        self.firsts = sorted(chunks)
+        self._blob = blob
+        self._cache = cache
+
+    def read(self, offset: int, length: int) -> Node:
+        first, chunk = self._chunk(offset, length)
+        place = (chunk.key, offset)
+        node = self._cache.get(place)
+        if node is None:
+            try:
+                with translated_but_missing():
+                    data = self._blob.get_range(chunk.key, offset - first, length)
+            except BlobNotFound as error:
+                raise StaleIndex(str(error)) from error
+            node = decode(data, offset)
+            self._cache.put(place, node)
+        return node
+
+    def forget(self, offset: int) -> None:
+        self._cache.discard((self._chunk(offset, 0)[1].key, offset))
+
+    def _chunk(self, offset: int, length: int) -> tuple[int, IndexChunk]:
+        at = bisect_right(self.firsts, offset) - 1
+        first = self.firsts[at] if at >= 0 else -1
+        chunk = self.chunks.get(first)
+        if chunk is None or offset + length > first + chunk.length:
+            raise Corruption(f"the attribute index has a node at offset {offset}, outside its chunks")
+        return first, chunk
+
+
+class ChunkWriter:
+    """Appends nodes from the offset `start` on. What was not committed afterwards is orphans."""
+
+    def __init__(self, blob: Blob, shard: ShardId, ids: IdSource, cache: NodeCache, start: int) -> None:
+        self.chunks: dict[int, IndexChunk] = {}  # those that are written
+        self._blob = blob
+        self._shard = shard
+        self._ids = ids
+        self._cache = cache
+        self._first = start
+        self._key = ""
+        self._nodes: list[bytes] = []
+        self.end = start
+
+    def write(self, node: Node) -> tuple[int, int]:
+        if not self._nodes:
+            self._key = chunk_key(self._shard, self._ids)
+        offset = self.end
+        data = node.encode(offset)
+        self._nodes.append(data)
+        self.end += len(data)
+        self._cache.put((self._key, offset), node)
+        if self.end - self._first >= CHUNK_BYTES_TARGET:
+            self.close()
+        return offset, len(data)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if not self._nodes:
+            return
+        with translated():
+            self._blob.put(self._key, b"".join(self._nodes))
+        self.chunks[self._first] = IndexChunk(self._key, self.end - self._first)
+        self._first, self._nodes = self.end, []
+
+
+__all__ = ["CACHE_BYTES_MAX", "CHUNK_BYTES_TARGET", "ChunkReader", "ChunkWriter", "NodeCache", "StaleIndex"]
