@@ -13,12 +13,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from persist.antichain import Antichain
 from persist.errors import InvalidUsage
 from persist.parts import DIFF, TIME
-from persist.reading import SnapshotSplit
+from persist.reading import ReadLease, SnapshotSplit, wait_for_upper
 from persist.spark import executors, planning
+from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, Target
 from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
+from persist.transport import ViewRequest
 
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 
@@ -79,6 +82,45 @@ class SnapshotReader(DataSourceReader):
                     f"as of {split.as_of}; read it with multiplicity=column"
                 )
         return InvalidUsage(f"shard {split.shard!r} has negative multiplicities; read it with multiplicity=column")
+
+
+class ChangesReader(DataSourceReader):
+    """The change feed of `[startingVersion, endingVersion]`, both inclusive, fixed when Spark plans the load.
+
+    Without a startingVersion the contents as of the shard's since come first, as changes at that time.
+    """
+
+    def __init__(self, target: Target, options: ReadOptions, schema: StructType) -> None:
+        self._target = target
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        target, options = self._target, self._options
+        view = executors.view_of(target)
+        starting, ending = options.starting_version, options.ending_version
+        lower = (view.since.element or 0) if starting is None else starting
+        upper = view.upper if ending is None else Antichain(ending + 1)
+        if upper <= Antichain(lower):
+            return [InputPartition(None)]
+        interval = Interval(lower, upper, starting is None)
+        door = executors.transport(target.connection)
+        lease = ReadLease.open(door, target.shard, interval.held, "spark changes", target.connection.handles.read)
+        try:
+            if ending is None:
+                view = door.view(target.shard, ViewRequest())
+            else:
+                view = wait_for_upper(door, target.shard, ending, lease, options.wait_s)
+            splits = plan_changes(target, options, view, interval, lease.reader, self._schema.names)
+        except BaseException:
+            lease.close()
+            raise
+        return splits or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, ChangesPartition):
+            return iter(())
+        return read_changes(self._target, self._options, self._schema, partition.split)
 
 
 def snapshot_schema(target: Target, options: ReadOptions) -> StructType:

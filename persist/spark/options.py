@@ -46,6 +46,7 @@ _REFUSED = {
     "mergeschema": "evolve the shard's schema with Shard.evolve_schema",
     "overwriteschema": "evolve the shard's schema with Shard.evolve_schema",
 }
+_REFUSED["location"] = "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist"
 _UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _NO_SHARD = (
     "no shard was named: give it as load('name') or option 'shard'. In SQL, CREATE TABLE ... USING persist loses its "
@@ -223,7 +224,8 @@ class ReadOptions:
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
         changes = options.flag("readChangeFeed")
-        starting = _version(options, "startingVersion")
+        latest_change = (options.text("startingVersion") or "").lower() == "latest"
+        starting = None if latest_change else _version(options, "startingVersion")
         ending = _version(options, "endingVersion")
         if changes and options.has(name):
             raise InvalidUsage(f"option {name!r} is for snapshots; a change feed has startingVersion and endingVersion")
@@ -295,6 +297,47 @@ class WriteOptions:
             closes=closes,
             txn=None if version is None else (options.text("txnAppId") or "", version),
         )
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What a streaming read takes besides `ReadOptions`. `starting`: "earliest", "latest", or a time."""
+
+    starting: str | int
+    cursor: str | None
+    max_rows: int | None
+    max_bytes: int | None
+    fail_on_data_loss: bool
+
+    @classmethod
+    def of(cls, options: Options) -> StreamOptions:
+        starting = _starting(options)
+        cursor = options.text("cursor")
+        if starting == "latest" and not cursor:
+            raise InvalidUsage(
+                "startingOffsets=latest needs option 'cursor', a name under which the shard remembers what latest was: "
+                "Spark asks more than once, and rows written in between would be lost"
+            )
+        max_rows = options.integer("maxRowsPerTrigger", 1, 2**63 - 1)
+        max_bytes = options.size("maxBytesPerTrigger")
+        if max_rows is not None and max_bytes is not None:
+            raise InvalidUsage("give maxRowsPerTrigger or maxBytesPerTrigger, not both")
+        return cls(starting, cursor or None, max_rows, max_bytes, options.flag("failOnDataLoss", True))
+
+
+def _starting(options: Options) -> str | int:
+    if options.has("startingOffsets") and options.has("startingVersion"):
+        raise InvalidUsage("options 'startingOffsets' and 'startingVersion' mean the same; give one")
+    name = "startingVersion" if options.has("startingVersion") else "startingOffsets"
+    value = (options.text(name) or "earliest").strip()
+    if value.lower() in ("earliest", "latest"):
+        return value.lower()
+    if value.startswith("{"):
+        time = options.mapping(name).get("time")
+        if type(time) is int and 0 <= time <= 2**63 - 2:
+            return time
+        raise InvalidUsage(f'option {name!r} is earliest, latest, a time or {{"time": 7}}, not {value!r}')
+    return _version(options, name) or 0
 
 
 def _version(options: Options, name: str) -> int | None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
-from persist.errors import InvalidUsage
-from persist.spark.batch_read import SnapshotReader, snapshot_schema
+from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
-from persist.spark.options import Options, ReadOptions, Target, WriteOptions
+from persist.spark.changes import changes_schema
+from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
+from persist.spark.stream_read import StreamReader
+from persist.spark.stream_write import StreamWriter
 
 
 class PersistDataSource(DataSource):
@@ -29,16 +37,26 @@ class PersistDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = Options(self._given)
-        return snapshot_schema(Target.of(options), ReadOptions.of(options))
+        target, read = Target.of(options), ReadOptions.of(options)
+        return changes_schema(target, read) if read.changes else snapshot_schema(target, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self._given)
         options.check("a batch read")
-        return SnapshotReader(Target.of(options), ReadOptions.of(options), schema)
+        target, read = Target.of(options), ReadOptions.of(options)
+        return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        options = Options(self._given)
+        options.check("a streaming read")
+        return StreamReader(Target.of(options), ReadOptions.of(options), StreamOptions.of(options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = Options(self._given)
         options.check("a batch write")
-        if overwrite:
-            raise InvalidUsage("mode 'overwrite' is not supported; use mode 'append'")
-        return BatchWriter(Target.of(options), WriteOptions.of(options), schema)
+        return BatchWriter(Target.of(options), WriteOptions.of(options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        options = Options(self._given)
+        options.check("a streaming write")
+        return StreamWriter(Target.of(options), WriteOptions.of(options), schema, overwrite)

@@ -1,0 +1,174 @@
+"""Changes: what was written to a shard in an interval of times, as splits that can be read anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from persist.antichain import Antichain
+from persist.batch import HollowBatch, Part
+from persist.errors import InvalidUsage
+from persist.ids import ReaderId
+from persist.parts import DIFF, TIME, KeyRange, ShardSchema
+from persist.reading import ReadLease, ReadSettings, kept, part_reader
+from persist.spark import executors, planning
+from persist.spark.options import ReadOptions, Target
+from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
+from persist.state import SchemaRecord
+from persist.transport import ShardView, Transport
+
+CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
+CHANGE_FIELDS = (
+    pa.field(CHANGE_TYPE, pa.string()),
+    pa.field(COMMIT_VERSION, pa.int64()),
+    pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
+    pa.field(TIME, pa.int64()),
+    pa.field(DIFF, pa.int64()),
+)
+MADE_UP = tuple(field.name for field in CHANGE_FIELDS)
+_MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The times `[lower, upper)`. With `snapshot` the contents as of `lower` come first, as changes at `lower`."""
+
+    lower: int
+    upper: Antichain
+    snapshot: bool
+
+    @property
+    def held(self) -> Antichain:
+        """The since at which the interval can still be told apart from what came before."""
+        return Antichain(self.lower if self.snapshot else max(self.lower - 1, 0))
+
+
+@dataclass(frozen=True)
+class ChangesSplit:
+    """One key range of an interval: all that is needed to read it elsewhere."""
+
+    shard: str
+    interval: Interval
+    key_range: KeyRange
+    parts: tuple[Part, ...]
+    schema_id: int
+    schemas: Mapping[int, SchemaRecord]
+    reader: ReaderId
+    settings: ReadSettings
+    columns: tuple[str, ...]
+
+    def read(self, door: Transport) -> Iterator[pa.Table]:
+        """The updates, consolidated: the columns, `__time` and `__diff`. Expired when the lease lapsed."""
+        lease = ReadLease(door, self.shard, self.reader, self.settings)
+        lease.check()
+        _, reader = part_reader(door, self.schemas, self.schema_id)
+        interval = self.interval
+        pieces = reader.read_updates(
+            self.parts,
+            Antichain(0 if interval.snapshot else interval.lower),
+            interval.upper,
+            since=interval.lower if interval.snapshot else None,
+            key_range=self.key_range,
+            columns=self.columns,
+            memory_bytes=self.settings.memory_bytes,
+        )
+        yield from kept(pieces, lease)
+
+
+class ChangesPartition(InputPartition):
+    """A split of an interval, with everything that an executor needs to read it."""
+
+    def __init__(self, split: ChangesSplit) -> None:
+        super().__init__(split)
+        self.split = split
+
+
+def overlapping_parts(view: ShardView, interval: Interval) -> list[Part]:
+    """The parts that may have updates of the interval."""
+    return [part for batch in overlapping_batches(view.batches, interval) for part in batch.parts()]
+
+
+def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
+    lower = Antichain(0 if interval.snapshot else interval.lower)
+    return [b for b in held if lower < b.desc.upper and b.desc.lower < interval.upper and b.runs]
+
+
+def plan_changes(
+    target: Target, options: ReadOptions, view: ShardView, interval: Interval, reader: ReaderId, names: Iterable[str]
+) -> list[ChangesPartition]:
+    """The interval in splits that are disjoint in key space; none when nothing was written in it."""
+    door = executors.transport(target.connection)
+    schema, parts_reader = part_reader(door, view.schemas, view.schema_id)
+    columns = columns_read(schema, names)
+    wanted = planning.key_range(schema, options)
+    runs = planning.overlapping((run for b in overlapping_batches(view.batches, interval) for run in b.runs), wanted)
+    if not runs:
+        return []
+    settings = target.connection.handles.read
+    splits = []
+    for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted):
+        parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
+        split = ChangesSplit(
+            target.shard, interval, one, parts, view.schema_id, view.schemas, reader, settings, columns
+        )
+        splits.append(ChangesPartition(split))
+    return splits
+
+
+def columns_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
+    """The columns to read for a result of these names: those, and the key, which errors name."""
+    shown = executors.checked_columns(schema, [name for name in names if name not in MADE_UP])
+    return (*shown, *(name for name in schema.key if name not in shown))
+
+
+def changes_schema(target: Target, options: ReadOptions) -> StructType:
+    """The columns that a change feed shows when it is given no schema."""
+    schema = executors.current_schema(executors.view_of(target))
+    names = executors.checked_columns(schema, options.columns or tuple(schema.arrow.names))
+    return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
+
+
+def read_changes(
+    target: Target, options: ReadOptions, schema: StructType, split: ChangesSplit
+) -> Iterator[pa.RecordBatch]:
+    """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
+    tables = split.read(executors.transport(target.connection))
+    rows: Iterator[pa.Table]
+    if options.changes:
+        rows = (with_change_columns(table, options.time_unit) for table in tables)
+    else:
+        rows = _added(tables, split, options)
+    return batches(rows, arrow_schema(schema), options.batch_rows)
+
+
+def with_change_columns(table: pa.Table, time_unit: str | None) -> pa.Table:
+    """The updates with Spark's names for changes beside `__time` and `__diff`.
+
+    `_commit_timestamp` is null unless `time_unit` says what the shard's times count since 1970.
+    """
+    inserts = pc.greater(table.column(DIFF), 0)
+    kinds = pc.if_else(inserts, pa.scalar("insert"), pa.scalar("delete"))
+    times = table.column(TIME)
+    stamps = pa.nulls(len(table), CHANGE_FIELDS[2].type)
+    if time_unit is not None:
+        stamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(CHANGE_FIELDS[2].type)
+    for field, column in zip(CHANGE_FIELDS[:3], (kinds, times, stamps), strict=True):
+        table = table.append_column(field, column)
+    return table
+
+
+def _added(tables: Iterator[pa.Table], split: ChangesSplit, options: ReadOptions) -> Iterator[pa.Table]:
+    for table in tables:
+        row = first_negative(table)
+        if row is not None:
+            found = table.slice(row, 1).to_pylist()[0]
+            raise InvalidUsage(
+                f"shard {split.shard!r} retracts a row at time {found[TIME]}: {found!r:.300}; a stream of rows cannot "
+                "show it, so read changes: option('readChangeFeed', 'true')"
+            )
+        yield from expand(table, options.batch_rows)

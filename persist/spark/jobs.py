@@ -1,0 +1,215 @@
+"""A write job: its plain settings, what its tasks stage, and the one commit that publishes it.
+
+Executors stage parts straight in the blob store; the driver publishes them once. A task's retry or twin leaves at most
+parts that nobody names, which the orphan sweep takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from persist import records
+from persist.antichain import EMPTY, Antichain
+from persist.attribute import AttributeKey, AttributeUpdate
+from persist.batch import Run
+from persist.client import Client
+from persist.errors import AttributeMismatch, InvalidUsage, UnknownShard
+from persist.ids import Token, WriterId
+from persist.parts import DIFF, TIME, ShardSchema
+from persist.spark import executors, replacing
+from persist.spark.options import Target, WriteOptions, listed
+from persist.spark.schemas import stored_schema
+from persist.state import SchemaRecord
+from persist.transport import Transport
+from persist.writing import WriteHandle
+
+Runs = tuple[Run, ...]
+REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task staged: runs as JSON (`persist.records`), with inline rows in them.
+
+    `claims` are runs of the keys that the task replaces, `base` what it saw of the shard, `query` the streaming query.
+    """
+
+    runs: Any
+    claims: Any
+    base: replacing.Base | None = None
+    query: str | None = None
+
+
+def staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [message for message in messages if isinstance(message, Staged)]
+
+
+def decoded(runs: Iterable[Any]) -> Runs:
+    """The runs of all tasks."""
+    found: list[Run] = []
+    for encoded in runs:
+        found.extend(records.decode(encoded, Runs))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job's plain settings, the same in every task and, where Spark keeps the writer, in the commit."""
+
+    target: Target
+    options: WriteOptions
+    replaces: str
+    writer: WriterId
+    token: Token
+    schema_id: int
+    record: SchemaRecord
+    base: replacing.Base | None
+
+    @classmethod
+    def open(cls, target: Target, options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
+        """Find the shard, or create it from the DataFrame's schema; check that the columns fit."""
+        if overwrite and (options.upsert or options.expected_upper is not None):
+            raise InvalidUsage("mode 'overwrite' replaces everything at a time of its own; use mode 'append' instead")
+        replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
+        _check_roles(schema, options)
+        door = executors.transport(target.connection)
+        shard_schema = _found_or_created(target, options, schema)
+        _check_columns(schema, shard_schema, options, target.shard)
+        view = executors.view_of(target)
+        record = view.schemas[view.schema_id]
+        base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
+        writer, token = WriterId.mint(door.ids), Token.mint(door.ids)
+        return cls(target, options, replaces, writer, token, view.schema_id, record, base)
+
+    @property
+    def schema(self) -> ShardSchema:
+        return ShardSchema.from_record(self.record)
+
+    @property
+    def door(self) -> Transport:
+        return executors.transport(self.target.connection)
+
+    def handle(self) -> WriteHandle:
+        """The job's writer, in this process."""
+        known = (self.schema_id, self.schema)
+        settings = self.target.connection.handles.write
+        return WriteHandle(self.door, self.target.shard, lambda: known, settings, self.writer)
+
+    def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> Staged:
+        """Write a task's rows as parts that nobody sees yet."""
+        rows = self._renamed(batches)
+        if self.replaces != REPLACE_KEYS:
+            runs = self.handle().stage(rows, self.options.expected_upper)
+            return Staged(records.encode(runs, Runs), [], self.base, query)
+        assert self.base is not None
+        runs, claims = replacing.stage_upsert(
+            self.target, self.base, self.handle(), self.schema, rows, self.options.delete_column
+        )
+        return Staged(records.encode(runs, Runs), records.encode(claims, Runs), self.base, query)
+
+    def publish(
+        self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, retire: bool = False
+    ) -> bool:
+        """Commit what the tasks staged, once; False when the progress says that it was committed before.
+
+        `progress` is a name and a number that grows: both are kept with the shard, and change with the data.
+        `retire` the writer afterwards: only where the progress, not the writer's record, recognises a second try.
+        """
+        done = staged(messages)
+        runs = decoded(message.runs for message in done)
+        attributes = () if progress is None else (progress_update(*progress),)
+        handle = self.handle()
+        try:
+            if self.replaces != REPLACE_NOTHING:
+                self._replace(handle, done, runs, attributes)
+            elif self.options.expected_upper is not None:
+                upper = EMPTY if self.options.closes else Antichain(self.options.new_upper)
+                handle.commit_compare_and_append(
+                    runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
+                )
+            elif runs:
+                handle.commit_insert(runs, token=self.token, attributes=attributes)
+        except AttributeMismatch:
+            return False
+        finally:
+            if retire:
+                handle.close()
+        return True
+
+    def _replace(
+        self, handle: WriteHandle, done: Sequence[Staged], runs: Runs, attributes: tuple[AttributeUpdate, ...]
+    ) -> None:
+        base = next((message.base for message in done if message.base is not None), self.base)
+        assert base is not None
+        claims = decoded(message.claims for message in done)
+        if self.replaces == REPLACE_KEYS and not claims:
+            return
+        replaced = None if self.replaces == REPLACE_ALL else claims
+        replacing.publish(self.target, base, handle, self.schema, runs, replaced, self.token, attributes)
+
+    def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The batches with the time and diff columns under the names that a shard gives them."""
+        renames = {self.options.time_column: TIME, self.options.diff_column: DIFF}
+        for batch in batches:
+            yield batch.rename_columns([renames.get(name, name) for name in batch.schema.names])
+
+
+def progress_update(name: str, number: int) -> AttributeUpdate:
+    """The condition by which a numbered piece of work is committed at most once, in order."""
+    return AttributeUpdate.replace_if_greater(AttributeKey.named(name), number)
+
+
+def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardSchema:
+    try:
+        found = executors.current_schema(executors.view_of(target))
+    except UnknownShard:
+        if options.key is None:
+            raise InvalidUsage(
+                f"shard {target.shard!r} does not exist; to create it from the DataFrame, name its key columns: "
+                "option('key', 'id')"
+            ) from None
+        apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
+        client = Client(executors.transport(target.connection), target.connection.handles)
+        return client.create_shard(target.shard, stored_schema(schema, apart), options.key).schema
+    if options.key is not None and options.key != found.key:
+        raise InvalidUsage(f"shard {target.shard!r} has the key ({listed(found.key)}), not ({listed(options.key)})")
+    return found
+
+
+def _renamed(schema: StructType, options: WriteOptions) -> list[str]:
+    """The DataFrame's columns as a shard names them."""
+    renames = {options.time_column: TIME, options.diff_column: DIFF}
+    return [renames.get(column, column) for column in schema.names if column != options.delete_column]
+
+
+def _check_roles(schema: StructType, options: WriteOptions) -> None:
+    """Whether the columns that options name are there, before a shard is made for them."""
+    roles = {
+        "timeColumn": options.time_column,
+        "diffColumn": options.diff_column,
+        "deleteColumn": options.delete_column,
+    }
+    for role, column in roles.items():
+        if column is not None and column not in schema.names:
+            raise InvalidUsage(f"option {role!r} names {column!r}, which is not a column of the DataFrame")
+    if TIME in _renamed(schema, options) and options.expected_upper is None:
+        raise InvalidUsage(f"rows with times need options expectedUpper and newUpper; or drop the column {TIME}")
+
+
+def _check_columns(schema: StructType, shard: ShardSchema, options: WriteOptions, name: str) -> None:
+    """Whether the DataFrame's columns are the shard's, with times and diffs where they are allowed."""
+    given = _renamed(schema, options)
+    unknown = [column for column in given if column not in (*shard.arrow.names, TIME, DIFF)]
+    missing = [column for column in shard.arrow.names if column not in given]
+    if unknown:
+        raise InvalidUsage(f"shard {name!r} has no column {unknown[0]!r}; its columns are {listed(shard.arrow.names)}")
+    if missing:
+        raise InvalidUsage(f"the DataFrame lacks the column {missing[0]!r} of shard {name!r}")
+    if len(set(given)) != len(given):
+        raise InvalidUsage(f"a column occurs twice in {given}")

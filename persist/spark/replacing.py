@@ -1,0 +1,303 @@
+"""Replacing rows: by key (`envelope=upsert`) or all of them (mode overwrite), exactly, under concurrency too.
+
+A job fixes a base: the shard's upper when it began. Tasks stage the new rows, and the retractions of the rows that
+their keys had before the base, worked out from the snapshot; the commit compares the shard's upper with the base. When
+others have written meanwhile, it also retracts what they wrote under the keys of the job, and tries again. So after the
+commit each key has exactly the rows that the job gave it; what others wrote before the commit is replaced.
+
+Which keys a job replaces is staged as parts too (claims: the key columns alone). Nothing ever names them; they let the
+commit find a key that comes twice, and what others wrote, in bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.antichain import Antichain
+from persist.attribute import AttributeUpdate
+from persist.batch import Run
+from persist.errors import Conflict, InvalidUsage, UpperMismatch
+from persist.ids import ReaderId, Token
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, consolidate
+from persist.parts.consolidate import join, sort_groups
+from persist.parts.keycodec import SortedKeys
+from persist.reading import ReadLease, SnapshotSplit, kept, part_reader
+from persist.spark import executors
+from persist.spark.options import Target
+from persist.store_errors import translated
+from persist.transport import ShardView, ViewRequest
+from persist.writing import WriteHandle
+
+Runs = tuple[Run, ...]
+CLAIMS_SCHEMA = 1  # claims are read with their own schema only
+CHUNK_BYTES = 32 * 1024 * 1024  # rows that a task replaces at a time
+TRIES_MAX = 1_000  # lost races; each means that another writer made progress
+
+
+@dataclass(frozen=True)
+class Base:
+    """The shard as a job found it: its upper, and a lease that keeps what lies before and after it readable."""
+
+    upper: int
+    reader: ReaderId
+    schema_id: int
+
+    @classmethod
+    def take(cls, target: Target, view: ShardView) -> Base:
+        """Raises InvalidUsage when the shard is closed to writes."""
+        if view.upper.element is None:
+            raise InvalidUsage(f"shard {target.shard!r} is closed: nothing in it can be replaced")
+        door = executors.transport(target.connection)
+        held = Antichain(max(view.upper.element - 1, view.since.element or 0))
+        lease = ReadLease.open(door, target.shard, held, "spark replace", target.connection.handles.read)
+        return cls(view.upper.element, lease.reader, view.schema_id)
+
+    def lease(self, target: Target) -> ReadLease:
+        door = executors.transport(target.connection)
+        return ReadLease(door, target.shard, self.reader, target.connection.handles.read)
+
+    def before(self, target: Target, key_range: KeyRange) -> Iterator[pa.Table]:
+        """The contents at the base, in key order: all columns and `__diff`."""
+        if self.upper == 0:
+            return
+        door = executors.transport(target.connection)
+        view = door.view(target.shard, ViewRequest())
+        as_of = self.upper - 1
+        runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
+        settings = target.connection.handles.read
+        split = SnapshotSplit(
+            target.shard, as_of, key_range, runs, view.schema_id, view.schemas, self.reader, settings, None
+        )
+        yield from split.read(door)
+
+
+def key_schema(schema: ShardSchema) -> ShardSchema:
+    """The key columns alone, as a schema of their own."""
+    return ShardSchema(pa.schema([schema.arrow.field(name) for name in schema.key]), schema.key)
+
+
+def stage_upsert(
+    target: Target,
+    base: Base,
+    handle: WriteHandle,
+    schema: ShardSchema,
+    batches: Iterable[pa.RecordBatch],
+    delete_column: str | None,
+) -> tuple[Runs, Runs]:
+    """Stage new rows and the retractions of those that they replace; the runs, and those of the claimed keys.
+
+    Rows whose `delete_column` is true (not null) only remove their key.
+    """
+    found: list[Run] = []
+    claims: list[Run] = []
+    for rows, deleted in _chunks(batches, delete_column, schema):
+        keys = _claims(rows, schema)
+        claims.extend(_stage_claims(target, handle, keys, schema))
+        ordered = SortedKeys(keys, schema.key)
+        span = KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")
+        pieces = [rows.filter(pc.invert(deleted))]
+        pieces += [_negated(semi_join(old, keys, schema)) for old in base.before(target, span)]
+        found.extend(handle.stage((batch for piece in pieces for batch in piece.to_batches()), None))
+    return tuple(found), tuple(claims)
+
+
+def publish(
+    target: Target,
+    base: Base,
+    handle: WriteHandle,
+    schema: ShardSchema,
+    runs: Runs,
+    claims: Runs | None,
+    token: Token,
+    attributes: tuple[AttributeUpdate, ...],
+) -> None:
+    """Commit `runs` together with retractions: of the whole shard (`claims` None), or of what others wrote under them.
+
+    Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
+    won every one of `TRIES_MAX` races. Nothing is changed then.
+    """
+    lease = base.lease(target)
+    if claims is None:
+        lease.check()
+        retractions = handle.stage(_batches(map(_negated, base.before(target, ALL_KEYS))), None)
+        runs = (*runs, *retractions)
+    else:
+        _check_claims(target, claims, schema)
+    seen = base.upper
+    for _ in range(TRIES_MAX):
+        upper = executors.view_of(target).upper.element
+        if upper is None:
+            raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
+        if upper > seen:
+            runs = (*runs, *_retract_between(target, lease, handle, schema, claims, seen, upper))
+            seen = upper
+        try:
+            handle.commit_compare_and_append(at(runs, seen), seen, seen + 1, token=token, attributes=attributes)
+        except UpperMismatch:
+            lease.keep()
+            continue
+        lease.close()
+        return
+    raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
+
+
+def at(runs: Iterable[Run], time: int) -> Runs:
+    """The runs with all rows at `time`."""
+    return tuple(Run(tuple(part.at(time) for part in run.parts)) for run in runs)
+
+
+def semi_join(rows: pa.Table, keys: pa.Table, schema: ShardSchema) -> pa.Table:
+    """The rows whose key is among `keys`, by the shard's own equality (null is null, NaN is NaN)."""
+    if not len(rows) or not len(keys):
+        return rows.slice(0, 0)
+    both = join([_keys_of(rows, schema), _keys_of(keys, schema)])
+    order, starts = sort_groups(both, key_schema(schema))
+    groups = np.cumsum(starts) - 1
+    if order is not None:
+        sorted_groups, groups = groups, np.empty(len(groups), dtype=np.int64)
+        groups[order] = sorted_groups
+    wanted = np.zeros(int(groups.max()) + 1, dtype=bool)
+    wanted[groups[len(rows) :]] = True
+    return rows.filter(pa.array(wanted[groups[: len(rows)]]))
+
+
+def _keys_of(rows: pa.Table, schema: ShardSchema) -> pa.Table:
+    """The keys of the rows, each with diff 1."""
+    return key_schema(schema).conform(rows.select(list(schema.key)), 0)
+
+
+def _negated(rows: pa.Table) -> pa.Table:
+    """The rows with their diffs negated and without times: the commit sets them."""
+    if TIME in rows.schema.names:
+        rows = rows.drop_columns([TIME])
+    index = rows.schema.get_field_index(DIFF)
+    return rows.set_column(index, rows.schema.field(DIFF), pc.negate_checked(rows.column(DIFF)))
+
+
+def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+    for table in tables:
+        yield from table.to_batches()
+
+
+def _chunks(
+    batches: Iterable[pa.RecordBatch], delete_column: str | None, schema: ShardSchema
+) -> Iterator[tuple[pa.Table, pa.ChunkedArray]]:
+    """The rows in pieces of about `CHUNK_BYTES`, conformed, and which of them are deletions."""
+    pending: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        pending.append(batch)
+        size += batch.nbytes
+        if size >= CHUNK_BYTES:
+            yield _chunk(pending, delete_column, schema)
+            pending, size = [], 0
+    if pending:
+        yield _chunk(pending, delete_column, schema)
+
+
+def _chunk(
+    batches: Sequence[pa.RecordBatch], delete_column: str | None, schema: ShardSchema
+) -> tuple[pa.Table, pa.ChunkedArray]:
+    table = pa.Table.from_batches(batches)
+    deleted = pa.chunked_array([pa.repeat(pa.scalar(False), len(table))])
+    if delete_column is not None:
+        column = table.column(delete_column)
+        if not pa.types.is_boolean(column.type):
+            raise InvalidUsage(f"option 'deleteColumn' names {delete_column!r}, which is {column.type}, not boolean")
+        deleted = column.fill_null(False)
+        table = table.drop_columns([delete_column])
+    return schema.conform(table, 0).drop_columns([TIME]), deleted
+
+
+def _claims(rows: pa.Table, schema: ShardSchema) -> pa.Table:
+    """The keys of the rows, sorted. Raises InvalidUsage when one comes twice."""
+    keys = consolidate([_keys_of(rows, schema)], key_schema(schema))
+    _check_single(keys, schema)
+    return keys
+
+
+def _check_single(keys: pa.Table, schema: ShardSchema) -> None:
+    twice = pc.index(pc.greater(keys.column(DIFF), 1), True).as_py()
+    if twice >= 0:
+        key = keys.select(list(schema.key)).slice(twice, 1).to_pylist()[0]
+        raise InvalidUsage(
+            f"key {key!r} comes more than once; an upsert takes one row a key: drop the duplicates first"
+        )
+
+
+def _stage_claims(target: Target, handle: WriteHandle, keys: pa.Table, schema: ShardSchema) -> Runs:
+    claimed = key_schema(schema)
+    staging = WriteHandle(
+        executors.transport(target.connection),
+        target.shard,
+        lambda: (CLAIMS_SCHEMA, claimed),
+        target.connection.handles.write,
+        handle.writer_id,
+    )
+    return staging.stage(keys, 0)
+
+
+def _claim_reader(target: Target, schema: ShardSchema) -> PartReader:
+    claimed = key_schema(schema)
+    return PartReader(executors.transport(target.connection).blob, {CLAIMS_SCHEMA: claimed}, claimed)
+
+
+def _check_claims(target: Target, claims: Runs, schema: ShardSchema) -> None:
+    """Look for a key that two tasks (or chunks) claim; nothing to look for where their keys cannot meet."""
+    if sum(len(run.parts) for run in claims) < 2:
+        return
+    with translated():
+        pieces = _claim_reader(target, schema).read_range(
+            claims, memory_bytes=target.connection.handles.read.memory_bytes
+        )
+        for piece in pieces:
+            _check_single(piece, schema)
+
+
+def _retract_between(
+    target: Target,
+    lease: ReadLease,
+    handle: WriteHandle,
+    schema: ShardSchema,
+    claims: Runs | None,
+    lower: int,
+    upper: int,
+) -> Runs:
+    """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
+    door = executors.transport(target.connection)
+    view = door.view(target.shard, ViewRequest(lower=Antichain(lower)))
+    memory = target.connection.handles.read.memory_bytes
+    _, reader = part_reader(door, view.schemas, view.schema_id)
+    start, end = Antichain(lower), Antichain(upper)
+    batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
+    parts = [part for batch in batches for part in batch.parts()]
+
+    def opposite() -> Iterator[pa.RecordBatch]:
+        pieces = reader.read_updates(parts, start, end, memory_bytes=memory)
+        for piece in kept(pieces, lease):
+            for rows in _claimed(target, piece, claims, schema):
+                yield from _negated(rows).to_batches()
+
+    return handle.stage(opposite(), None)
+
+
+def _claimed(target: Target, rows: pa.Table, claims: Runs | None, schema: ShardSchema) -> Iterator[pa.Table]:
+    """The rows that the job replaces."""
+    if claims is None:
+        yield rows
+        return
+    keys = consolidate([_keys_of(rows, schema)], key_schema(schema))
+    ordered = SortedKeys(keys, schema.key)
+    span = KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")
+    for claimed in _claim_reader(target, schema).read_range(claims, since=0, key_range=span):
+        yield semi_join(rows, claimed, schema)
+
+
+__all__ = ["Base", "at", "key_schema", "publish", "semi_join", "stage_upsert"]

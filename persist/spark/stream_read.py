@@ -1,0 +1,264 @@
+"""The streaming source. Offsets are frontiers; a micro-batch is the updates of an interval of times.
+
+An offset is `{"v": 1, "frontier": [7]}` (everything before time 7 is delivered), or, for a stream that begins with the
+contents of the shard, `{"v": 1, "snapshot": 4}` (nothing is delivered: the contents as of 4 come first, then changes).
+
+Spark asks for the initial offset twice for the first batch, and again on a restart when that batch was never committed,
+so it is resolved once: by this object, and durably by the critical reader called `cursor`. The cursor's opaque token is
+the position of the stream, and its hold on since keeps the history that the stream has still to read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
+from persist.handles import CriticalReaderHandle
+from persist.reading import ReadLease
+from persist.spark import executors
+from persist.spark.admission import Admission
+from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
+from persist.spark.options import ReadOptions, StreamOptions, Target
+from persist.transport import ShardView, ViewRequest
+
+OFFSET_VERSION = 1
+CURSOR_TRIES_MAX = 10
+DOWNGRADES_PER_LEASE = 30  # progress must not grow the shard's log more often than this
+Offset = dict[str, Any]
+
+
+def offset_at(upper: Antichain) -> Offset:
+    return {"v": OFFSET_VERSION, "frontier": upper.to_json()}
+
+
+def snapshot_offset(as_of: int) -> Offset:
+    return {"v": OFFSET_VERSION, "snapshot": as_of}
+
+
+def interval_of(start: Offset, upper: Antichain) -> Interval | None:
+    """The times from an offset up to `upper`; None when there are none. Raises InvalidUsage on a foreign offset."""
+    if start.get("v") != OFFSET_VERSION or ("snapshot" in start) == ("frontier" in start):
+        raise InvalidUsage(f"the stream's offset {start!r} is not one that this persist writes; use a new checkpoint")
+    if "snapshot" in start:
+        lower = Antichain(start["snapshot"])
+        return Interval(start["snapshot"], upper, True) if lower < upper else None
+    lower = Antichain.from_json(start["frontier"])
+    if lower.element is None or upper <= lower:
+        return None
+    return Interval(lower.element, upper, False)
+
+
+def held_at(offset: Offset) -> Antichain:
+    """The since that a stream at this offset still needs."""
+    if "snapshot" in offset:
+        return Antichain(offset["snapshot"])
+    element = Antichain.from_json(offset["frontier"]).element
+    return Antichain(None if element is None else max(element - 1, 0))
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One lives in the driver's planner process for as long as the query runs; executors get copies without state."""
+
+    def __init__(self, target: Target, options: ReadOptions, stream: StreamOptions, schema: StructType) -> None:
+        self._target = target
+        self._options = options
+        self._stream = stream
+        self._schema = schema
+        self._initial: Offset | None = None
+        self._until: Antichain | None = None
+        self._lease: ReadLease | None = None
+        self._downgraded_s = 0.0
+        self._admission = Admission(target)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What executors need: settings. Leases and offsets stay with the driver."""
+        return {**self.__dict__, "_lease": None, "_admission": None, "_initial": None}
+
+    # --- offsets
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        if self._initial is None:
+            self._initial = self._resolved()
+        return self._initial
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        self._hold(start)
+        view = self._view(start)
+        upper = view.upper if self._until is None else min(view.upper, self._until)
+        interval = interval_of(start, upper)
+        if interval is None:
+            return start
+        end = self._admission.end(view, interval, _rows(limit), _bytes(limit))
+        return start if end is None else offset_at(end)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._stream.max_rows is not None:
+            return ReadMaxRows(self._stream.max_rows)
+        if self._stream.max_bytes is not None:
+            return ReadMaxBytes(self._stream.max_bytes)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        return offset_at(executors.view_of(self._target).upper)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._until = executors.view_of(self._target).upper
+
+    def commit(self, end: Offset) -> None:
+        """Everything before `end` is processed for good: let the history before it go."""
+        cursor = self._stream.cursor
+        if cursor is not None:
+            self._move(cursor, end)
+        if self._lease is None:
+            return
+        clock = executors.transport(self._target.connection).clock
+        lease_s = self._target.connection.handles.read.lease_ms / 1000
+        if clock.monotonic() - self._downgraded_s >= lease_s / DOWNGRADES_PER_LEASE:
+            self._downgraded_s = clock.monotonic()
+            self._lease.downgrade(max(held_at(end), self._lease.since), self._lease.seqno)
+
+    def stop(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+    # --- data
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        interval = interval_of(start, Antichain.from_json(end["frontier"])) if start != end else None
+        if interval is None:
+            return []
+        lease = self._hold(start)
+        view = self._view(start)
+        if view.upper < interval.upper:
+            raise InvalidUsage(
+                f"shard {self._target.shard!r} has upper {view.upper}, but the stream was at {interval.upper}: it is "
+                "not the shard that the checkpoint belongs to"
+            )
+        interval = self._readable(view, interval)
+        return plan_changes(self._target, self._options, view, interval, lease.reader, self._schema.names)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, ChangesPartition)
+        return read_changes(self._target, self._options, self._schema, partition.split)
+
+    # --- holds
+
+    def _view(self, start: Offset) -> ShardView:
+        door = executors.transport(self._target.connection)
+        lower = Antichain(0) if "snapshot" in start else Antichain.from_json(start["frontier"])
+        return door.view(self._target.shard, ViewRequest(lower=lower))
+
+    def _hold(self, start: Offset) -> ReadLease:
+        """The lease that keeps what lies after `start` readable while the query runs."""
+        if self._lease is not None:
+            try:
+                self._lease.keep()
+            except Expired:
+                self._lease = None
+        if self._lease is None:
+            door = executors.transport(self._target.connection)
+            since: Antichain | None = held_at(start)
+            if not self._stream.fail_on_data_loss and since < executors.view_of(self._target).since:
+                since = None
+            settings = self._target.connection.handles.read
+            self._lease = ReadLease.open(door, self._target.shard, since, "spark stream", settings)
+        return self._lease
+
+    def _readable(self, view: ShardView, interval: Interval) -> Interval:
+        """The interval, without what is forgotten already where the stream may go on without it."""
+        if view.since <= interval.held:
+            return interval
+        if self._stream.fail_on_data_loss or view.since.element is None:
+            raise NotReadable(
+                f"shard {self._target.shard!r} has forgotten history before {view.since}, which the stream at "
+                f"{interval.lower} still needs; give it a cursor, which keeps history, or set failOnDataLoss to false",
+                as_of=interval.lower,
+                since=view.since.to_json(),
+            )
+        return Interval(
+            min(view.since.element + 1, interval.upper.element or view.since.element + 1), interval.upper, False
+        )
+
+    def _resolved(self) -> Offset:
+        """Where the stream begins: where its cursor is, or, for a new one, where the options say."""
+        cursor = self._stream.cursor
+        if cursor is None:
+            return self._wanted()
+        shard = self._shard()
+        for _ in range(CURSOR_TRIES_MAX):
+            wanted = self._wanted()
+            handle = shard.critical_reader(cursor, json.dumps(wanted))
+            found = _position(handle)
+            if handle.since <= held_at(found):
+                handle.downgrade_since(held_at(found))
+                return found
+            try:  # since moved between looking and registering: begin where history begins now
+                handle.downgrade_since(handle.since, opaque=json.dumps(snapshot_offset(handle.since.element or 0)))
+                if "snapshot" in wanted:
+                    return _position(handle)
+            except OpaqueMismatch:
+                continue
+            handle.expire()
+        raise NotReadable(
+            f"shard {self._target.shard!r} cannot be read from {self._stream.starting}: its history was forgotten",
+            as_of=self._stream.starting,
+            since=shard.since().to_json(),
+        )
+
+    def _wanted(self) -> Offset:
+        starting = self._stream.starting
+        if isinstance(starting, int):
+            return offset_at(Antichain(starting))
+        view = executors.view_of(self._target)
+        return offset_at(view.upper) if starting == "latest" else snapshot_offset(view.since.element or 0)
+
+    def _move(self, cursor: str, end: Offset) -> None:
+        """Move the cursor to `end`, unless it is there or further already."""
+        shard = self._shard()
+        for _ in range(CURSOR_TRIES_MAX):
+            handle = shard.critical_reader(cursor, json.dumps(end))
+            if held_at(end) < handle.since or _position(handle) == end:
+                return
+            try:
+                handle.downgrade_since(held_at(end), opaque=json.dumps(end))
+            except OpaqueMismatch:
+                continue
+            return
+
+    def _shard(self) -> Any:
+        connection = self._target.connection
+        return Client(executors.transport(connection), connection.handles).shard(self._target.shard)
+
+
+def _position(handle: CriticalReaderHandle) -> Offset:
+    try:
+        found = json.loads(handle.opaque)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidUsage(f"the critical reader {handle.cursor!r} is not the cursor of a stream; choose another name")
+    return found
+
+
+def _rows(limit: ReadLimit) -> int | None:
+    return limit.max_rows if isinstance(limit, ReadMaxRows) else None
+
+
+def _bytes(limit: ReadLimit) -> int | None:
+    return limit.max_bytes if isinstance(limit, ReadMaxBytes) else None

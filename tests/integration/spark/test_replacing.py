@@ -1,0 +1,145 @@
+"""Replacing by key and as a whole: one commit, exact, also against writers that come between."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from persist.spark.jobs import Job
+from persist.spark.options import Options, Target, WriteOptions
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+DDL = "k string, n bigint"
+
+
+def contents(client: Any, as_of: int | None = None) -> dict[tuple[Any, ...], int]:
+    table = client.shard("orders").snapshot(as_of).to_arrow()
+    return {(row["k"], row["n"]): row["__diff"] for row in table.to_pylist()}
+
+
+def test_an_upsert_replaces_the_rows_of_its_keys_and_no_others(spark: Any, client: Any, save: Any) -> None:
+    save(spark.createDataFrame([("a", 1), ("b", 1), ("b", 2), ("c", 1)], DDL), "orders", key="k")
+    save(spark.createDataFrame([("b", 7), ("c", 1), ("d", 1)], DDL), "orders", envelope="upsert")
+    assert contents(client) == {("a", 1): 1, ("b", 7): 1, ("c", 1): 1, ("d", 1): 1}
+    assert contents(client, 0) == {("a", 1): 1, ("b", 1): 1, ("b", 2): 1, ("c", 1): 1}
+
+
+def test_a_delete_column_removes_keys(spark: Any, client: Any, save: Any) -> None:
+    save(spark.createDataFrame([("a", 1), ("b", 1)], DDL), "orders", key="k")
+    rows = [("a", None, True), ("b", 2, False), ("c", 3, None), ("never", None, True)]
+    changes = spark.createDataFrame(rows, DDL + ", gone boolean")
+    save(changes, "orders", envelope="upsert", deleteColumn="gone")
+    assert contents(client) == {("b", 2): 1, ("c", 3): 1}
+
+
+def test_an_upsert_creates_its_shard(spark: Any, client: Any, save: Any) -> None:
+    save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k", envelope="upsert")
+    assert contents(client) == {("a", 1): 1}
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_key_that_comes_twice_is_refused_by_name(spark: Any, client: Any, save: Any, tasks: int) -> None:
+    save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k")
+    rows = [("a", 2), ("b", 1), ("c", 1), ("a", 3)]
+    frame = spark.createDataFrame(spark.sparkContext.parallelize(rows, tasks), DDL)
+    with pytest.raises(PySparkException, match=r"key \{'k': 'a'\} comes more than once"):
+        save(frame, "orders", envelope="upsert")
+    assert contents(client) == {("a", 1): 1}
+
+
+def test_null_keys_and_not_a_numbers_are_keys_like_others(client: Any, spark: Any, save: Any) -> None:
+    rows = [(None, None, 1), (float("nan"), None, 2), (0.5, "x", 3)]
+    frame = spark.createDataFrame(rows, "f double, s string, n bigint")
+    save(frame, "orders", key="f,s", envelope="upsert")
+    save(frame.selectExpr("f", "s", "n + 10 n"), "orders", envelope="upsert")
+    table = client.shard("orders").snapshot().to_arrow(expand=True)
+    assert sorted(table.column("n").to_pylist()) == [11, 12, 13]
+
+
+def test_an_overwrite_is_one_commit_that_replaces_everything(spark: Any, client: Any, save: Any, load: Any) -> None:
+    save(spark.createDataFrame([("a", 1), ("b", 1), ("b", 1)], DDL), "orders", key="k")
+    save(spark.createDataFrame([("b", 1), ("c", 1)], DDL), "orders", mode="overwrite")
+    assert contents(client) == {("b", 1): 1, ("c", 1): 1}
+    assert client.shard("orders").upper().element == 2
+    save(spark.createDataFrame([], DDL), "orders", mode="overwrite")
+    assert load("orders").collect() == []
+    assert contents(client, 1) == {("b", 1): 1, ("c", 1): 1}
+
+
+def job(url: str, frame: Any, overwrite: bool = False, **options: str) -> Job:
+    return Job.open(
+        Target.of(Options({"url": url, "path": "orders"})), WriteOptions.of(Options(options)), frame.schema, overwrite
+    )
+
+
+def batch(rows: list[tuple[str, int]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"k": [k for k, _ in rows], "n": [n for _, n in rows]}, schema=SCHEMA)
+
+
+def test_what_others_write_meanwhile_is_replaced_under_the_job_s_keys_only(spark: Any, client: Any, url: str) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}, {"k": "b", "n": 1}])
+    mine = job(url, spark.createDataFrame([], DDL), envelope="upsert")
+    message = mine.stage([batch([("a", 5), ("x", 5)])])
+    shard.insert([{"k": "a", "n": 2}, {"k": "b", "n": 2}, {"k": "x", "n": 1}])
+    shard.insert([{"k": "a", "n": 1, "__diff": -1}])
+    assert mine.publish([message], None)
+    assert contents(client) == {("a", 5): 1, ("b", 1): 1, ("b", 2): 1, ("x", 5): 1}
+
+
+def test_an_overwrite_replaces_what_others_wrote_meanwhile_too(spark: Any, client: Any, url: str) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}])
+    mine = job(url, spark.createDataFrame([], DDL), overwrite=True)
+    message = mine.stage([batch([("a", 5)])])
+    shard.insert([{"k": "z", "n": 2}])
+    assert mine.publish([message], None)
+    assert contents(client) == {("a", 5): 1}
+
+
+def test_random_upserts_and_deletes_equal_a_dict(spark: Any, client: Any, url: str) -> None:
+    """Several tasks a job, inserts by others between staging and publishing, keys from a small set."""
+    rng = random.Random(11)
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    schema = pa.schema([*SCHEMA, ("gone", pa.bool_())])
+    frame = spark.createDataFrame([], DDL + ", gone boolean")
+    model: Counter[tuple[str, int]] = Counter()
+    for _ in range(40):
+        mine = job(url, frame, envelope="upsert", deleteColumn="gone")
+        keys = rng.sample([f"k{i}" for i in range(30)], rng.randrange(1, 12))
+        rows = [(k, rng.randrange(4), rng.random() < 0.3) for k in keys]
+        messages = []
+        for task in range(3):
+            part = rows[task::3]
+            columns = list(zip(*part, strict=True)) if part else [(), (), ()]
+            arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
+            messages.append(mine.stage([pa.RecordBatch.from_arrays(arrays, schema=schema)]))
+        for _ in range(rng.randrange(3)):
+            other = (f"k{rng.randrange(30)}", rng.randrange(4))
+            shard.insert([{"k": other[0], "n": other[1]}])
+            model[other] += 1
+        assert mine.publish(messages, None)
+        for k, n, gone in rows:
+            for row in [row for row in model if row[0] == k]:
+                del model[row]
+            if not gone:
+                model[(k, n)] = 1
+        assert contents(client) == dict(model)
+
+
+def test_a_transaction_that_is_run_again_is_skipped(spark: Any, client: Any, save: Any) -> None:
+    frame = spark.createDataFrame([("a", 1)], DDL)
+    for version, rows in ((1, 1), (1, 1), (2, 2), (1, 2)):
+        save(frame, "orders", key="k", txnAppId="nightly", txnVersion=version)
+        assert contents(client) == {("a", 1): rows}
+    save(frame, "orders", txnAppId="another", txnVersion=1)
+    assert contents(client) == {("a", 1): 3}
+    save(frame, "orders", txnAppId="nightly", txnVersion=2, envelope="upsert")
+    assert contents(client) == {("a", 1): 3}

@@ -1,0 +1,249 @@
+"""Streams: offsets, admission, cursors, exactly-once from shard to shard."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from persist.errors import InvalidUsage
+from persist.spark.options import Options, ReadOptions, StreamOptions, Target
+from persist.spark.schemas import spark_schema
+from persist.spark.stream_read import StreamReader
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+@pytest.fixture
+def stream(spark: Any, url: str) -> Callable[..., Any]:
+    def streamed(shard: str = "orders", **options: Any) -> Any:
+        return spark.readStream.format("persist").options(url=url, **options).load(shard)
+
+    return streamed
+
+
+@pytest.fixture
+def pump(url: str, tmp_path: Path) -> Callable[..., Any]:
+    """Run the query on everything that is there now, into a shard; returns the finished query."""
+
+    def pumped(frame: Any, sink: str, checkpoint: str = "checkpoint", mode: str = "append", **options: Any) -> Any:
+        writer = frame.writeStream.format("persist").outputMode(mode).options(url=url, **options)
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
+        query = writer.start(sink)
+        query.awaitTermination()
+        return query
+
+    return pumped
+
+
+def contents(client: Any, shard: str) -> Counter[tuple[Any, ...]]:
+    table = client.shard(shard).snapshot().to_arrow(expand=True)
+    return Counter(tuple(row.values()) for row in table.to_pylist())
+
+
+def reader(url: str, **options: str) -> StreamReader:
+    given = Options({"url": url, "path": "orders", **options})
+    return StreamReader(Target.of(given), ReadOptions.of(given), StreamOptions.of(given), spark_schema(SCHEMA))
+
+
+def test_a_shard_flows_into_another_once(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(5):
+        shard.insert([{"k": f"k{n}", "n": n}])
+    pump(stream(), "copy", key="k")
+    assert contents(client, "copy") == contents(client, "orders")
+    shard.insert([{"k": "later", "n": 9}])
+    pump(stream(), "copy")
+    assert contents(client, "copy") == contents(client, "orders")
+    assert client.shard("copy").upper().element == 2
+    pump(stream(), "copy")
+    assert client.shard("copy").upper().element == 2
+
+
+def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for time in range(4):
+        shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
+    rows = [{"k": f"late{i}", "n": i, "__time": 4 + i % 5} for i in range(50)]
+    shard.compare_and_append(rows, 4, 9)
+    query = pump(stream(maxRowsPerTrigger=20), "copy", key="k")
+    sizes = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+    assert sizes == [20, 20, 20, 20, 10]
+    assert contents(client, "copy") == contents(client, "orders")
+    query = pump(stream(maxRowsPerTrigger=3), "small", "other", key="k")
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [10] * 9
+
+
+def test_bytes_per_trigger_are_admitted(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for time in range(4):
+        shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
+    query = pump(stream(maxBytesPerTrigger="1b"), "copy", key="k")
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [10] * 4
+
+
+def test_changes_carry_what_spark_calls_them(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}])
+    shard.insert([{"k": "a", "n": 1, "__diff": -1}, {"k": "a", "n": 2, "__diff": 2}])
+    changes = stream(readChangeFeed="true", startingVersion="0", timeUnit="s")
+    columns = ["k", "n", "_change_type", "_commit_version", "_commit_timestamp", "__time", "__diff"]
+    assert changes.columns == columns
+    told = changes.selectExpr(
+        "k", "n", "_change_type kind", "_commit_version version", "unix_seconds(_commit_timestamp) s", "__diff d"
+    )
+    pump(told, "log", key="k")
+    assert contents(client, "log") == Counter(
+        {("a", 1, "insert", 0, 0, 1): 1, ("a", 1, "delete", 1, 1, -1): 1, ("a", 2, "insert", 1, 1, 2): 1}
+    )
+
+
+def test_the_change_feed_is_there_in_batch_as_well(client: Any, load: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(3):
+        shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1}])
+    feed = load("orders", readChangeFeed="true", startingVersion=1, endingVersion=1)
+    assert sorted(feed.select("n", "__time", "__diff", "_commit_timestamp").collect()) == [
+        (0, 1, -1, None),
+        (1, 1, 1, None),
+    ]
+    assert load("orders", readChangeFeed="true", startingVersion=0).count() == 6
+    assert load("orders", readChangeFeed="true", startingVersion=7).count() == 0
+
+
+def test_a_retraction_cannot_be_shown_as_a_row(client: Any, stream: Any, pump: Any) -> None:
+    client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "gone", "n": 1, "__diff": -1}])
+    with pytest.raises(StreamingQueryException, match=r"retracts a row at time 0.*'k': 'gone'.*readChangeFeed"):
+        pump(stream(), "copy", key="k")
+
+
+def test_trap_3_the_initial_offset_is_the_same_however_often_it_is_asked(client: Any, url: str) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "before", "n": 0}])
+    first = reader(url, startingOffsets="latest", cursor="job")
+    start = first.initialOffset()
+    shard.insert([{"k": "between", "n": 1}])
+    assert first.initialOffset() == start == {"v": 1, "frontier": [1]}
+    restarted = reader(url, startingOffsets="latest", cursor="job")
+    assert restarted.initialOffset() == start
+    assert first.latestOffset(start, first.getDefaultReadLimit()) == {"v": 1, "frontier": [2]}
+
+
+def test_trap_3_latest_without_a_cursor_is_refused(client: Any, url: str) -> None:
+    client.create_shard("orders", SCHEMA, ["k"])
+    with pytest.raises(InvalidUsage, match="startingOffsets=latest needs option 'cursor'"):
+        reader(url, startingOffsets="latest")
+
+
+def test_latest_begins_after_what_is_there(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "before", "n": 0}])
+    pump(stream(startingOffsets="latest", cursor="job"), "copy", key="k")
+    shard.insert([{"k": "after", "n": 1}])
+    pump(stream(startingOffsets="latest", cursor="job"), "copy", key="k")
+    assert contents(client, "copy") == Counter({("after", 1): 1})
+
+
+def test_a_stream_begins_at_a_time(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(4):
+        shard.insert([{"k": "a", "n": n}])
+    pump(stream(startingOffsets='{"time": 2}'), "copy", key="k")
+    assert contents(client, "copy") == Counter({("a", 2): 1, ("a", 3): 1})
+
+
+def test_a_cursor_keeps_the_history_that_a_stopped_stream_needs(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 0}])
+    changes = {"readChangeFeed": "true", "cursor": "job"}
+    pump(stream(**changes).selectExpr("k", "n", "__time t", "__diff d"), "log", key="k")
+    for n in range(1, 4):
+        shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1}])
+    shard.downgrade_since(3, "everyone else")
+    assert shard.since().element == 0
+    pump(stream(**changes).selectExpr("k", "n", "__time t", "__diff d"), "log", key="k")
+    assert contents(client, "log") == Counter(
+        {("a", 0, 0, 1): 1, **{("a", n, n, 1): 1 for n in range(1, 4)}, **{("a", n - 1, n, -1): 1 for n in range(1, 4)}}
+    )
+
+
+def test_forgotten_history_fails_the_stream_unless_it_may_be_lost(
+    spark: Any, client: Any, stream: Any, pump: Any
+) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(6):
+        shard.insert([{"k": "a", "n": n}])
+    shard.downgrade_since(3)
+    with pytest.raises(StreamingQueryException, match="readable from"):
+        pump(stream(startingOffsets="1"), "copy", key="k")
+    pump(stream(startingOffsets="1", failOnDataLoss="false"), "copy", "other", key="k")
+    assert contents(client, "copy") == Counter({("a", 4): 1, ("a", 5): 1})
+
+
+def test_earliest_begins_with_the_contents_as_of_since(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(4):
+        shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1 if n else 1}])
+    shard.downgrade_since(2)
+    rows = stream(readChangeFeed="true").selectExpr("n", "__time t", "__diff d")
+    pump(rows, "log", key="n")
+    assert contents(client, "log") == Counter({(-1, 2, 1): 1, (2, 2, 1): 1, (2, 3, -1): 1, (3, 3, 1): 1})
+
+
+def test_complete_mode_replaces_the_contents_each_time(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
+    for extra in (5, 7):
+        shard.insert([{"k": "a", "n": extra}])
+        counts = stream().groupBy("k").agg({"n": "sum"}).withColumnRenamed("sum(n)", "total")
+        pump(counts, "totals", mode="complete", key="k")
+    assert contents(client, "totals") == Counter({("a", 13): 1, ("b", 2): 1})
+    assert client.shard("totals").upper().element == 2
+
+
+def test_a_stream_of_upserts(client: Any, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(3):
+        shard.insert([{"k": "a", "n": n}, {"k": f"k{n}", "n": n}])
+        pump(stream(), "latest", key="k", envelope="upsert")
+    assert contents(client, "latest") == Counter({("a", 2): 1, ("k0", 0): 1, ("k1", 1): 1, ("k2", 2): 1})
+
+
+def test_a_committed_batch_that_is_replayed_is_skipped(client: Any, stream: Any, pump: Any, tmp_path: Path) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(3):
+        shard.insert([{"k": "a", "n": n}])
+        pump(stream(), "copy", key="k")
+    before = contents(client, "copy")
+    [last] = sorted((tmp_path / "checkpoint" / "commits").glob("2"))
+    last.unlink()
+    last.with_name(".2.crc").unlink(missing_ok=True)
+    pump(stream(), "copy")
+    assert contents(client, "copy") == before == contents(client, "orders")
+    assert client.shard("copy").upper().element == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOffsets": "soon"}, "option 'startingOffsets' is a whole number, not 'soon'"),
+        ({"startingOffsets": '{"at": 1}'}, "is earliest, latest, a time or"),
+        ({"maxRowsPerTrigger": "0"}, "option 'maxRowsPerTrigger' is 0"),
+        ({"maxBytesPerTrigger": "lots"}, "option 'maxBytesPerTrigger' is a size"),
+        ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "not both"),
+        ({"asOf": "1"}, "option 'asOf' means nothing for a streaming read"),
+    ],
+)
+def test_a_bad_stream_option_is_one_clear_sentence(
+    client: Any, stream: Any, pump: Any, options: dict[str, str], message: str
+) -> None:
+    client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a", "n": 1}])
+    with pytest.raises((PySparkException, StreamingQueryException), match=message):
+        pump(stream(**options), "copy", key="k")
