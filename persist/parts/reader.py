@@ -110,8 +110,9 @@ class PartReader:
                 raise InvalidUsage(f"column {name!r} is not in the shard's schema {self.schema.arrow.names}")
         if len(set(names)) != len(names):
             raise InvalidUsage(f"a column occurs twice in {names}")
-        # A snapshot is as of one time, which its reader knows.
-        names += [DIFF] if times.upto is not None and times.upto == times.advance else [TIME, DIFF]
+        # A snapshot is as of one time, which its reader knows; changes have theirs, even where all are at one time.
+        is_snapshot = times.after is None and times.upto is not None and times.upto == times.advance
+        names += [DIFF] if is_snapshot else [TIME, DIFF]
         return self._stretches(runs, times, key_range, names, memory_bytes)
 
     def _stretches(
