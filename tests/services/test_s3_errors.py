@@ -1,0 +1,267 @@
+"""Every row of the S3 table in docs/stores.md, provoked on a real server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+
+from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable, open_blob
+from blob.s3 import S3Blob
+from blob.s3_settings import S3Settings
+from tests.services.fault_proxy import FaultProxy
+from tests.services.plugin import make_bucket
+from tests.services.process import free_ports, wait_until
+from tests.services.s3 import S3Server
+
+pytestmark = pytest.mark.services
+
+MiB = 2**20
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server, aws_environment: None) -> str:
+    name = f"errors-{free_ports(1)[0]}-{threading.get_native_id()}"
+    session = boto3.session.Session()
+    if name not in [each["Name"] for each in _buckets(session, s3_server.endpoint)]:
+        make_bucket(session, s3_server.endpoint, name)
+    return name
+
+
+def _buckets(session: object, endpoint: str) -> list[dict[str, str]]:
+    client = session.client("s3", endpoint_url=endpoint)  # type: ignore[attr-defined]
+    try:
+        return list(client.list_buckets()["Buckets"])
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def direct(s3_server: S3Server, bucket: str) -> Iterator[Blob]:
+    store = open_blob(f"s3://{bucket}/p?endpoint={s3_server.endpoint}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server, fault_proxy: Callable[[int], FaultProxy]) -> FaultProxy:
+    return fault_proxy(s3_server.port)
+
+
+@pytest.fixture
+def behind(proxy: FaultProxy, bucket: str) -> Iterator[Blob]:
+    """The same bucket through the proxy, impatient."""
+    options = "connect_timeout=1&read_timeout=1&attempts=1"
+    store = open_blob(f"s3://{bucket}/p?endpoint=http://127.0.0.1:{proxy.port}&{options}")
+    yield store
+    proxy.mode("pass")
+    store.close()
+
+
+def refused_at_start(url: str, setting: str) -> None:
+    store = open_blob(url)
+    try:
+        with pytest.raises(BlobMisconfigured, match=setting) as refused:
+            store.check()
+        assert "testsecret" not in str(refused.value)
+    finally:
+        store.close()
+
+
+def test_connection_refused(bucket: str) -> None:
+    store = open_blob(f"s3://{bucket}?endpoint=http://127.0.0.1:{free_ports(1)[0]}&attempts=1")
+    for call in (store.check, lambda: store.get("k"), lambda: store.put("k", b""), lambda: list(store.list(""))):
+        with pytest.raises(BlobUnavailable, match="did not answer"):
+            call()
+    store.close()
+
+
+def test_wrong_bucket(s3_server: S3Server, bucket: str) -> None:
+    refused_at_start(f"s3://{bucket}-missing?endpoint={s3_server.endpoint}", "bucket")
+
+
+def _needs_signatures(s3_server: S3Server) -> None:
+    if s3_server.kind == "moto":
+        pytest.skip("real server missing: moto does not check signatures")
+
+
+def test_wrong_secret_key(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _needs_signatures(s3_server)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    refused_at_start(f"s3://{bucket}?endpoint={s3_server.endpoint}", "AWS_SECRET_ACCESS_KEY")
+
+
+def test_wrong_access_key(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _needs_signatures(s3_server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    refused_at_start(f"s3://{bucket}?endpoint={s3_server.endpoint}", "AWS_ACCESS_KEY_ID")
+
+
+def test_no_credentials(s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    refused_at_start(f"s3://{bucket}?endpoint={s3_server.endpoint}", "credentials")
+
+
+def test_a_profile_that_is_not_there(aws_environment: None) -> None:
+    with pytest.raises(BlobMisconfigured, match="no-such-profile"):
+        open_blob("s3://bucket?profile=no-such-profile")
+
+
+@pytest.mark.parametrize(
+    ("url", "setting"),
+    [
+        ("s3://b", "bucket"),
+        ("s3://UPPER/x", "bucket"),
+        ("s3://bucket/a b", "prefix"),
+        ("s3://bucket?colour=red", "colour"),
+        ("s3://bucket?attempts=many", "attempts"),
+        ("s3://bucket?attempts=0", "attempts"),
+        ("s3://bucket?path_style=perhaps", "path_style"),
+        ("s3://bucket?endpoint=127.0.0.1:9000", "endpoint"),
+        ("s3://bucket?part_bytes=1000", "part_bytes"),
+        ("s3://key:secret@bucket/x", "credentials"),
+    ],
+)
+def test_a_url_that_cannot_be_meant(url: str, setting: str) -> None:
+    with pytest.raises(BlobMisconfigured, match=setting) as refused:
+        open_blob(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_put_whose_reply_is_lost_is_confirmed_by_the_retry(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
+    proxy.mode("swallow")
+    with pytest.raises(BlobUnavailable):
+        behind.put("k", b"landed")
+    wait_until(lambda: direct.stat("k") is not None, "the put has landed")
+    proxy.mode("pass")
+    behind.put("k", b"landed")
+    with pytest.raises(BlobExists):
+        behind.put("k", b"other")
+
+
+def test_a_server_that_hangs(behind: Blob, proxy: FaultProxy) -> None:
+    proxy.mode("hang")
+    for call in (lambda: behind.get("k"), lambda: behind.put("k", b"x"), lambda: behind.delete(["k"])):
+        with pytest.raises(BlobUnavailable, match="did not answer"):
+            call()
+
+
+def test_a_connection_that_is_reset(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
+    direct.put("k", b"x")
+    proxy.mode("reset")
+    with pytest.raises(BlobUnavailable):
+        behind.get("k")
+    proxy.mode("pass")
+    assert behind.get("k") == b"x"
+
+
+def test_a_download_that_breaks_off_is_begun_anew(behind: Blob, direct: Blob, proxy: FaultProxy) -> None:
+    data = os.urandom(24 * MiB)
+    direct.put("large", data)
+    done: list[bytes] = []
+    thread = threading.Thread(target=lambda: done.append(behind.get("large")))
+    thread.start()
+    cuts = 0
+    while thread.is_alive() and cuts < 2:
+        thread.join(0.02)
+        proxy.cut()
+        cuts += 1
+    thread.join()
+    assert done == [data]
+
+
+def test_the_gateway_is_killed_and_comes_back(direct: Blob, s3_server: S3Server) -> None:
+    if s3_server.kind == "moto":
+        pytest.skip("real server missing: moto forgets everything when it is killed")
+    direct.put("before", b"kept")
+    s3_server.gateway.kill()
+    store = open_blob(f"{direct.url}&attempts=1")
+    with pytest.raises(BlobUnavailable):
+        store.put("meanwhile", b"x")
+    s3_server.restart_gateway()
+    store.put("meanwhile", b"x")
+    assert direct.get("before") == b"kept"
+    store.close()
+
+
+def test_large_blobs_go_up_in_parts_and_are_written_once(s3_server: S3Server, bucket: str) -> None:
+    settings = S3Settings(
+        bucket, "parts", endpoint=s3_server.endpoint, path_style=True, multipart_bytes=6 * MiB, part_bytes=5 * MiB
+    )
+    store = S3Blob(settings)
+    data = os.urandom(16 * MiB + 17)
+    store.put("large", data)
+    store.put("large", data)
+    assert store.get("large") == data
+    assert store.get_range("large", 5 * MiB - 3, 6) == data[5 * MiB - 3 : 5 * MiB + 3]
+    with pytest.raises(BlobExists):
+        store.put("large", data[:-1])
+    client = boto3.session.Session().client("s3", endpoint_url=s3_server.endpoint)
+    head = client.head_object(Bucket=bucket, Key="parts/large")
+    assert head["ETag"].strip('"').endswith("-4"), "four parts"
+    client.close()
+    store.close()
+
+
+def test_a_failed_upload_leaves_no_parts(s3_server: S3Server, bucket: str, proxy: FaultProxy) -> None:
+    settings = S3Settings(
+        bucket,
+        endpoint=f"http://127.0.0.1:{proxy.port}",
+        path_style=True,
+        multipart_bytes=6 * MiB,
+        part_bytes=5 * MiB,
+        attempts=1,
+        read_timeout=1.0,
+    )
+    store = S3Blob(settings)
+    failures: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            store.put("large", os.urandom(64 * MiB))
+        except BlobUnavailable as error:
+            failures.append(error)
+
+    client = boto3.session.Session().client("s3", endpoint_url=s3_server.endpoint)
+    thread = threading.Thread(target=put)
+    thread.start()
+    wait_until(lambda: "Uploads" in client.list_multipart_uploads(Bucket=bucket), "the upload has begun")
+    proxy.cut()
+    thread.join()
+    assert len(failures) == 1
+    assert "Uploads" not in client.list_multipart_uploads(Bucket=bucket)
+    with pytest.raises(BlobNotFound):
+        store.get("large")
+    client.close()
+    store.close()
+
+
+def test_sixteen_threads_put_one_key_and_one_wins(direct: Blob) -> None:
+    winners: list[int] = []
+
+    def put(number: int) -> None:
+        try:
+            direct.put("contested", f"{number}".encode())
+        except BlobExists:
+            return
+        winners.append(number)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [f"{number}".encode() for number in winners] == [direct.get("contested")]
+
+
+def test_its_url_opens_the_same_place(direct: Blob) -> None:
+    direct.put("k", b"x")
+    again = open_blob(direct.url)
+    assert again.get("k") == b"x"
+    assert urlsplit(again.url).query == urlsplit(direct.url).query
+    again.close()
