@@ -43,14 +43,15 @@ class Edge:
         request_id = self._request_id(headers)
         shard = paths.resolve(scope)  # type: ignore[arg-type]
         verb = _verb(scope, shard)
-        status = 0
+        status, answered = 0, False
 
         async def answering(message: Message) -> None:
-            nonlocal status
+            nonlocal status, answered
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
             await send(message)
+            answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
 
         kind = ""
         try:
@@ -63,11 +64,12 @@ class Edge:
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as error:
-            known = error if isinstance(error, PersistError) else from_bug(error)
-            kind = known.kind
-            if status:  # the answer has begun: cutting it off is the only way to tell
+            kind = error.kind if isinstance(error, PersistError) else PersistError.kind
+            if status and not answered:  # the answer has begun: cutting it off is the only way to tell
                 raise
-            await problem(known)(scope, receive, answering)
+            if not answered:
+                known = error if isinstance(error, PersistError) else from_bug(error)
+                await problem(known)(scope, receive, answering)
         finally:
             self._count(verb, status, kind, time.perf_counter() - started)
             if self._service.settings.access_log:

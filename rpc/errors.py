@@ -111,6 +111,10 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return problem(from_validation(error), 422)
 
+    async def on_bug(_request: Request, error: Exception) -> Response:
+        return problem(from_bug(error))
+
+    app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(e.PersistError, on_persist)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)

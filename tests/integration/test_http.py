@@ -1,0 +1,265 @@
+"""The service through the real client, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.client import Client
+from persist.errors import InvalidUsage, NotReadable, ShardExists, Unavailable, UnknownShard, UpperMismatch
+from persist.handles import HandleSettings, Shard
+from persist.state import Policy
+from persist.transport import ViewRequest
+from persist.writing import WriteSettings
+from rpc.http_blob import HttpBlob
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+
+
+def rows(*ids: str, amount: int = 1) -> pa.Table:
+    return pa.table({"id": list(ids), "amount": [amount] * len(ids)}, schema=SCHEMA)
+
+
+def contents(shard: Shard, as_of: int | None = None) -> dict[str, int]:
+    table = shard.snapshot(as_of).to_arrow()
+    return dict(zip(table.column("id").to_pylist(), table.column("__diff").to_pylist(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("http") / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with persist.connect(server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def shard(client: Client, request: pytest.FixtureRequest) -> Shard:
+    return client.create_shard(f"eu/{request.node.name[:100]}", SCHEMA, ["id"])
+
+
+def test_write_and_read_back(shard: Shard) -> None:
+    shard.compare_and_append(rows("a", "b"), 0, 5)
+    shard.append(rows("c"), 5, 7)
+    assert shard.insert(rows("a")).lower.to_json() == [7]
+    assert contents(shard) == {"a": 2, "b": 1, "c": 1}
+    assert contents(shard, as_of=4) == {"a": 1, "b": 1}
+
+
+def test_a_client_on_the_same_machine_uses_the_store_itself(client: Client) -> None:
+    assert type(client.transport.blob).__name__ == "FileBlob"
+
+
+def test_rows_too_large_to_travel_with_the_commit(shard: Shard) -> None:
+    many = rows(*[f"row-{n}" for n in range(50_000)])
+    shard.insert(many)
+    assert len(contents(shard)) == 50_000
+
+
+def test_names_with_a_region(client: Client) -> None:
+    for name in ("eu/listen", "eu/commands", "eu", "eu/eu"):
+        shard = client.create_shard(name, SCHEMA, ["id"])
+        shard.insert(rows(name))
+        assert contents(client.shard(name)) == {name: 1}
+    assert {"eu", "eu/commands", "eu/eu", "eu/listen"} <= set(client.shards("eu"))
+
+
+def test_what_was_acknowledged_is_seen_by_every_later_view(client: Client, shard: Shard) -> None:
+    other = client.shard(shard.name)
+    for n in range(20):
+        shard.compare_and_append(rows(str(n)), n, n + 1)
+        assert other.upper().to_json() == [n + 1]
+
+
+def test_a_listener_gets_every_update_once_while_others_write(server: Server, shard: Shard) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def follow() -> None:
+        with persist.connect(server.url) as mine, mine.shard(shard.name).listen(None, until=30) as listen:
+            for event in listen:
+                seen.extend(zip(event.updates["id"].to_pylist(), event.updates["__time"].to_pylist(), strict=True))
+
+    listener = threading.Thread(target=follow)
+    listener.start()
+    for n in range(30):
+        shard.compare_and_append(rows(f"r{n}"), n, n + 1)
+    listener.join(60)
+    assert seen == [(f"r{n}", n) for n in range(30)]
+
+
+def test_many_writers_insert_into_one_shard_and_nothing_is_lost(server: Server, shard: Shard) -> None:
+    def write(writer: int) -> None:
+        with persist.connect(server.url) as mine:
+            own = mine.shard(shard.name)
+            for n in range(10):
+                own.insert(rows(f"{writer}-{n}"))
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(write, range(16)))
+    assert contents(shard) == {f"{w}-{n}": 1 for w in range(16) for n in range(10)}
+
+
+def test_lists_shards(client: Client) -> None:
+    for n in range(5):
+        client.create_shard(f"list-{n}", SCHEMA, ["id"])
+    assert client.shards("list-") == [f"list-{n}" for n in range(5)]
+
+
+# --- bad input: one clear sentence each, and nothing is lost
+
+
+def test_an_unknown_shard(client: Client) -> None:
+    with pytest.raises(UnknownShard, match=r"'nowhere'.*create it first"):
+        client.shard("nowhere")
+
+
+def test_another_schema(client: Client, shard: Shard) -> None:
+    with pytest.raises(ShardExists, match="another schema"):
+        client.create_shard(shard.name, pa.schema([("id", pa.int64())]), ["id"])
+
+
+def test_rows_of_another_schema(shard: Shard) -> None:
+    with pytest.raises(InvalidUsage, match="'colour'"):
+        shard.insert(pa.table({"id": ["a"], "amount": [1], "colour": ["red"]}))
+    assert shard.upper().to_json() == [0]
+
+
+def test_a_time_outside_the_interval(shard: Shard) -> None:
+    table = rows("a").append_column("__time", pa.array([9], pa.int64()))
+    with pytest.raises(InvalidUsage, match="9"):
+        shard.compare_and_append(table, 0, 5)
+    assert shard.upper().to_json() == [0]
+
+
+def test_the_wrong_expected_upper_is_told_the_right_one(shard: Shard) -> None:
+    shard.compare_and_append(rows("a"), 0, 3)
+    with pytest.raises(UpperMismatch) as caught:
+        shard.compare_and_append(rows("b"), 0, 4)
+    assert caught.value.details == {"expected": [0], "actual": [3]}
+    assert contents(shard) == {"a": 1}
+
+
+def test_a_time_before_since(shard: Shard) -> None:
+    shard.compare_and_append(rows("a"), 0, 10)
+    shard.downgrade_since(5)
+    with pytest.raises(NotReadable, match="5"):
+        shard.snapshot(4)
+    assert contents(shard, as_of=5) == {"a": 1}
+
+
+def test_a_blob_with_a_flipped_byte(server: Server, tmp_path: Path) -> None:
+    with Server(tmp_path / "own") as own, persist.connect(own.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert(rows(*[f"row-{n}" for n in range(20_000)]))
+        (part,) = (tmp_path / "own" / "blob").rglob("p*.parquet")
+        data = bytearray(part.read_bytes())
+        data[len(data) // 2] ^= 1
+        os.chmod(part, 0o644)
+        part.write_bytes(data)
+        with pytest.raises(persist.errors.Corruption, match="checksum"):
+            shard.snapshot().to_arrow()
+
+
+def test_a_directory_that_is_not_a_persist_location(tmp_path: Path) -> None:
+    (tmp_path / "holiday.txt").write_text("photos")
+    with Server(tmp_path) as server:
+        assert server.process.wait(60) == 1
+    assert server.url == ""
+    assert "is not a persist location" in server.said()
+    assert (tmp_path / "holiday.txt").read_text() == "photos"
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        persist.connect("http://127.0.0.1:9", timeout_s=0.1)
+
+
+def test_somebody_else_there(server: Server) -> None:
+    with pytest.raises(InvalidUsage, match="http"):
+        persist.connect(f"{server.url}/some/path")
+
+
+# --- a client that cannot reach the store
+
+
+@pytest.fixture
+def far_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client to which the server's directory looks as if it were on another machine."""
+    monkeypatch.setattr("rpc.identity.is_same", lambda blob, proof: False)
+    with persist.connect(server.url) as connected:
+        assert isinstance(connected.transport.blob, HttpBlob)
+        yield connected
+
+
+def test_parts_go_through_the_servers_door(far_client: Client) -> None:
+    shard = far_client.create_shard("far", SCHEMA, ["id"])
+    shard.insert(rows(*[f"row-{n}" for n in range(50_000)]))
+    shard.insert(rows("small"))
+    snapshot = shard.snapshot(num_splits=4, columns=["id"])
+    with snapshot:
+        assert sum(table.num_rows for table in snapshot.batches()) == 50_001
+
+
+def test_the_proof_tells_a_copy_from_the_original(server: Server, tmp_path: Path) -> None:
+    from blob import open_blob
+    from rpc import identity
+
+    with urllib.request.urlopen(f"{server.url}/v1/location") as answer:
+        told = json.load(answer)["blob"]
+    original = open_blob(told["url"])
+    assert identity.is_same(original, told["proof"])
+    copy = open_blob((tmp_path / "copy").as_uri())
+    copy.put(identity.KEY, original.get(identity.KEY))
+    assert not identity.is_same(copy, told["proof"])
+    assert not identity.is_same(open_blob((tmp_path / "other").as_uri()), told["proof"])
+
+
+def test_a_client_takes_the_servers_inline_limits(client: Client) -> None:
+    assert client.transport.policy == Policy()
+
+
+# --- its end
+
+
+def test_sigterm_answers_what_was_accepted_and_ends_waits(tmp_path: Path) -> None:
+    settings = HandleSettings(write=WriteSettings(retry_s=0.5))
+    with Server(tmp_path / "data") as server, persist.connect(server.url, handles=settings) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        started = threading.Event()
+        acknowledged: list[int] = []
+
+        def write() -> None:
+            for n in range(1_000_000):
+                try:
+                    acknowledged.append(shard.insert(rows(f"r{n}")).lower.element or 0)
+                except persist.errors.PersistError:
+                    return
+                started.set()
+
+        waiting = threading.Thread(
+            target=lambda: client.transport.view("orders", ViewRequest(past=10**9, timeout_s=60))
+        )
+        waiting.start()
+        writer = threading.Thread(target=write)
+        writer.start()
+        started.wait(60)
+        assert server.stop() == 0
+        writer.join(60)
+        waiting.join(60)
+    with persist.connect(f"persist://{tmp_path / 'data'}") as local:
+        found = local.shard("orders").snapshot().to_arrow(expand=True).num_rows
+    assert len(acknowledged) <= found <= len(acknowledged) + 1

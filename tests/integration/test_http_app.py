@@ -1,0 +1,291 @@
+"""The service as plain HTTP, without a socket: statuses, problem+json, bodies, limits, doors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+from blob.memory import MemoryBlob
+from consensus import ConsensusUnavailable
+from consensus.memory import MemoryConsensus
+from persist.embedded import EmbeddedTransport
+from persist.ids import PartId, ShardId, WriterId
+from persist.keys import part_key
+from persist.location import Location
+from persist.system import InlineBackground
+from rpc.app import create_app
+from rpc.settings import Limits, ServerSettings
+
+FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "amount", "type": "int64"}]}
+LIMITS = Limits(command_bytes_max=10_000, rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)
+
+
+@pytest.fixture
+def location() -> Iterator[Location]:
+    opened = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def http(location: Location) -> Iterator[TestClient]:
+    with TestClient(create_app(location, ServerSettings(limits=LIMITS)), base_url="http://127.0.0.1") as client:
+        client.put("/v1/shards/orders", json=FIELDS)
+        yield client
+
+
+def ipc(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def key(shard: str = "orders", number: int = 1) -> str:
+    return part_key(ShardId.of(shard), WriterId("w" + "0" * 32), PartId(f"p{number:032x}"))
+
+
+def problem(response: Any, status: int, kind: str) -> str:
+    """The sentence of a problem+json answer."""
+    assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
+    body = response.json()
+    assert (body["status"], body["kind"], body["type"]) == (status, kind, f"urn:persist:{kind}")
+    assert body["detail"]
+    assert "\n" not in body["detail"]
+    return str(body["detail"])
+
+
+# --- that it works
+
+
+def test_health(http: TestClient) -> None:
+    assert http.get("/healthz").json() == {"status": "ok"}
+    assert http.get("/readyz").json()["status"] == "ok"
+
+
+def test_not_ready_without_its_stores(http: TestClient, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away() -> None:
+        raise ConsensusUnavailable("the store does not answer")
+
+    monkeypatch.setattr(location.consensus, "check", away)
+    problem(http.get("/readyz"), 503, "unavailable")
+    assert http.get("/healthz").status_code == 200
+
+
+def test_creating_twice_is_fine_and_creating_another_is_not(http: TestClient) -> None:
+    again = http.put("/v1/shards/orders", json=FIELDS)
+    assert (again.status_code, again.json()["upper"]) == (200, [0])
+    other = {"fields": [{"name": "id", "type": "int64", "key": True}]}
+    assert "another schema" in problem(http.put("/v1/shards/orders", json=other), 422, "shard_exists")
+
+
+def test_a_serialized_schema_and_a_list_of_fields_mean_the_same(http: TestClient) -> None:
+    arrow = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+    body = {"schema": base64.b64encode(arrow.serialize()).decode(), "key": ["id"]}
+    assert http.put("/v1/shards/orders", json=body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("form", "body"),
+    [
+        ("application/x-ndjson", b'{"id": "a", "amount": 1}\n'),
+        ("text/csv", b"id,amount\na,1\n"),
+        ("application/vnd.apache.arrow.stream", ipc(pa.table({"id": ["a"], "amount": [1]}))),
+    ],
+)
+def test_rows_come_in_and_go_out(http: TestClient, form: str, body: bytes) -> None:
+    posted = http.post("/v1/shards/orders/insert", content=body, headers={"content-type": form})
+    assert posted.json() == {"result": "appended", "lower": [0], "upper": [1]}
+    got = http.get("/v1/shards/orders/snapshot", headers={"accept": "application/x-ndjson"})
+    assert got.headers["persist-as-of"] == "0"
+    assert json.loads(got.text) == {"id": "a", "amount": 1, "__diff": 1}
+
+
+def test_a_snapshot_in_columns_and_expanded(http: TestClient) -> None:
+    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount,__diff\na,1,2\nb,2,1\n")
+    got = http.get("/v1/shards/orders/snapshot?format=csv&columns=id&expand=true").text
+    assert got.splitlines() == ['"id"', '"a"', '"a"', '"b"']
+
+
+def test_a_token_makes_a_repeated_post_harmless(http: TestClient) -> None:
+    for _ in range(3):
+        url = "/v1/shards/orders/insert?format=csv&token=load-17"
+        assert http.post(url, content=b"id,amount\na,1\n").json()["lower"] == [0]
+    header = {"idempotency-key": "load-17", "content-type": "text/csv"}
+    assert http.post("/v1/shards/orders/insert", content=b"id,amount\na,1\n", headers=header).json()["lower"] == [0]
+    assert http.get("/v1/shards/orders").json()["upper"] == [1]
+
+
+def test_frontiers_move_by_post(http: TestClient) -> None:
+    assert http.post("/v1/shards/orders/advance-upper?upper=9").json()["upper"] == [9]
+    moved = http.post("/v1/shards/orders/downgrade-since?since=4").json()
+    assert moved["shard_since"] == [4]
+    assert http.post("/v1/shards/orders/advance-upper?upper=[]").json()["upper"] == []
+
+
+def test_dropping(http: TestClient) -> None:
+    assert http.delete("/v1/shards/orders").status_code == 200
+    got = http.get("/v1/shards/orders").json()
+    assert (got["since"], got["upper"]) == ([], [])
+
+
+def test_request_ids_come_back(http: TestClient) -> None:
+    assert http.get("/healthz", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = http.get("/healthz", headers={"x-request-id": "not ok!"}).headers["x-request-id"]
+    assert len(made) == 32
+
+
+def test_the_api_describes_itself_with_examples(http: TestClient) -> None:
+    api = http.get("/openapi.json").json()
+    assert "/v1/shards/{name}/commands" in api["paths"]
+    assert "examples" in api["paths"]["/v1/shards/{name}"]["put"]["requestBody"]["content"]["application/json"]
+
+
+def test_metrics_count_by_verb(http: TestClient) -> None:
+    http.get("/v1/shards/nope")
+    text = http.get("/metrics").text
+    assert 'persist_requests_total{status="200",verb="put-shard"} 1.0' in text
+    assert 'persist_errors_total{kind="404",verb="get-shard"} 1.0' in text
+    assert 'persist_shard_upper{shard="orders"}' in text
+
+
+# --- bad input: one sentence, the right status, nothing written
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind"),
+    [
+        ("GET", "/nowhere", None, 404, "invalid_usage"),
+        ("PATCH", "/v1/shards/orders", None, 405, "invalid_usage"),
+        ("GET", "/v1/shards/nope", None, 404, "unknown_shard"),
+        ("GET", "/v1/shards/nope/snapshot", None, 404, "unknown_shard"),
+        ("GET", "/v1/shards/nope/listen", None, 404, "unknown_shard"),
+        ("POST", "/v1/shards/nope/insert", b"", 404, "unknown_shard"),
+        ("GET", "/v1/shards/bad name", None, 400, "invalid_usage"),
+        ("GET", "/v1/shards/..%2F..%2Fetc", None, 400, "invalid_usage"),
+        ("GET", "/v1/shards?limit=0", None, 422, "invalid_usage"),
+        ("GET", "/v1/shards/orders?past=x", None, 422, "invalid_usage"),
+        ("GET", "/v1/shards/orders?lower=x", None, 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b"{", 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b"{}", 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b'{"fields": []}', 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b'{"fields": [{"name": "a", "type": "money"}]}', 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b'{"schema": "AAAA", "key": ["a"]}', 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", b"", 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", b"[]", 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", b'{"command": "fly"}', 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", b'{"command": "advance_upper"}', 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", b'{"command": "advance_upper", "upper": [-1]}', 400, "invalid_usage"),
+        ("POST", "/v1/shards/nope/commands", b'{"command": "drop"}', 404, "unknown_shard"),
+        ("POST", "/v1/shards/orders/insert?format=xml", b"", 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\na,x\n", 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\n" + b"a,1\n" * 101, 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/append?lower=0", b"", 422, "invalid_usage"),
+        ("POST", "/v1/shards/orders/append?lower=0&upper=soon", b"", 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/insert?writer=me", b"", 400, "invalid_usage"),
+        ("GET", "/v1/shards/orders/snapshot?columns=colour", None, 400, "invalid_usage"),
+        ("GET", "/v1/shards/orders/snapshot?format=xml", None, 400, "invalid_usage"),
+        ("GET", "/v1/shards/orders/snapshot?as_of=5&wait=0", None, 503, "unavailable"),
+        ("GET", "/v1/blobs/location-id", None, 400, "invalid_usage"),
+        ("GET", "/v1/blobs/../../etc/passwd", None, 404, "invalid_usage"),
+        ("GET", "/v1/blobs/..%2F..%2Fetc%2Fpasswd", None, 400, "invalid_usage"),
+        ("PUT", f"/v1/blobs/{key()}x", b"x", 400, "invalid_usage"),
+        ("GET", f"/v1/blobs/{key()}", None, 404, "blob_missing"),
+    ],
+)
+def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | None, status: int, kind: str) -> None:
+    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\nkept,1\n")
+    problem(http.request(method, path, content=body), status, kind)
+    assert http.get("/v1/shards/orders").json()["upper"] == [1]
+    assert http.get("/v1/shards").json()["shards"] == ["orders"]
+
+
+def test_a_truncated_arrow_body_writes_nothing(http: TestClient) -> None:
+    body = ipc(pa.table({"id": ["a"] * 50, "amount": list(range(50))}))
+    for size in (0, 10, len(body) // 2, len(body) - 8, len(body) - 1):
+        said = problem(http.post("/v1/shards/orders/insert", content=body[:size]), 400, "invalid_usage")
+        assert "nothing was written" in said
+    assert http.get("/v1/shards/orders").json()["upper"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/shards/orders/insert"), ("POST", "/v1/shards/orders/commands"), ("PUT", f"/v1/blobs/{key()}")],
+)
+def test_an_oversized_body_is_refused_whether_it_says_so_or_not(http: TestClient, method: str, path: str) -> None:
+    problem(http.request(method, path, content=b"x" * 30_000), 413, "body_too_large")
+    problem(http.request(method, path, content=iter([b"x" * 1_000] * 30)), 413, "body_too_large")
+
+
+def test_a_time_before_since(http: TestClient) -> None:
+    http.post("/v1/shards/orders/advance-upper?upper=9")
+    http.post("/v1/shards/orders/downgrade-since?since=4")
+    problem(http.get("/v1/shards/orders/snapshot?as_of=3"), 410, "not_readable")
+    problem(http.get("/v1/shards/orders/listen?after=3"), 410, "not_readable")
+
+
+def test_the_wrong_expected_upper(http: TestClient) -> None:
+    url = "/v1/shards/orders/compare-and-append?format=csv&expected_upper=5&new_upper=6"
+    response = http.post(url, content=b"id,amount\na,1\n")
+    problem(response, 409, "upper_mismatch")
+    assert response.json()["details"] == {"expected": [5], "actual": [0]}
+
+
+def test_a_bug_is_a_problem_too(http: TestClient, location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(location, "names", broken)
+    assert "secret" not in problem(http.get("/v1/shards"), 500, "persist_error")
+
+
+# --- the door to blobs
+
+
+def test_parts_go_in_once_and_out_in_ranges(http: TestClient) -> None:
+    url = f"/v1/blobs/{key()}"
+    assert http.put(url, content=b"0123456789").status_code == 204
+    assert http.put(url, content=b"0123456789").status_code == 204
+    problem(http.put(url, content=b"other"), 409, "conflict")
+    assert http.get(url).content == b"0123456789"
+    part = http.get(url, headers={"range": "bytes=2-4"})
+    assert (part.status_code, part.content) == (206, b"234")
+    assert http.head(url).headers["content-length"] == "10"
+    assert http.head(f"/v1/blobs/{key(number=2)}").status_code == 404
+    problem(http.get(url, headers={"range": "bytes=8-12"}), 416, "blob_missing")
+    problem(http.get(url, headers={"range": "lines=1-2"}), 400, "invalid_usage")
+
+
+# --- limits
+
+
+def test_beyond_the_limit_of_queued_commands_the_answer_is_429(location: Location) -> None:
+    settings = ServerSettings(limits=replace(LIMITS, commands_max=0))
+    with TestClient(create_app(location, settings), base_url="http://127.0.0.1") as http:
+        http.put("/v1/shards/orders", json=FIELDS)
+        response = http.post("/v1/shards/orders/advance-upper?upper=1")
+        problem(response, 429, "overloaded")
+        assert response.headers["retry-after"] == "1"
+
+
+def test_beyond_the_limit_of_listeners_and_snapshots_the_answer_is_429(location: Location) -> None:
+    settings = ServerSettings(limits=replace(LIMITS, listeners_max=0, snapshots_max=0))
+    with TestClient(create_app(location, settings), base_url="http://127.0.0.1") as http:
+        http.put("/v1/shards/orders", json=FIELDS)
+        problem(http.get("/v1/shards/orders/listen"), 429, "overloaded")
+        problem(http.get("/v1/shards/orders/snapshot"), 429, "overloaded")
+
+
+def test_what_thin_clients_write_is_what_embedded_ones_read(http: TestClient, location: Location) -> None:
+    from persist.client import Client
+
+    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
+    shard = Client(EmbeddedTransport(location)).shard("orders")
+    assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": "a", "amount": 1}]
