@@ -14,6 +14,7 @@ from persist.errors import InvalidUsage
 from persist.ids import CriticalReaderId, Token
 from persist.listening import Listen
 from persist.parts import ShardSchema
+from persist.pipelined import PipelinedWriter, PipelineSettings
 from persist.reading import ReadLease, ReadSettings, Snapshot, open_snapshot
 from persist.sending import send
 from persist.transport import ShardView, Transport, ViewRequest
@@ -95,6 +96,17 @@ class Shard:
         """As `WriteHandle.append`."""
         with self._writer() as writer:
             return writer.append(updates, lower, upper, attributes=attributes)
+
+    def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
+        """The writer of that id, which sends small appends without waiting; it goes on where the last one ended."""
+        return PipelinedWriter(
+            name,
+            self.open_writer(),
+            self.attributes,
+            lambda: self.schema,
+            self._transport.clock,
+            settings or PipelineSettings(),
+        )
 
     @property
     def attributes(self) -> Attributes:
