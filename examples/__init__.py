@@ -1,0 +1,1 @@
+"""Programs that use persist as anybody would."""
