@@ -110,13 +110,13 @@ def read_plain(directory: Path, run: Run, columns: list[str]) -> int:
 
 
 def child(work: Callable[[], object]) -> None:
-    """Run the work and print its seconds and peak memory."""
-    start = time.perf_counter()
+    """Run the work and print its seconds, seconds of processor and peak memory."""
+    start, start_cpu = time.perf_counter(), time.process_time()
     work()
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     # Not ru_maxrss: that one remembers what the process was before it became this program.
     status = Path("/proc/self/status").read_text().split()
-    print(json.dumps({"seconds": seconds, "peak_mib": int(status[status.index("VmHWM:") + 1]) / 1024}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mib": int(status[status.index("VmHWM:") + 1]) / 1024}))
 
 
 def measured(name: str, directory: Path) -> dict[str, float]:
@@ -176,8 +176,9 @@ def run_all(directory: Path, arguments: argparse.Namespace) -> None:
         for what, samples in rounds(arguments.rounds, directory, names):
             seconds[what] = median([sample["seconds"] for sample in samples])
             peaks[what] = max(sample["peak_mib"] for sample in samples)
+            cpu = median([sample["cpu"] for sample in samples])
             rate = arguments.rows / seconds[what] / 1e6
-            print(f"{what:10s} {seconds[what]:6.2f} s {rate:6.2f} M updates/s, peak {peaks[what]:.0f} MiB")
+            print(f"{what:10s} {seconds[what]:6.2f} s ({cpu:.2f} s CPU) {rate:6.2f} M/s, peak {peaks[what]:.0f} MiB")
     bar("compaction, times DuckDB's speed", seconds["duckdb"] / seconds["ours"], ">= 1.2")
     bar("compaction, peak MiB beyond 1 GiB", peaks["ours"] - 1024, "<= 300")
     bar("compacted read, times pyarrow's speed", seconds["pyarrow"] / seconds["read"], ">= 0.8")

@@ -1,13 +1,20 @@
-"""Working ahead: the next items are made on another thread while the caller uses the last ones."""
+"""Working ahead: the next items are made on other threads while the caller uses the last ones.
+
+The threads are no daemons: one that is inside Arrow while the interpreter exits would abort the process. So they
+end by themselves when the main thread has ended, even if nobody closed the iterator.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 _POLL_S = 0.1  # how soon a thread whose caller has gone away notices
 
@@ -22,7 +29,7 @@ def ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
     gone = threading.Event()
 
     def put(more: bool, item: T | None, error: BaseException | None) -> bool:
-        while not gone.is_set():
+        while not gone.is_set() and threading.main_thread().is_alive():
             try:
                 made.put((more, item, error), timeout=_POLL_S)
             except queue.Full:
@@ -40,7 +47,7 @@ def ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
         else:
             put(False, None, None)
 
-    thread = threading.Thread(target=work, name="persist-ahead", daemon=True)
+    thread = threading.Thread(target=work, name="persist-ahead")
     thread.start()
     try:
         while True:
@@ -54,3 +61,22 @@ def ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
     finally:
         gone.set()
         thread.join()
+
+
+def in_order(work: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T]:
+    """`work` of each item, in order, at most `workers` of them made at the same time or waiting to be taken."""
+    if workers == 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="persist-read") as pool:
+        made: deque[Future[T]] = deque()
+        try:
+            for item in items:
+                made.append(pool.submit(work, item))
+                if len(made) == workers:
+                    yield made.popleft().result()
+            while made:
+                yield made.popleft().result()
+        finally:
+            for future in made:
+                future.cancel()

@@ -245,14 +245,18 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
 
 
 def decode_row_groups(
-    part: Part, footer: Footer, groups: Sequence[int], columns: Sequence[str], source: Any, use_threads: bool
+    part: Part, footer: Footer, groups: Sequence[int], columns: Sequence[str], source: Any
 ) -> pa.Table:
-    """Columns of some row groups, from a file-like `source` that holds their verified bytes. Raises Corruption."""
+    """Columns of some row groups, from a file-like `source` that holds their verified bytes. Raises Corruption.
+
+    Never on Arrow's threads: they may let go of `source`, a Python object, when the interpreter has already begun to
+    exit, which aborts the process (apache/arrow issues 33975 and 34314). Callers decode in parallel themselves.
+    """
     try:
         file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
         # By position, because names with dots would be ambiguous.
         positions = [position for name in columns for position in footer.leaves[name]]
-        return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=use_threads)
+        return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
     except _DATA_ERRORS as error:
         raise Corruption(f"part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
 

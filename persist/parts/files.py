@@ -43,10 +43,9 @@ class Files:
     checksums raise Corruption.
     """
 
-    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema], use_threads: bool = True) -> None:
+    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> None:
         self._blob = blob
         self.schemas = schemas
-        self.use_threads = use_threads
         self._footers: dict[str, Footer] = {}
 
     def open(self, part: Part) -> PartFile:
@@ -105,7 +104,7 @@ class PartFile:
             # No column is wanted of this part, but its row count is.
             return pa.table({"": pa.nulls(sum(self.groups[group].rows for group in groups))})
         source = self._source(groups, names)
-        table = decode_row_groups(self.part, self._footer, groups, names, source, self._files.use_threads)
+        table = decode_row_groups(self.part, self._footer, groups, names, source)
         if len(table) != sum(self.groups[group].rows for group in groups):
             raise Corruption(f"part {self.part.id} lacks rows", part=str(self.part.id))
         return table

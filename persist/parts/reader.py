@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from persist.antichain import Antichain
 from persist.batch import Part, Run
 from persist.errors import InvalidUsage
+from persist.parts.ahead import in_order
 from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.columns import one_chunk
 from persist.parts.consolidate import Times, merge
@@ -24,6 +25,7 @@ from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
+DECODERS = 2  # tables that are fetched and decoded at the same time where a part is read straight through
 MEMORY_BYTES = 512 * 1024 * 1024
 STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of one table of a part that is read straight through
 
@@ -48,7 +50,8 @@ class PartReader:
         *,
         use_threads: bool = True,
     ) -> None:
-        self._files = Files(blob, schemas, use_threads)
+        self._files = Files(blob, schemas)
+        self._decoders = DECODERS if use_threads else 1
         self.schema = current
 
     def read_range(
@@ -166,8 +169,10 @@ class PartReader:
         file = self._files.open(part)
         filters = not times.keeps_all(part.time_min, part.time_max) or part.clip is not None
         time, diff = _constants(part, times)
-        limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4))
-        for groups, edge in _batches(file, key_range, limit):
+        limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4) // self._decoders)
+
+        def read(batch: tuple[list[int], bool]) -> pa.Table:
+            groups, edge = batch
             wanted = {*names, *(self.schema.key if edge else ()), *([TIME] if filters else ())}
             constants: dict[str, int] = {}
             if time is not None and not filters:
@@ -182,8 +187,11 @@ class PartReader:
                 table = times.apply(table)
             if edge:
                 table = clip_rows(table, SortedKeys(table, self.schema.key), key_range)
+            return table.select(names)
+
+        for table in in_order(read, _batches(file, key_range, limit), self._decoders):
             if len(table):
-                yield table.select(names)
+                yield table
 
     def _complete(self, table: pa.Table, file: PartFile, wanted: set[str], constants: Mapping[str, int]) -> pa.Table:
         """The columns read, in the current schema, with columns that are the same in every row filled in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from persist.batch import Run
 from persist.errors import InvalidUsage
 from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consolidate, encode_key, plan_splits
 from persist.parts import codec as codec_module
+from persist.parts import files as files_module
 from persist.parts import merge as merge_module
 from tests.unit.parts.strategies import KEYED, Shard, as_dict, joined, naive, updates
 
@@ -182,3 +184,24 @@ def test_a_narrow_read_fetches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["w"].to_pylist() == list(range(2500, 2600))
     assert len(blob.reads) <= 3
     assert sum(blob.reads) < part.size / 20
+
+
+def test_no_thread_of_arrow_ever_holds_our_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a thread may outlive the interpreter, which aborts the process when it exits."""
+    readers: list[threading.Thread] = []
+    read = files_module._Sparse.read
+
+    def noted(self: Any, size: int = -1) -> bytes:
+        readers.append(threading.current_thread())
+        return read(self, size)
+
+    monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(files_module._Sparse, "read", noted)
+    names = [f"c{number}" for number in range(20)]
+    schema = ShardSchema(pa.schema([(name, pa.int64()) for name in names]), ("c0",))
+    shard = Shard(schema)
+    part = shard.part(pa.table({name: np.arange(300) for name in names}))
+    reader = PartReader(shard.blob, {1: schema}, schema)
+    assert sum(len(piece) for piece in reader.read_range([Run((part,))], as_of=0)) == 300
+    assert readers
+    assert not [thread for thread in readers if isinstance(thread, threading._DummyThread)]

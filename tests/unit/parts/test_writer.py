@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -141,3 +143,12 @@ def test_working_ahead_stops_when_nobody_listens() -> None:
     assert next(taken) == 0
     taken.close()  # type: ignore[attr-defined]
     assert len(made) <= 4
+
+
+def test_a_forgotten_iterator_does_not_keep_the_process() -> None:
+    program = (
+        "import itertools; from persist.parts import ahead; "
+        "kept = ahead(itertools.count()); print(next(kept), next(kept))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["0", "1"]
