@@ -123,7 +123,9 @@ class Location:
                 self._poked.discard(name)
             machine.refresh_quietly()
 
-        self.background.submit(refresh)
+        if not self.background.submit(refresh):  # polling finds out
+            with self._lock:
+                self._poked.discard(name)
 
 
 def open_location(url: str, **options: object) -> Location:

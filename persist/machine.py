@@ -448,12 +448,14 @@ class Machine:
     def _maintain(self, state: State) -> None:
         if len(state.attributes) >= self.policy.attributes_flush_at and not self._flush_under_way:
             self._flush_under_way = True
-            self._background.submit(lambda: self._flush(state))
+            if not self._background.submit(lambda: self._flush(state)):
+                self._flush_under_way = False
         newest = max(state.rollups, default=0)
         if state.seqno - newest < self.policy.rollup_every or self._rollup_under_way:
             return
         self._rollup_under_way = True
-        self._background.submit(lambda: self._roll_up(state))
+        if not self._background.submit(lambda: self._roll_up(state)):
+            self._rollup_under_way = False
 
     def _roll_up(self, state: State) -> None:
         """Write and name a rollup. Losing it is safe: a later commit asks again."""

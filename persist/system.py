@@ -58,7 +58,9 @@ class SystemIds:
 class Background(Protocol):
     """Runs work that nobody waits for. Losing it is safe."""
 
-    def submit(self, work: Callable[[], None]) -> None: ...
+    def submit(self, work: Callable[[], None]) -> bool:
+        """Run `work` some time; False when it was dropped instead."""
+        ...
 
     def close(self) -> None: ...
 
@@ -70,13 +72,15 @@ class ThreadBackground:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="persist-background")
         self._room = threading.Semaphore(queue_max)
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> bool:
         if not self._room.acquire(blocking=False):
-            return
+            return False
         try:
             self._pool.submit(work).add_done_callback(lambda _: self._room.release())
         except RuntimeError:  # closed meanwhile
             self._room.release()
+            return False
+        return True
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -85,8 +89,9 @@ class ThreadBackground:
 class InlineBackground:
     """Runs work at once, in the caller: for command-line tools, tests and simulations."""
 
-    def submit(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> bool:
         work()
+        return True
 
     def close(self) -> None:
         return

@@ -285,3 +285,28 @@ def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, locat
     first.insert(rows(1))
     second.insert(rows(2))
     assert contents(first) == contents(second) == [1, 2]
+
+
+def test_a_rollup_that_nobody_had_time_for_is_asked_for_again(consensus: Meddling) -> None:
+    class Busy:
+        """Drops work until told otherwise."""
+
+        busy = True
+
+        def submit(self, work: Callable[[], None]) -> bool:
+            if not self.busy:
+                work()
+            return not self.busy
+
+        def close(self) -> None:
+            return
+
+    location = memory_location(consensus=consensus, policy=Policy(rollup_every=8))
+    location.background = busy = Busy()
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    for number in range(20):
+        shard.insert(rows(number))
+    assert list(location.machine("orders").refresh().rollups) == [1]
+    busy.busy = False
+    shard.insert(rows(20))
+    assert max(location.machine("orders").refresh().rollups) > 20
