@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 from persist.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.system import Clock
@@ -70,6 +71,20 @@ class HttpCalls:
             if self._clock.monotonic() + pause > deadline:
                 raise last
             self._clock.sleep(pause)
+
+    def stream(
+        self, server: str, path: str, headers: Mapping[str, str], silence_s: float
+    ) -> AbstractContextManager[tuple[Reply, Iterator[bytes]]]:
+        """A GET from one server whose body is read as it comes. Raises NotSent, Broken."""
+        return self._pools[server].stream(path, {**self._headers, **headers}, silence_s)
+
+    def still(self, deadline: float | None, name: str) -> float:
+        """Pause before the servers are asked again. Unavailable once the timeout has passed since the first pause."""
+        now = self._clock.monotonic()
+        if deadline is not None and now > deadline:
+            raise Unavailable(f"no server answers for shard {name!r}; resume later")
+        self._clock.sleep(BACKOFF_MAX_S / 2)
+        return now + self._timeout_s if deadline is None else deadline
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobError, open_blob
 from persist import commands as c
+from persist.antichain import Antichain
 from persist.errors import Corruption, InvalidUsage, PersistError
 from persist.ids import IdSource, check_shard_name
+from persist.listening import ListenEvent
 from persist.records import bytes_to_text
 from persist.state import Policy, SchemaRecord
 from persist.system import Clock, SystemClock, SystemIds
@@ -19,6 +22,7 @@ from persist.transport import ShardView, ViewRequest
 from persist.wire import command_to_json, result_from_json, view_from_json
 from rpc import identity
 from rpc.connections import Reply
+from rpc.follow import follow
 from rpc.http import HttpCalls
 from rpc.http_blob import HttpBlob
 from rpc.servers import Servers, with_port
@@ -84,6 +88,10 @@ class HttpTransport:
             query += f"&past={request.past}"
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
         return _view(self._calls.call("GET", path, shard=name, wait_s=request.timeout_s))
+
+    def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
+        """Every update after a time, pushed through the server: for clients that hold no parts. See `rpc.follow`."""
+        return follow(self._calls, check_shard_name(name), after, until)
 
     def close(self) -> None:
         self._blob.close()

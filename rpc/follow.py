@@ -1,0 +1,97 @@
+"""Following a listen stream: frames as events, resumed at another server when one goes away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from persist.antichain import Antichain
+from persist.errors import PersistError, Unavailable
+from persist.listening import ListenEvent
+from rpc.connections import Broken, NotSent
+from rpc.http import HttpCalls, error_of
+from rpc.listening import FRAMES, HEARTBEAT_S
+
+SILENCE_S = 3 * HEARTBEAT_S  # after so long without even a heartbeat the server counts as gone
+HEADER_BYTES_MAX = 1024 * 1024
+
+
+def follow(
+    calls: HttpCalls, name: str, after: int | None = None, until: Antichain | None = None
+) -> Iterator[ListenEvent]:
+    """Every update after a time, once and in order, until `until` or the shard's end; heartbeats are left out.
+
+    Goes on from where it was when a server ends, for as long as one is found within the connection's timeout.
+    A step of several events that was cut begins anew: `lower == upper` still says "more to come", so count on a step
+    only when its frontier has moved.
+    """
+    frontier = Antichain(0 if after is None else after + 1)
+    end = until or Antichain(None)
+    deadline: float | None = None
+    while frontier.element is not None and frontier < end:
+        for server in calls.servers.order(name):
+            try:
+                for event in _events(calls, server, name, frontier, end):
+                    deadline = None
+                    if event is None:
+                        continue
+                    yield event
+                    frontier = event.upper
+                break
+            except (NotSent, Broken, Unavailable):
+                calls.servers.failed(server)
+        if frontier.element is not None and frontier < end:
+            deadline = calls.still(deadline, name)
+
+
+def _events(
+    calls: HttpCalls, server: str, name: str, frontier: Antichain, until: Antichain
+) -> Iterator[ListenEvent | None]:
+    assert frontier.element is not None
+    query = f"until={'[]' if until.element is None else until.element}"
+    if frontier.element > 0:
+        query += f"&after={frontier.element - 1}"
+    path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
+    with calls.stream(server, path, {"accept": FRAMES}, SILENCE_S) as (reply, pieces):
+        if reply.status >= 400:
+            raise error_of(server, reply)
+        calls.servers.worked(server)
+        yield from _frames(pieces)
+
+
+def _frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
+    """The events of a stream; None for a heartbeat. A frame that is cut is not given."""
+    buffer = bytearray()
+
+    def ready(size: int) -> bool:
+        while len(buffer) < size:
+            piece = next(pieces, None)
+            if piece is None:
+                return False
+            buffer.extend(piece)
+        return True
+
+    while ready(4):
+        size = int.from_bytes(buffer[:4], "big")
+        if size > HEADER_BYTES_MAX:
+            raise PersistError("the stream is not a stream of frames")
+        if not ready(4 + size):
+            return
+        header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
+        total = 4 + size + int(header["bytes"])
+        if not ready(total):
+            return
+        body = bytes(buffer[4 + size : total])
+        del buffer[:total]
+        lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
+        if not body and lower == upper:
+            yield None
+            continue
+        yield ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all() if body else pa.table({}))
+
+
+__all__ = ["follow"]

@@ -1,0 +1,164 @@
+"""Listen streams: every update once and in order, pushed, resumable; idle ones cost nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.errors import NotReadable, UnknownShard
+from persist.handles import Shard
+from persist.location import open_location
+from rpc.transport import HttpTransport
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.string())])
+WAIT_S = 60.0
+
+
+def follow(client: Client, name: str, after: int | None = None, until: int | None = None) -> list[tuple[str, int]]:
+    """(id, time) of all that comes."""
+    assert isinstance(client.transport, HttpTransport)
+    found: list[tuple[str, int]] = []
+    for event in client.transport.follow(name, after, Antichain(until)):
+        if event.updates.num_rows:
+            found += zip(event.updates["id"].to_pylist(), event.updates["__time"].to_pylist(), strict=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("listen") / "data"
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[Server]:
+    with Server(directory) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with persist.connect(server.url) as connected:
+        yield connected
+
+
+@pytest.fixture
+def shard(client: Client, request: pytest.FixtureRequest) -> Shard:
+    return client.create_shard(request.node.name[:100], SCHEMA, ["id"])
+
+
+def test_what_is_there_and_what_comes(server: Server, client: Client, shard: Shard) -> None:
+    shard.compare_and_append([{"id": "before"}], 0, 1)
+    found: list[tuple[str, int]] = []
+
+    def listen() -> None:
+        with persist.connect(server.url) as mine:
+            found.extend(follow(mine, shard.name, until=10))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    for n in range(1, 10):
+        shard.compare_and_append([{"id": f"r{n}"}], n, n + 1)
+    listener.join(WAIT_S)
+    assert found == [("before", 0), *((f"r{n}", n) for n in range(1, 10))]
+
+
+def test_resuming_leaves_no_gap_and_no_overlap(client: Client, shard: Shard) -> None:
+    for n in range(10):
+        shard.compare_and_append([{"id": f"r{n}"}], n, n + 1)
+    first = follow(client, shard.name, until=4)
+    assert first + follow(client, shard.name, after=3, until=10) == [(f"r{n}", n) for n in range(10)]
+
+
+def test_a_large_step_comes_in_pieces_and_whole(client: Client, shard: Shard) -> None:
+    ids = [f"row-{n:06d}" for n in range(250_000)]
+    shard.compare_and_append(pa.table({"id": ids}), 0, 1)
+    assert sorted(row for row, _ in follow(client, shard.name, until=1)) == ids
+
+
+def test_the_stream_ends_when_the_shard_is_closed(client: Client, shard: Shard) -> None:
+    shard.insert([{"id": "last"}])
+    shard.advance_upper(None)
+    assert follow(client, shard.name) == [("last", 0)]
+
+
+def test_history_that_is_gone_cannot_be_listened_to(client: Client, shard: Shard) -> None:
+    shard.compare_and_append([{"id": "a"}], 0, 10)
+    shard.downgrade_since(5)
+    with pytest.raises(NotReadable):
+        follow(client, shard.name, after=2)
+
+
+def test_an_unknown_shard(client: Client) -> None:
+    with pytest.raises(UnknownShard):
+        follow(client, "nowhere")
+
+
+def test_server_sent_events(server: Server, shard: Shard) -> None:
+    shard.compare_and_append([{"id": "a"}], 0, 3)
+    shard.compare_and_append([{"id": "b"}], 3, 4)
+    request = urllib.request.Request(
+        f"{server.url}/v1/shards/{shard.name}/listen?until=4",
+        headers={"accept": "text/event-stream", "last-event-id": "3"},
+    )
+    with urllib.request.urlopen(request) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        text = stream.read().decode()
+    event, number, data, *_ = text.split("\n")
+    assert (event, number) == ("event: updates", "id: 4")
+    told: dict[str, Any] = json.loads(data.removeprefix("data: "))
+    assert told == {"lower": [3], "upper": [4], "rows": [{"id": "b", "__time": 3, "__diff": 1}]}
+
+
+def test_commits_of_another_process_are_pushed_too(client: Client, shard: Shard, directory: Path) -> None:
+    found: list[tuple[str, int]] = []
+    listener = threading.Thread(target=lambda: found.extend(follow(client, shard.name, until=5)))
+    listener.start()
+    with persist.connect(f"persist://{directory}") as other:  # straight on the stores, past the server
+        own = other.shard(shard.name)
+        for n in range(5):
+            own.compare_and_append([{"id": f"r{n}"}], n, n + 1)
+    listener.join(WAIT_S)
+    assert found == [(f"r{n}", n) for n in range(5)]
+
+
+def test_many_idle_listeners_hold_one_lease_and_commit_nothing(server: Server, shard: Shard, directory: Path) -> None:
+    shard.insert([{"id": "a"}])
+    streams = []
+    location = open_location(f"persist://{directory}")
+    try:
+        for _ in range(50):
+            streams.append(urllib.request.urlopen(f"{server.url}/v1/shards/{shard.name}/listen?after=0"))
+        before = location.machine(shard.name).refresh()
+        assert len(before.leased_readers) == 1
+        time.sleep(1)
+        assert location.machine(shard.name).refresh().seqno == before.seqno
+        for stream in streams:
+            stream.close()
+        deadline = time.monotonic() + WAIT_S
+        while location.machine(shard.name).refresh().leased_readers and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not location.machine(shard.name).refresh().leased_readers
+    finally:
+        location.close()
+
+
+def test_a_listener_that_takes_nothing_is_bounded_and_disturbs_nobody(server: Server, shard: Shard) -> None:
+    stuck = urllib.request.urlopen(f"{server.url}/v1/shards/{shard.name}/listen")
+    row = "x" * 100_000
+    for n in range(100):
+        shard.compare_and_append([{"id": f"{n}{row}"}], n, n + 1)
+    with persist.connect(server.url) as other:
+        assert len(follow(other, shard.name, until=100)) == 100
+    stuck.close()

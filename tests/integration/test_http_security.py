@@ -1,0 +1,226 @@
+"""Every door is tried: without a token, with the wrong one, with one for something else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+import persist
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.ids import PartId, ShardId, WriterId
+from persist.keys import part_key
+from persist.location import Location
+from persist.system import InlineBackground
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.server import Server
+
+FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
+SCHEMA = pa.schema([("id", pa.string())])
+
+
+def key(shard: str) -> str:
+    return part_key(ShardId.of(shard), WriterId("w" + "0" * 32), PartId("p" + "0" * 32))
+
+
+class Tokens:
+    """A tokens file with one token of each kind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.by_name: dict[str, str] = {}
+        entries = []
+        for name, scope, prefixes in (
+            ("reader", "read", []),
+            ("writer", "write", []),
+            ("admin", "admin", []),
+            ("eu-reader", "read", ["eu/"]),
+            ("eu-writer", "write", ["eu/"]),
+        ):
+            self.by_name[name], digest = mint(name)
+            entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
+        path.write_text(json.dumps({"tokens": entries}))
+
+    def header(self, name: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.by_name[name]}"}
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    return Tokens(tmp_path / "tokens.json")
+
+
+@pytest.fixture
+def http(tokens: Tokens) -> Iterator[TestClient]:
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    with TestClient(create_app(location, ServerSettings(tokens_file=str(tokens.path)))) as client:
+        for name in ("eu/orders", "us/orders"):
+            client.put(f"/v1/shards/{name}", json=FIELDS, headers=tokens.header("admin"))
+            client.put(f"/v1/blobs/{key(name)}", content=b"part", headers=tokens.header("admin"))
+        yield client
+    location.close()
+
+
+DOORS = [
+    # method, path, body, scope that opens it
+    ("GET", "/v1/location", None, "read"),
+    ("GET", "/v1/shards?prefix=eu/", None, "read"),
+    ("GET", "/metrics", None, "read"),
+    ("GET", "/v1/shards/eu/orders", None, "read"),
+    ("GET", "/v1/shards/eu/orders/snapshot", None, "read"),
+    ("GET", "/v1/shards/eu/orders/listen?until=0", None, "read"),
+    ("GET", f"/v1/blobs/{key('eu/orders')}", None, "read"),
+    ("HEAD", f"/v1/blobs/{key('eu/orders')}", None, "read"),
+    ("PUT", f"/v1/blobs/{key('eu/orders')}", b"part", "write"),
+    ("PUT", "/v1/shards/eu/orders", json.dumps(FIELDS).encode(), "write"),
+    ("POST", "/v1/shards/eu/orders/insert?format=csv", b"id\na\n", "write"),
+    ("POST", "/v1/shards/eu/orders/append?format=csv&lower=0&upper=1", b"id\na\n", "write"),
+    ("POST", "/v1/shards/eu/orders/compare-and-append?format=csv&expected_upper=0&new_upper=1", b"id\na\n", "write"),
+    ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "write"),
+    ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "write"),
+    ("POST", "/v1/shards/eu/orders/commands", b'{"command": "advance_upper", "upper": [1]}', "write"),
+    ("POST", "/v1/shards/eu/orders/commands", b'{"command": "drop"}', "admin"),
+    ("DELETE", "/v1/shards/eu/orders", None, "admin"),
+]
+REFUSED = (401, 403)
+
+
+@pytest.mark.parametrize(("method", "path", "body", "scope"), DOORS)
+def test_every_door_wants_a_token_of_its_scope(
+    http: TestClient, tokens: Tokens, method: str, path: str, body: bytes | None, scope: str
+) -> None:
+    def knock(headers: dict[str, str]) -> int:
+        return int(http.request(method, path, content=body, headers=headers).status_code)
+
+    assert knock({}) == 401
+    assert knock({"authorization": "Bearer pt_admin_" + "x" * 43}) == 401
+    lesser = {"read": None, "write": "reader", "admin": "writer"}[scope]
+    if lesser is not None:
+        assert knock(tokens.header(lesser)) == 403
+    assert knock(tokens.header({"read": "reader", "write": "writer", "admin": "admin"}[scope])) not in REFUSED
+
+
+@pytest.mark.parametrize(("method", "path", "body", "scope"), [door for door in DOORS if "eu/" in door[1]])
+def test_every_door_of_a_shard_heeds_prefixes(
+    http: TestClient, tokens: Tokens, method: str, path: str, body: bytes | None, scope: str
+) -> None:
+    if scope == "admin":
+        return
+    headers = tokens.header("eu-reader" if scope == "read" else "eu-writer")
+    foreign = path.replace("eu/", "us/")
+    assert http.request(method, foreign, content=body, headers=headers).status_code == 403
+    assert http.request(method, path, content=body, headers=headers).status_code not in REFUSED
+
+
+def test_parts_are_behind_their_shards_prefix(http: TestClient, tokens: Tokens) -> None:
+    for name, status in (("eu/orders", 200), ("us/orders", 403)):
+        got = http.get(f"/v1/blobs/{key(name)}", headers=tokens.header("eu-reader"))
+        assert got.status_code == status
+    assert http.get(f"/v1/blobs/{key('unheard')}", headers=tokens.header("eu-reader")).status_code == 403
+
+
+def test_names_beyond_a_tokens_prefixes_are_not_listed(http: TestClient, tokens: Tokens) -> None:
+    assert http.get("/v1/shards", headers=tokens.header("eu-reader")).status_code == 403
+    listed = http.get("/v1/shards?prefix=eu/", headers=tokens.header("eu-reader")).json()
+    assert listed["shards"] == ["eu/orders"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/shards/eu%2F..%2Fus%2Forders",
+        "/v1/shards/eu/../us/orders",
+        "/v1/shards/eu//us/orders",
+        "/v1/shards/eu:orders/../../us/orders",
+        "/v1/shards/us%252Forders",
+    ],
+)
+def test_no_spelling_of_a_name_leads_elsewhere(http: TestClient, tokens: Tokens, path: str) -> None:
+    assert http.get(path, headers=tokens.header("eu-reader")).status_code >= 400
+
+
+def test_health_needs_no_token(http: TestClient) -> None:
+    assert http.get("/healthz").status_code == 200
+    assert http.get("/readyz").status_code == 200
+
+
+def test_a_commit_cannot_name_another_shards_parts(http: TestClient, tokens: Tokens) -> None:
+    writer = "w" + "0" * 32
+    headers = tokens.header("eu-writer")
+    register = {"command": "register_writer", "writer": writer, "lease_ms": 60_000}
+    assert http.post("/v1/shards/eu/orders/commands", json=register, headers=headers).status_code == 200
+    part = ["p" + "0" * 32, key("us/orders"), None, "parquet", 1, 1, 4, 0, 0, 0, "", None, None, 0, 0, 1, 1, 1, True]
+    insert = {"command": "insert", "writer": writer, "token": "i" + "0" * 32, "runs": [[[part]]]}
+    response = http.post("/v1/shards/eu/orders/commands", json=insert, headers=headers)
+    assert (response.status_code, response.json()["kind"]) == (400, "invalid_usage")
+
+
+def test_the_client_sends_its_token_and_keeps_it_to_itself(tokens: Tokens, tmp_path: Path) -> None:
+    with Server(tmp_path / "data", "--tokens", str(tokens.path), "--access-log") as server:
+        with pytest.raises(Unauthorized):
+            persist.connect(server.url)
+        with persist.connect(server.url, token=tokens.by_name["writer"]) as client:
+            shard = client.create_shard("eu/orders", SCHEMA, ["id"])
+            shard.insert([{"id": "a"}])
+            with pytest.raises(Forbidden, match="'admin'"):
+                shard.drop()
+            assert tokens.by_name["writer"] not in repr(vars(client.transport))
+        command_line = Path(f"/proc/{server.process.pid}/cmdline").read_text()
+        server.stop()
+        said = server.said()
+    for token in tokens.by_name.values():
+        assert token not in command_line
+        assert token.rpartition("_")[2] not in said
+    lines = [json.loads(line) for line in said.splitlines()]
+    logged = [line for line in lines if line.get("verb") == "commands"]
+    assert {line["principal"] for line in logged} == {"writer"}
+    assert {line["shard"] for line in logged} == {"eu/orders"}
+
+
+def test_beyond_loopback_only_with_tokens_or_on_purpose(tmp_path: Path, tokens: Tokens) -> None:
+    with Server(tmp_path / "a", "--host", "0.0.0.0") as refused:
+        assert refused.process.wait(60) == 1
+    assert "without tokens the server listens on loopback only" in refused.said()
+    for arguments in (["--insecure"], ["--tokens", str(tokens.path)]):
+        with Server(tmp_path / "b", "--host", "0.0.0.0", *arguments) as server:
+            assert server.port > 0
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+def test_without_tokens_web_pages_cannot_write(header: str) -> None:
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    with TestClient(create_app(location), base_url="http://127.0.0.1") as http:
+        foreign = {header: "https://evil.example" if header == "origin" else "evil.example"}
+        assert http.put("/v1/shards/orders", json=FIELDS, headers=foreign).status_code == 403
+        assert http.put("/v1/shards/orders", json=FIELDS, headers={"origin": "http://localhost:3000"}).is_success
+    location.close()
+
+
+def certificate(directory: Path) -> tuple[str, str]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    paths = str(directory / "cert.pem"), str(directory / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, "-out", paths[0], "-keyout", paths[1]], check=True, capture_output=True)
+    return paths
+
+
+def test_tls(tmp_path: Path) -> None:
+    cert, secret = certificate(tmp_path)
+    with Server(tmp_path / "data", "--tls-certificate", cert, "--tls-key", secret) as server:
+        assert server.url.startswith("https://")
+        with persist.connect(server.url, ca_file=cert) as client:
+            shard = client.create_shard("orders", SCHEMA, ["id"])
+            shard.insert([{"id": "a"}])
+            assert shard.snapshot().to_arrow().num_rows == 1
+        with pytest.raises(InvalidUsage, match="not trusted"):
+            persist.connect(server.url)
