@@ -1,0 +1,145 @@
+"""docker-compose.yml: its syntax, and what it promises."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from blob.s3_settings import S3Settings
+from consensus import open_consensus
+from persist.cli import compactor as compactor_command
+from persist.cli import serve as serve_command
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP_LEVEL = {"name", "services", "volumes", "networks", "configs", "secrets"}
+OF_A_SERVICE = {
+    "image",
+    "build",
+    "command",
+    "entrypoint",
+    "environment",
+    "ports",
+    "volumes",
+    "healthcheck",
+    "depends_on",
+    "restart",
+}
+CONDITIONS = {"service_started", "service_healthy", "service_completed_successfully"}
+KINDS = {"command": list, "entrypoint": list, "environment": dict, "ports": list, "volumes": list, "depends_on": dict}
+
+
+def complaints(text: str) -> list[str]:
+    """What is wrong with a compose file; empty if nothing is."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        return [f"not YAML: {error}"]
+    found = [f"unknown top-level key {key}" for key in document if key not in TOP_LEVEL and not key.startswith("x-")]
+    services = document.get("services") or {}
+    for name, service in services.items():
+        found += [f"{name}: {complaint}" for complaint in _of_service(service, services, document.get("volumes") or {})]
+    return found
+
+
+def _of_service(service: dict[str, Any], services: dict[str, Any], volumes: dict[str, Any]) -> list[str]:
+    found = [f"unknown key {key}" for key in service if key not in OF_A_SERVICE]
+    found += [
+        f"{key} must be a {kind.__name__}"
+        for key, kind in KINDS.items()
+        if not isinstance(service.get(key, kind()), kind)
+    ]
+    if found:
+        return found
+    if not re.search(r":[\w.-]*\d[\w.-]*$|:local$", service.get("image", "")):
+        found.append("image has no pinned version")
+    for port in service.get("ports", []):
+        if not re.fullmatch(r"127\.0\.0\.1:\d+:\d+", port):
+            found.append(f"port {port} is not published on loopback")
+    for volume in service.get("volumes", []):
+        if volume.split(":")[0] not in volumes:
+            found.append(f"volume {volume} is not declared")
+    for other, how in service.get("depends_on", {}).items():
+        if other not in services:
+            found.append(f"depends on {other}, which is not there")
+        elif how.get("condition") not in CONDITIONS:
+            found.append(f"condition {how.get('condition')} is none")
+        elif how["condition"] == "service_healthy" and "healthcheck" not in services[other]:
+            found.append(f"waits for the health of {other}, which has no health check")
+    check = service.get("healthcheck")
+    if check is not None and check.get("test", [""])[0] not in ("CMD", "CMD-SHELL"):
+        found.append("health check must begin with CMD or CMD-SHELL")
+    return found
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return document
+
+
+def test_the_file_is_sound() -> None:
+    assert complaints((ROOT / "docker-compose.yml").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ((":17.6", ""), "postgres: image has no pinned version"),
+        (('"127.0.0.1:5432:5432"', '"5432:5432"'), "loopback"),
+        (("- etcd-data:/etcd-data", "- nowhere:/etcd-data"), "not declared"),
+        (('    healthcheck:\n      test: ["CMD", "mc"', '    labels:\n      test: ["CMD", "mc"'), "unknown key labels"),
+        (("condition: service_healthy", "condition: service_happy"), "service_happy is none"),
+        (("services:\n  minio:", "services:\n minio:"), "not YAML"),
+        (("\nvolumes:", "\nvolume:"), "unknown top-level key volume"),
+    ],
+)
+def test_a_broken_file_is_found_out(change: tuple[str, str], complaint: str) -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    assert change[0] in text
+    assert any(complaint in each for each in complaints(text.replace(change[0], change[1], 1)))
+
+
+def test_every_server_is_there_with_a_health_check_and_a_volume(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert set(services) == {"minio", "bucket", "postgres", "etcd", "server", "compactor"}
+    for name in ("minio", "postgres", "etcd"):
+        assert services[name]["healthcheck"]["test"]
+        assert services[name]["volumes"]
+    assert services["server"]["healthcheck"]["test"]
+
+
+def test_server_and_compactor_are_wired_to_the_stores(compose: dict[str, Any]) -> None:
+    for name in ("server", "compactor"):
+        environment = compose["services"][name]["environment"]
+        blob = S3Settings.from_url(environment["PERSIST_BLOB"])
+        assert blob.endpoint == "http://minio:9000"
+        assert f"local/{blob.bucket}" in compose["services"]["bucket"]["command"][0]
+        consensus = open_consensus(environment["PERSIST_CONSENSUS"])
+        assert consensus.url == "postgresql://persist@postgres:5432/persist"
+        consensus.close()
+        assert (
+            environment["AWS_SECRET_ACCESS_KEY"] == compose["services"]["minio"]["environment"]["MINIO_ROOT_PASSWORD"]
+        )
+        postgres = compose["services"]["postgres"]["environment"]
+        assert f"{postgres['POSTGRES_USER']}:{postgres['POSTGRES_PASSWORD']}@" in environment["PERSIST_CONSENSUS"]
+
+
+@pytest.mark.parametrize(("service", "command"), [("server", serve_command), ("compactor", compactor_command)])
+def test_the_commands_are_those_of_the_program(compose: dict[str, Any], service: str, command: Any) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    command.add_arguments(parser)
+    words = compose["services"][service]["command"]
+    assert words[0] == {"server": "serve", "compactor": "compactor"}[service]
+    parser.parse_args(words[1:])
+
+
+def test_the_image_copies_every_package(compose: dict[str, Any]) -> None:
+    recipe = compose["services"]["server"]["build"]["dockerfile_inline"]
+    for package in ("persist", "blob", "consensus", "rpc", "compactor", "pyspark_persist"):
+        assert f"COPY {package} {package}" in recipe
+        assert (ROOT / package).is_dir()
