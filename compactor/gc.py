@@ -28,6 +28,7 @@ from persist.keys import is_rollup_key, shard_prefix
 from persist.location import Location
 from persist.machine import Machine
 from persist.state import State
+from persist.state_diff import StateDiff
 from persist.store_errors import translated
 
 log = logging.getLogger("persist.gc")
@@ -109,11 +110,12 @@ class Collector:
             with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(horizon))
             self.metrics.add(gc_entries_truncated=truncated)
-        if min(state.rollups, default=horizon) < horizon:
+        removes = min(state.rollups, default=horizon) < horizon
+        if removes:
             machine.apply(c.RemoveRollups(horizon))
         if deleted or truncated:
             log.info("gc", extra={"shard": machine.name, "deleted": deleted, "truncated": truncated})
-        return GcReport(deleted, truncated, done=not truncated)
+        return GcReport(deleted, truncated, done=not truncated and not removes)
 
     def _horizon(self, state: State, first: SeqNo) -> SeqNo:
         """The newest rollup that no reader's hold forbids, at most `entries_max` entries on; `first` without one.
@@ -150,18 +152,14 @@ class Collector:
         The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
         """
         named = frozenset(machine.refresh().blob_keys())
-        following = first
-        while following <= last:
-            page = self._versions.diffs(machine.name, following, min(SCAN_LIMIT, last - following + 1))
-            for change in page:
-                for key in change.gone:
-                    if key in named:
-                        log.error("gone but named", extra={"shard": machine.name, "blob": key})
-                    elif change.seqno <= last:
-                        yield key
-            if not page:
+        for change in self._diffs_after(machine.name, SeqNo(first - 1)):
+            if change.seqno > last:
                 return
-            following = page[-1].seqno.next()
+            for key in change.gone:
+                if key in named:
+                    log.error("gone but named", extra={"shard": machine.name, "blob": key})
+                else:
+                    yield key
 
     def _delete(self, keys: Iterator[str]) -> int:
         """Delete blobs, several batches at a time; how many. Returns only when all are gone."""
@@ -237,29 +235,40 @@ class Collector:
         if dead is None:
             state = self._roll_up(machine, state)
             dead = max(state.rollups)
-        if len(state.rollups) > 1:
-            machine.apply(c.RemoveRollups(dead))
-            state = machine.state()
         truncated = 0
         if not self._has_rollup(machine, state, dead):
             return GcReport(done=False)
-        with translated():
-            if first < dead:
+        if first < dead:
+            with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(dead))
-                self.metrics.add(gc_entries_truncated=truncated)
-            named = frozenset(state.blob_keys())
+            self.metrics.add(gc_entries_truncated=truncated)
+        if len(state.rollups) > 1:
+            machine.apply(c.RemoveRollups(dead))
+            state = machine.refresh()
+        with translated():
             listed = self._location.blob.list(shard_prefix(state.shard_id))
-            deleted = self._delete(stat.key for stat in listed if stat.key not in named)
+            deleted = self._delete(self._of_the_dead((stat.key for stat in listed), state))
         return GcReport(deleted, truncated)
+
+    def _of_the_dead(self, keys: Iterator[str], state: State) -> Iterator[str]:
+        """What a tombstone does not need. A rollup that nothing names may be about to be named by another collector:
+
+        only such as left the State go; others fall to the orphan sweep.
+        """
+        named = frozenset(state.blob_keys())
+        gone = {key for change in self._diffs_after(state.name, SeqNo(0)) for key in change.gone}
+        return (key for key in keys if key not in named and (key in gone or not is_rollup_key(key)))
+
+    def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
+        while page := self._versions.diffs(name, seqno.next(), SCAN_LIMIT):
+            yield from page
+            seqno = page[-1].seqno
 
     def _buried_at(self, state: State) -> SeqNo | None:
         """The seqno of the newest rollup if that holds the tombstone already, so no later state diff sets it."""
         newest = max(state.rollups)
-        following = newest.next()
-        while page := self._versions.diffs(state.name, following, SCAN_LIMIT):
-            if any("tombstone" in change.scalars for change in page):
-                return None
-            following = page[-1].seqno.next()
+        if any("tombstone" in change.scalars for change in self._diffs_after(state.name, newest)):
+            return None
         return newest
 
 

@@ -18,17 +18,21 @@ from itertools import islice
 
 from blob import BlobStat
 from compactor.metering import Metrics
+from persist import commands as c
 from persist.errors import InvalidUsage
 from persist.ids import SeqNo, ShardId
 from persist.keys import belongs_to, shard_prefix
 from persist.location import Location
-from persist.state import State
+from persist.machine import Machine
+from persist.state import Policy, State
 from persist.store_errors import translated
 
 log = logging.getLogger("persist.orphans")
 
 AGE_MS_DEFAULT = 24 * 3600 * 1000
-AGE_MS_MIN = 3600 * 1000  # claims of merges and leases of writers must have lapsed many times over
+AGE_MS_MIN = Policy().staged_ms_max + 3600 * 1000  # what is older is refused when it comes to be named; clocks differ
+SWEEP_CLAIM = "sweep"
+SWEEP_LEASE_MS = 60_000
 SCAN_LIMIT = 1_000
 NAMES_PAGE = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
@@ -46,6 +50,7 @@ class SweepSettings:
     delete_batch: int = 500
 
     def check(self) -> None:
+        """Raises InvalidUsage when `age_ms` is below what default leases make safe."""
         if self.age_ms < AGE_MS_MIN:
             raise InvalidUsage(f"blobs of {self.age_ms} ms may belong to a write under way; give at least {AGE_MS_MIN}")
 
@@ -71,8 +76,8 @@ class Sweeper:
     ) -> None:
         self._location = location
         self._settings = settings or SweepSettings()
-        self._settings.check()
         self._metrics = metrics or Metrics()
+        self._owner = f"sweep-{location.ids.uuid7()}"
 
     def sweep(self, name: str) -> SweepReport:
         """Sweep one shard. Raises what the stores raise; repeating is safe."""
@@ -85,9 +90,25 @@ class Sweeper:
         return report
 
     def _sweep_listed(self, name: str, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> None:
-        state = self._location.machine(name).refresh()
-        live = self._live_keys(state)
+        machine = self._location.machine(name)
         report.listed += len(listed)
+        found = self._unnamed(machine.refresh(), shard_id, listed, SweepReport())
+        if found and not self._settings.dry_run:
+            self._fence(machine)
+        self._delete(name, self._unnamed(machine.refresh(), shard_id, listed, report), report)
+
+    def _fence(self, machine: Machine) -> None:
+        """Commit once, before anything is deleted.
+
+        Whoever took his step before this and commits only now loses the race; when he steps again, he finds that what
+        he staged is too old. The commit also forgets writers whose leases lapsed.
+        """
+        machine.apply(c.TakeClaim(SWEEP_CLAIM, self._owner, SWEEP_LEASE_MS))
+        machine.apply(c.ReleaseClaim(SWEEP_CLAIM, self._owner))
+
+    def _unnamed(self, state: State, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> list[BlobStat]:
+        """What of the listed blobs no live version names, and nobody can still be about to name."""
+        live = self._live_keys(state)
         found = []
         for stat in listed:
             if stat.key in live:
@@ -98,7 +119,7 @@ class Sweeper:
                 report.young += 1
             else:
                 found.append(stat)
-        self._delete(name, found, report)
+        return found
 
     def sweep_unborn(self) -> SweepReport:
         """Sweep what is left of shards that never came to be: a first rollup without a log.

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _sweep(location: Location, arguments: argparse.Namespace, patterns: tuple[str, ...], metrics: Metrics) -> int:
     """Sweep every shard once; a line for each that has orphans. Exit code 1 when a shard could not be swept."""
     settings = SweepSettings(int(arguments.orphan_age * 3600 * 1000), arguments.dry_run)
+    settings.check()
     sweeper = Sweeper(location, settings, metrics=metrics)
 
     def job(name: str) -> None:

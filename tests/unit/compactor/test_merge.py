@@ -1,0 +1,211 @@
+"""The planner: few batches, little rewriting, whatever is appended; and nothing that another is at work on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compactor.merge import MergePolicy, plan
+from persist import commands as c
+from persist.antichain import EMPTY, Antichain
+from persist.batch import Description, Part, Run, batch_of
+from persist.state import Claim, State
+from persist.trace import trace_of
+from tests.support.shard import Shard, make_part
+
+POLICY = MergePolicy()
+
+
+class Shape:
+    """A State of which only the sizes of batches matter, and the rows that were written for them."""
+
+    def __init__(self) -> None:
+        self.state: State = Shard().state
+        self.appended = 0
+        self.rewritten = 0
+        self.parts = 0
+
+    def part(self, rows: int, **fields: object) -> Part:
+        self.parts += 1
+        return replace(make_part(self.parts, rows=rows), **fields)  # type: ignore[arg-type]
+
+    def append(self, *runs: int, **fields: object) -> None:
+        """One batch with runs of so many rows, at one time."""
+        upper = self.state.upper.element
+        assert upper is not None
+        held = tuple(Run((self.part(rows, **{"time_min": upper, "time_max": upper, **fields}),)) for rows in runs)
+        desc = Description(Antichain(upper), Antichain(upper + 1), Antichain(0))
+        self.state = replace(self.state, trace=trace_of((*self.state.trace.batches, batch_of(desc, held))))
+        self.appended += sum(runs)
+
+    def merge(self, request: c.MergeReq, rows: int | None = None, **fields: object) -> None:
+        found = self.state.trace.covering(frozenset(request.inputs))
+        assert found is not None
+        first, count = found
+        batches = self.state.trace.batches[first : first + count]
+        assert [part.id for batch in batches for part in batch.parts()] == list(request.inputs)
+        desc = Description(batches[0].desc.lower, batches[-1].desc.upper, request.since)
+        output = self.part(request.rows if rows is None else rows, **fields)
+        trace = self.state.trace.splice(first, count, [batch_of(desc, (Run((output,)),))])
+        self.state = replace(self.state, trace=trace)
+        self.rewritten += request.rows
+
+    def settle(self, *, idle: bool = False) -> None:
+        while requests := self.plan(idle=idle):
+            self.merge(requests[0])
+
+    def plan(self, *, idle: bool = False) -> list[c.MergeReq]:
+        requests = plan(self.state, POLICY, now_ms=0, idle=idle)
+        named = [part for request in requests for part in request.inputs]
+        assert len(set(named)) == len(named), "a plan names a part once"
+        return requests
+
+    @property
+    def batches(self) -> int:
+        return sum(1 for batch in self.state.trace.batches if batch.rows)
+
+
+def log_of(rows: int, base: float) -> float:
+    return math.log(max(rows, 2), base)
+
+
+@pytest.mark.parametrize("rows", [1, 100, 10_000])
+def test_equal_appends_leave_few_batches_and_are_rewritten_a_logarithm_of_times(rows: int) -> None:
+    shape = Shape()
+    most = 0
+    for _ in range(3_000):
+        shape.append(rows)
+        shape.settle()
+        most = max(most, shape.batches)
+    assert most <= 40
+    assert shape.rewritten / shape.appended <= log_of(3_000, 4) + 1
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 17).map(lambda bits: 2**bits), min_size=1, max_size=150), st.booleans())
+def test_appends_of_any_sizes_leave_a_logarithm_of_batches(sizes: list[int], idle: bool) -> None:
+    shape = Shape()
+    for rows in sizes:
+        shape.append(rows)
+        shape.settle(idle=idle)
+        bound = max(POLICY.batches_soft, log_of(shape.appended, 4 / 3) + 4)
+        assert shape.batches <= bound
+    # Every rewriting lets the smaller runs grow: by a quarter at the least, by `fan_in` in the common case.
+    assert shape.rewritten / shape.appended <= log_of(shape.appended, 5 / 4) + 2
+
+
+def test_the_longest_due_stretch_is_merged_at_once() -> None:
+    shape = Shape()
+    for rows in (1_000_000, 50_000, 50_000, 50_000, 50_000, 100, 100):
+        shape.append(rows)
+    [request] = shape.plan()
+    assert (request.lower, request.upper, request.rows) == (Antichain(1), Antichain(7), 200_200)
+
+
+def test_a_batch_of_many_runs_is_merged_by_itself() -> None:
+    shape = Shape()
+    shape.append(100_000)
+    shape.append(*[20_000] * 4)
+    [request] = shape.plan()
+    assert request.rows == 80_000
+
+
+def test_a_shard_at_rest_is_brought_to_a_few_batches_and_then_left_alone() -> None:
+    shape = Shape()
+    for rows in (1_000_000, 400_000, 100_000, 30_000, 9_000, 9_000, 50):
+        shape.append(rows)
+    assert shape.plan() == []
+    shape.settle(idle=True)
+    sizes = [batch.rows for batch in shape.state.trace.batches]
+    assert all(sum(sizes[i:]) < 2 * size for i, size in enumerate(sizes))
+    assert shape.plan(idle=True) == []
+
+
+def test_inline_rows_leave_the_state_when_there_are_many_of_them() -> None:
+    shape = Shape()
+    shape.append(1_000_000)
+    size = POLICY.inline_flush_bytes // 2
+    for rows in (300_000, 50_000, 10_000):
+        shape.append(rows, key=None, data=bytes(size), size=size)
+    [request] = shape.plan()
+    assert request.rows == 360_000
+    shape.merge(request)
+    assert shape.state.trace.inline_bytes == 0
+
+
+def test_updates_that_cancel_are_collapsed_before_they_double_the_shard() -> None:
+    shape = Shape()
+    shape.append(1_000)
+    shape.state = replace(shape.state, since=Antichain(10_000))
+    most = 0
+    for _ in range(500):
+        shape.append(200, diff_min=-1, diff_sum=0)
+        most = max(most, shape.state.trace.rows)
+        while requests := shape.plan():
+            whole = requests[0].lower == Antichain(0)
+            shape.merge(
+                requests[0], rows=1_000 if whole else min(requests[0].rows, 2_000), diff_sum=1_000 if whole else 0
+            )
+    assert most <= 3_000
+    assert shape.rewritten <= 6 * shape.appended
+
+
+def test_wrong_estimates_of_what_cancels_do_not_make_it_merge_for_ever() -> None:
+    shape = Shape()
+    shape.state = replace(shape.state, since=Antichain(10_000))
+    for _ in range(400):
+        shape.append(100, diff_min=-1, diff_sum=0)  # half insertions, half retractions, of which nothing cancels
+        while requests := shape.plan():
+            shape.merge(requests[0], diff_min=-1, diff_sum=0)
+    assert shape.rewritten / shape.appended <= log_of(shape.appended, 1.5) + 2
+
+
+def test_history_that_since_has_passed_is_collapsed_at_most_once_per_halving() -> None:
+    shape = Shape()
+    shape.append(100_000, time_min=0, time_max=1_024, diff_min=-1, diff_sum=1_000)
+    shape.append(10)
+    merges = 0
+    for since in range(1, 1_200):
+        shape.state = replace(shape.state, since=Antichain(since))
+        for request in shape.plan():
+            merges += 1
+            shape.merge(request, time_min=since, time_max=max(1_024, since), diff_sum=1_000)
+    assert 1 <= merges <= 12
+
+
+def test_parts_of_an_older_schema_are_rewritten_once() -> None:
+    shape = Shape()
+    shape.append(1_000_000)
+    shape.append(10_000)
+    shape.state = replace(shape.state, schemas={**shape.state.schemas, 2: shape.state.schemas[1]})
+    requests = shape.plan()
+    assert [request.rows for request in requests] == [1_000_000, 10_000]
+    for request in requests:
+        shape.merge(request, schema_id=2)
+    assert shape.plan() == []
+
+
+def test_what_another_is_at_work_on_is_left_alone_and_what_it_abandoned_is_taken_up() -> None:
+    shape = Shape()
+    for _ in range(12):
+        shape.append(100_000)
+    request = c.MergeReq(
+        tuple(part.id for batch in shape.state.trace.batches[2:8] for part in batch.parts()),
+        Antichain(2), Antichain(8), Antichain(0), 600_000, 0,
+    )  # fmt: skip
+    claim = Claim("other", 0, 1_000, inputs=request.inputs, done=(shape.part(50),), resume_key=b"m")
+    shape.state = replace(shape.state, claims={request.claim_key: claim})
+    assert [r.lower for r in plan(shape.state, POLICY, now_ms=500)] == [Antichain(8)]
+    assert [r.claim_key for r in plan(shape.state, POLICY, now_ms=1_001)] == [request.claim_key, "merge:[8]"]
+
+
+def test_nothing_is_planned_for_a_shard_that_is_closed() -> None:
+    shape = Shape()
+    for _ in range(20):
+        shape.append(100)
+    shape.state = replace(shape.state, since=EMPTY)
+    assert shape.plan() == []
