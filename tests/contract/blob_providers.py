@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pyarrow import fs
@@ -13,7 +14,7 @@ from blob.arrow_fs import ArrowFsBlob
 from blob.cache import CachedBlob
 from blob.metrics import MeteredBlob
 
-PROVIDERS = ["memory", "file", "s3", "arrow_local", "arrow_mock", "decorated"]
+PROVIDERS = ["memory", "file", "s3", "arrow_local", "arrow_mock", "decorated", "table"]
 
 
 @pytest.fixture
@@ -47,6 +48,17 @@ def arrow_mock_blob() -> Blob:
 def decorated_blob() -> Blob:
     """The decorators must keep every promise of what they wrap."""
     return CachedBlob(MeteredBlob(open_blob("mem:"), lambda *_: None), bytes_max=100_000)
+
+
+@pytest.fixture
+def table_blob(tmp_path: Path) -> Blob:
+    """The provider that docs/writing-a-provider.md shows, straight from the page."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "writing-a-provider.md").read_text()
+    source = page.split("```python\n")[1].split("```")[0]
+    module = ModuleType("table_provider")
+    exec(compile(source, "docs/writing-a-provider.md", "exec"), vars(module))
+    store: Blob = module.TableBlob(str(tmp_path / "blobs.db"))
+    return store
 
 
 @pytest.fixture(params=PROVIDERS)
