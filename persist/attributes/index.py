@@ -10,26 +10,24 @@ from itertools import islice
 from blob import Blob
 from persist import commands as c
 from persist.attribute import AttributeKey, IndexChunk
-from persist.attributes.nodes import Update
+from persist.attributes.nodes import DEFAULT_SHAPE, Shape, Update
 from persist.attributes.storage import ChunkReader, ChunkWriter, NodeCache
 from persist.attributes.tree import Flush, entries, lookup
 from persist.ids import IdSource
 from persist.state import State
 from persist.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
 
-CHUNKS_MAX = 1_000  # that the State names: when a flush comes near, it moves more leaves
-CROWDED_MOVES_MAX = 256  # leaves that one flush moves for that reason
 SCAN_LEAVES_MAX = 64  # leaves that one scan reads
 
 
 class AttributeIndex:
     """Reads and writes the index of one shard. Thread-safe."""
 
-    def __init__(self, blob: Blob, ids: IdSource, cache: NodeCache, *, chunks_max: int = CHUNKS_MAX) -> None:
+    def __init__(self, blob: Blob, ids: IdSource, cache: NodeCache, shape: Shape = DEFAULT_SHAPE) -> None:
         self._blob = blob
         self._ids = ids
         self._cache = cache
-        self._chunks_max = chunks_max
+        self._shape = shape
         self._latest = ChunkReader(blob, {}, cache)
 
     def indexed(self, state: State, commands: Iterable[c.Command]) -> Indexed:
@@ -89,18 +87,18 @@ class AttributeIndex:
 
     def flushed(self, state: State, updates: list[Update], *, compact: bool = True) -> c.FlushAttributes:
         """As `flush`, for any updates: ascending by key, no key twice."""
-        root = state.attribute_root
+        root, shape = state.attribute_root, self._shape
         reader = self._reader(state.attribute_chunks)
-        writer = ChunkWriter(self._blob, state.shard_id, self._ids, self._cache, root.end)
-        moves = CROWDED_MOVES_MAX
+        writer = ChunkWriter(self._blob, state.shard_id, self._ids, self._cache, root.end, shape.chunk_bytes_target)
+        moves = shape.crowded_moves_max
 
         def crowded(lowest: int) -> bool:
             nonlocal moves
             live = len(reader.firsts) - bisect_right(reader.firsts, lowest) + 1
             moves -= 1
-            return moves >= 0 and live + len(writer.chunks) >= self._chunks_max
+            return moves >= 0 and live + len(writer.chunks) >= shape.chunks_max
 
-        following = Flush(root, reader, writer, compact=compact).run(updates, crowded)
+        following = Flush(root, reader, writer, shape, compact=compact).run(updates, crowded)
         writer.close()
         lowest = following.lowest if following.height else writer.end
         following = replace(following, lowest=lowest, end=writer.end)

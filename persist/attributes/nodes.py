@@ -17,6 +17,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from persist.attribute import KEY_BYTES
@@ -35,6 +36,20 @@ _VALUE = struct.Struct("<q")
 HEADER_BYTES = _HEADER.size
 _LEAF, _INDEX = b"L", b"I"
 _CHILD_BYTES = KEY_BYTES + 8 + 8 + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the pieces of an index become. Only tests and benchmarks want others."""
+
+    leaf_entries_max: int = LEAF_ENTRIES_MAX
+    index_entries_max: int = INDEX_ENTRIES_MAX
+    chunk_bytes_target: int = 8 * 1024 * 1024  # a flush fills one chunk after another: this bounds its memory
+    chunks_max: int = 1_000  # that the State names: a flush that comes near moves more leaves
+    crowded_moves_max: int = 256  # leaves that one flush moves for that reason
+
+
+DEFAULT_SHAPE = Shape()
 
 Update = tuple[bytes, int | None]  # key, value (None: delete)
 Child = tuple[bytes, int, int, int]  # least key, offset, lowest offset of the sub-tree, length

@@ -16,7 +16,6 @@ from persist.keys import chunk_key
 from persist.store_errors import translated, translated_but_missing
 
 CACHE_BYTES_MAX = 64 * 1024 * 1024
-CHUNK_BYTES_TARGET = 8 * 1024 * 1024  # a flush fills chunks one after another, so this bounds its memory
 
 _Place = tuple[str, int]  # key of the chunk, offset of the node
 
@@ -101,7 +100,9 @@ class ChunkReader:
 class ChunkWriter:
     """Appends nodes from the offset `start` on. What was not committed afterwards is orphans."""
 
-    def __init__(self, blob: Blob, shard: ShardId, ids: IdSource, cache: NodeCache, start: int) -> None:
+    def __init__(
+        self, blob: Blob, shard: ShardId, ids: IdSource, cache: NodeCache, start: int, chunk_bytes_target: int
+    ) -> None:
         self.chunks: dict[int, IndexChunk] = {}  # those that are written
         self._blob = blob
         self._shard = shard
@@ -110,6 +111,7 @@ class ChunkWriter:
         self._first = start
         self._key = ""
         self._nodes: list[bytes] = []
+        self._chunk_bytes_target = chunk_bytes_target
         self.end = start
 
     def write(self, node: Node) -> tuple[int, int]:
@@ -120,7 +122,7 @@ class ChunkWriter:
         self._nodes.append(data)
         self.end += len(data)
         self._cache.put((self._key, offset), node)
-        if self.end - self._first >= CHUNK_BYTES_TARGET:
+        if self.end - self._first >= self._chunk_bytes_target:
             self.close()
         return offset, len(data)
 
@@ -134,4 +136,4 @@ class ChunkWriter:
         self._first, self._nodes = self.end, []
 
 
-__all__ = ["CACHE_BYTES_MAX", "CHUNK_BYTES_TARGET", "ChunkReader", "ChunkWriter", "NodeCache", "StaleIndex"]
+__all__ = ["CACHE_BYTES_MAX", "ChunkReader", "ChunkWriter", "NodeCache", "StaleIndex"]

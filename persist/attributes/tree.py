@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from persist.attribute import KEY_BYTES, IndexRoot
-from persist.attributes.nodes import INDEX_ENTRIES_MAX, LEAF_ENTRIES_MAX, Child, Index, Leaf, Node, Update
+from persist.attributes.nodes import Child, Index, Leaf, Node, Shape, Update
 from persist.errors import Corruption
 
 LEAVES_A_MOVE = 4  # leaves written for their updates, for one that is written to free the front
@@ -120,10 +120,13 @@ class _Changing:
 class Flush:
     """One batch of updates on the way from one version of the tree to the next."""
 
-    def __init__(self, root: IndexRoot, reader: NodeReader, writer: NodeWriter, *, compact: bool = True) -> None:
+    def __init__(
+        self, root: IndexRoot, reader: NodeReader, writer: NodeWriter, shape: Shape, *, compact: bool = True
+    ) -> None:
         self._root = root
         self._reader = reader
         self._writer = writer
+        self._shape = shape
         self._compact = compact
         self._grown = 0
         self._leaves = 0
@@ -208,12 +211,12 @@ class Flush:
         appended = not len(leaf) or updates[0][0] > leaf.keys[-KEY_BYTES:]
         changed, grown = leaf.updated(updates)
         self._grown += grown
-        leaves = changed.split(_cuts(len(changed), LEAF_ENTRIES_MAX, appended)) if len(changed) else []
+        leaves = changed.split(_cuts(len(changed), self._shape.leaf_entries_max, appended)) if len(changed) else []
         self._leaves += len(leaves)
         return self._siblings(key, leaves)
 
     def _written_index(self, key: bytes, node: Index, grown_last: bool) -> list[Child]:
-        nodes = node.split(_cuts(len(node), INDEX_ENTRIES_MAX, grown_last)) if len(node) else []
+        nodes = node.split(_cuts(len(node), self._shape.index_entries_max, grown_last)) if len(node) else []
         return self._siblings(key, nodes)
 
     def _siblings(self, key: bytes, nodes: Sequence[Node]) -> list[Child]:

@@ -1,0 +1,91 @@
+"""Nodes of the attribute index: their bytes, their sizes, and damage."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.attributes.nodes import (
+    INDEX_ENTRIES_MAX,
+    LEAF_ENTRIES_MAX,
+    NODE_BYTES_MAX,
+    Index,
+    Leaf,
+    decode,
+    locate,
+)
+from persist.errors import Corruption
+from tests.support.indexed import key_of
+
+keys = st.integers(0, 60).map(key_of) | st.binary(min_size=16, max_size=16)
+int64s = st.integers(-(2**63), 2**63 - 1)
+offsets = st.integers(0, 2**63)
+
+
+def leaf_of(entries: dict[bytes, int]) -> Leaf:
+    return Leaf(b"".join(sorted(entries)), b"".join(struct.pack("<q", entries[key]) for key in sorted(entries)))
+
+
+@given(st.dictionaries(keys, int64s), offsets)
+def test_a_leaf_survives_its_bytes(entries: dict[bytes, int], offset: int) -> None:
+    read = decode(leaf_of(entries).encode(offset), offset)
+    assert isinstance(read, Leaf)
+    assert dict(read.entries()) == entries
+    assert all(read.get(key) == entries.get(key) for key in [*entries, key_of(7), bytes(16), b"\xff" * 16])
+
+
+@given(st.lists(st.tuples(keys, offsets, offsets, st.integers(0, 65535)), unique_by=lambda c: c[0]), offsets)
+def test_an_index_node_survives_its_bytes(children: list[tuple[bytes, int, int, int]], offset: int) -> None:
+    children.sort()
+    read = decode(Index.of(children).encode(offset), offset)
+    assert isinstance(read, Index)
+    assert [read.child(at) for at in range(len(read))] == children
+
+
+@given(st.dictionaries(keys, int64s), st.dictionaries(keys, st.none() | int64s))
+def test_updating_a_leaf_is_updating_a_dict(entries: dict[bytes, int], updates: dict[bytes, int | None]) -> None:
+    updated, grown = leaf_of(entries).updated(sorted(updates.items()))
+    after = {key: value for key, value in {**entries, **updates}.items() if value is not None}
+    assert list(updated.entries()) == sorted(after.items())
+    assert grown == len(after) - len(entries)
+
+
+@given(st.sets(keys), keys)
+def test_a_key_is_located_where_it_belongs(known: set[bytes], key: bytes) -> None:
+    ordered = sorted(known)
+    assert locate(b"".join(ordered), key, 0) == sum(1 for other in ordered if other < key)
+
+
+def test_full_nodes_have_at_most_32_kib() -> None:
+    leaf = leaf_of({key_of(n): n for n in range(LEAF_ENTRIES_MAX)})
+    index = Index.of([(key_of(n), n, n, NODE_BYTES_MAX) for n in range(INDEX_ENTRIES_MAX)])
+    assert max(len(leaf.encode(0)), len(index.encode(0))) <= NODE_BYTES_MAX == 32 * 1024
+
+
+@pytest.mark.parametrize("node", [leaf_of({key_of(1): 5, key_of(2): -5}), Index.of([(key_of(1), 2, 3, 4)])])
+def test_every_flipped_bit_and_cut_is_noticed(node: Leaf | Index) -> None:
+    data = node.encode(77)
+    assert decode(data, 77)
+    for at in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(Corruption):
+                decode(bytes(damaged), 77)
+        with pytest.raises(Corruption):
+            decode(data[:at], 77)
+
+
+def test_a_node_that_was_written_elsewhere_is_another() -> None:
+    with pytest.raises(Corruption, match="is another"):
+        decode(leaf_of({key_of(1): 5}).encode(77), 78)
+
+
+def test_a_later_format_asks_for_an_upgrade() -> None:
+    data = bytearray(leaf_of({}).encode(0))
+    data[1] += 1
+    with pytest.raises(Corruption, match="upgrade"):
+        decode(bytes(data), 0)
