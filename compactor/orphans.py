@@ -26,6 +26,7 @@ from persist.location import Location
 from persist.machine import Machine
 from persist.state import Policy, State
 from persist.store_errors import translated
+from persist.transitions import expire_lapsed
 
 log = logging.getLogger("persist.orphans")
 
@@ -92,7 +93,8 @@ class Sweeper:
     def _sweep_listed(self, name: str, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> None:
         machine = self._location.machine(name)
         report.listed += len(listed)
-        found = self._unnamed(machine.refresh(), shard_id, listed, SweepReport())
+        lapsed = expire_lapsed(machine.refresh(), self._location.clock.now_ms())  # as the fence will leave it
+        found = self._unnamed(lapsed, shard_id, listed, SweepReport())
         if found and not self._settings.dry_run:
             self._fence(machine)
         self._delete(name, self._unnamed(machine.refresh(), shard_id, listed, report), report)

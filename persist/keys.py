@@ -38,6 +38,11 @@ def is_rollup_key(key: str) -> bool:
     return key.endswith(".rollup")
 
 
+def born_ms(key: str) -> int:
+    """When a well-formed blob key was minted, in milliseconds since 1970 by its maker's clock."""
+    return int(key.rpartition("/")[2][1:13], 16)
+
+
 def belongs_to(key: str, shard: ShardId) -> bool:
     """Whether `key` is a well-formed blob key of that shard."""
     return key.startswith(shard_prefix(shard)) and _KEY.match(key) is not None

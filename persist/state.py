@@ -29,6 +29,7 @@ class Policy:
     finalise_batches_per_step: int = 100
     reader_lease_ms_max: int = 24 * 3600 * 1000
     writer_lease_ms_max: int = 24 * 3600 * 1000
+    staged_ms_max: int = 12 * 3600 * 1000  # a blob must be committed so soon after it was made; the sweep waits longer
     writers_max: int = 100_000
     readers_max: int = 100_000
     attribute_updates_max: int = 1_000  # a command

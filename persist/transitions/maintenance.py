@@ -8,7 +8,7 @@ from persist import commands as c
 from persist.antichain import meet
 from persist.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.errors import Corruption, InvalidUsage
-from persist.keys import belongs_to
+from persist.keys import belongs_to, born_ms
 from persist.state import Claim, Rollup, State
 from persist.transitions.context import Context
 
@@ -26,6 +26,8 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
     newest = max(state.rollups, default=0)
     if command.seqno < newest or not belongs_to(command.key, state.shard_id):
         return state, c.RollupAdded(False)  # late: its key may have been removed already, and dead keys never return
+    if context.now_ms - born_ms(command.key) > context.policy.staged_ms_max:
+        return state, c.RollupAdded(False)  # very late: it may have been swept
     rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
     return replace(state, rollups=rollups), c.RollupAdded(True)
 

@@ -10,7 +10,7 @@ from persist.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
 from persist.ids import Token, WriterId
-from persist.keys import belongs_to
+from persist.keys import belongs_to, born_ms
 from persist.state import State, WriterState
 from persist.trace import Trace
 from persist.transitions.attributes import with_updates
@@ -56,7 +56,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     lower, upper = command.expected_upper, command.new_upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
-    _check_parts(state, command.runs)
+    _check_parts(state, command.runs, context)
     if state.upper != lower:
         raise UpperMismatch(
             f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
@@ -80,7 +80,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
     lower, upper = command.lower, command.upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
-    _check_parts(state, command.runs)
+    _check_parts(state, command.runs, context)
     if command.attributes and state.upper != lower:
         # Whether the other replica changed the attributes cannot be known, so half of a command would happen.
         raise UpperMismatch(
@@ -105,7 +105,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     writer = _registered(state, command.writer)
     if (again := _answered(writer, command.token)) is not None:
         return state, again
-    _check_parts(state, command.runs)
+    _check_parts(state, command.runs, context)
     if state.upper.element is None or state.upper.element > TIME_MAX:
         raise UpperMismatch(
             f"shard {state.name!r} is closed: its upper is {state.upper}",
@@ -236,12 +236,17 @@ def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> Non
             )
 
 
-def _check_parts(state: State, runs: Iterable[Run]) -> None:
+def _check_parts(state: State, runs: Iterable[Run], context: Context) -> None:
     for part in _parts(runs):
         if (part.key is None) == (part.data is None):
             raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
         if part.key is not None and not belongs_to(part.key, state.shard_id):
             raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
+        if part.key is not None and context.now_ms - born_ms(part.key) > context.policy.staged_ms_max:
+            raise Expired(
+                f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
+                "since; write its rows again"
+            )
         if part.schema_id not in state.schemas:
             raise InvalidUsage(
                 f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}"

@@ -9,18 +9,21 @@ import pyarrow as pa
 import pytest
 
 import persist
+from compactor.orphans import Sweeper, SweepSettings
 from persist import commands as c
 from persist.antichain import Antichain
 from persist.client import Client
 from persist.embedded import EmbeddedTransport
-from persist.errors import Indeterminate
+from persist.errors import Expired, Indeterminate
 from persist.handles import HandleSettings
 from persist.location import LocationSettings, open_stores
 from persist.reading import ReadSettings
 from persist.state import Policy
+from persist.system import SystemClock as Clock
 from persist.transport import ShardView, ViewRequest
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
+NO_INLINE = Policy(inline_part_bytes_max=0)
 
 
 def row(key: str, time: int | None = None, diff: int = 1) -> dict[str, object]:
@@ -110,3 +113,56 @@ def test_a_hold_that_may_have_moved_is_not_relied_on() -> None:
         with pytest.raises(Indeterminate):
             lease.downgrade(Antichain(0), seqno)
         assert lease.seqno == seqno
+
+
+def test_rows_that_were_staged_too_long_ago_are_not_committed() -> None:
+    """A writer that slept for longer than the orphan sweep waits could commit blobs that were swept meanwhile."""
+
+    class Sleepy(Clock):
+        late_ms = 0
+
+        def now_ms(self) -> int:
+            return super().now_ms() + self.late_ms
+
+    clock = Sleepy()
+    location = open_stores("mem:asleep", "mem:asleep", clock=clock, settings=LocationSettings(NO_INLINE))
+    with Client(EmbeddedTransport(location)) as asleep:
+        writer = asleep.create_shard("orders", SCHEMA, ["k"]).open_writer()
+        staged = writer.stage([row("a")], None)
+        clock.late_ms = 25 * 3600 * 1000
+        Sweeper(location).sweep("orders")
+        assert not [stat for stat in location.blob.list("s") if stat.key.endswith(".parquet")]
+        with pytest.raises(Expired, match="write its rows again"):
+            writer.commit_insert(staged)
+
+
+def test_a_step_that_was_taken_before_the_sweep_cannot_be_committed_after_it(client: Client) -> None:
+    """The sweep commits before it deletes: whoever sleeps between his step and his compare-and-set has lost."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    location = client.transport.location  # type: ignore[attr-defined]
+    before = shard.view().seqno
+    writer = shard.open_writer()
+    writer.stage(pa.table({"k": ["a"], "v": [1]}), None)
+    location.blob.put(f"{shard.view().shard_id}/w{0:032d}/p{0:032d}.parquet", b"an orphan")
+    settings = SweepSettings(age_ms=0)
+    assert Sweeper(location, settings).sweep("orders").deleted >= 1
+    assert shard.view().seqno > before
+
+
+def test_writers_whose_leases_lapsed_keep_no_orphans_alive() -> None:
+    """On a shard where nobody commits any more, their registrations stayed, and their orphans with them."""
+
+    class Later(Clock):
+        late_ms = 0
+
+        def now_ms(self) -> int:
+            return super().now_ms() + self.late_ms
+
+    clock = Later()
+    location = open_stores("mem:idle", "mem:idle", clock=clock, settings=LocationSettings(NO_INLINE))
+    with Client(EmbeddedTransport(location)) as client:
+        writer = client.create_shard("orders", SCHEMA, ["k"]).open_writer()
+        writer.insert([row("a")])
+        writer.stage([row("b")], None)  # never committed
+        clock.late_ms = 48 * 3600 * 1000
+        assert Sweeper(location).sweep("orders").deleted == 1

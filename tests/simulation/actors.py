@@ -48,8 +48,15 @@ READ_LEASE_MS = 3_000
 WRITE_LEASE_MS = 6_000
 PART_BYTES = 4_096
 OPS_A_STRETCH = 8
+STAGED_MS_MAX = 30_000
 
-POLICY = Policy(inline_part_bytes_max=700, inline_shard_bytes_max=3_000, rollup_every=8, batches_max=400)
+POLICY = Policy(
+    inline_part_bytes_max=700,
+    inline_shard_bytes_max=3_000,
+    rollup_every=8,
+    batches_max=400,
+    staged_ms_max=STAGED_MS_MAX,
+)
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=WRITE_LEASE_MS, retry_s=4.0, part_bytes_target=PART_BYTES),
     read=ReadSettings(lease_ms=READ_LEASE_MS, retry_s=4.0, memory_bytes=64 * 1024),
@@ -119,7 +126,9 @@ class Run:
     push: bool
     faults: tuple[str, ...] = ()
     stretches_left: int = 20  # how often the run is prolonged until every fault has struck
-    stopping: bool = False
+    stopping: bool = False  # no new reads and writes
+    over: bool = False  # no maintenance either
+    asleep: int = 0  # processes that hibernate
     boots: int = 0
     numbers: int = 0
 

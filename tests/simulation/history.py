@@ -70,7 +70,9 @@ def check_linearisable(writes: list[Write], uppers: Iterable[UpperRead]) -> None
     """
     acknowledged = [w for w in writes if w.answer == "ok" and w.told is not None]
     points = [_point(w, w.told) for w in acknowledged]
-    points += [_seen(w.invoked, w.returned, w.actual, f"#{w.number}'s mismatch") for w in writes if w.actual is not None]
+    points += [
+        _seen(w.invoked, w.returned, w.actual, f"#{w.number}'s mismatch") for w in writes if w.actual is not None
+    ]
     points += [_seen(invoked, back, upper, f"{who}'s read") for _, who, invoked, back, upper in uppers]
     _check_disjoint([w for w in acknowledged if w.kind == "compare_and_append"], acknowledged)
     _check_real_time([p for p in points if p is not None])

@@ -9,12 +9,25 @@ from compactor.engine import EngineSettings
 from compactor.gc import Collector, GcSettings
 from compactor.merge import MergePolicy
 from compactor.metering import Metrics
+from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.errors import Corruption
-from tests.simulation.actors import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage, read_once
+from tests.simulation.actors import (
+    COPIES,
+    MAIN,
+    PART_BYTES,
+    POLICY,
+    WEATHER,
+    WRITE_LEASE_MS,
+    Host,
+    expect_damage,
+    read_once,
+)
 from tests.simulation.oracle import expect
+from tests.simulation.world import CLOCK_JUMP_MS_MAX
 
 ORPHAN_AGE_MS = 60_000
+SWEEP = SweepSettings(age_ms=ORPHAN_AGE_MS, delete_batch=5)
 READ_TIMES_MAX = 3  # times that are read at the end
 SETTLE_ROUNDS_MAX = 30
 SETTLED_LOG_MAX = 3 * POLICY.rollup_every  # entries of a log at rest
@@ -36,7 +49,7 @@ def compactor(host: Host) -> None:
     for name in (MAIN, COPIES):
         host.open(name)
     worker = Worker(host.location, WORKER)
-    while not host.run.stopping:
+    while not host.run.over:
         with maintaining(host):
             idle = host.random.choice((None, None, True))
             worker.run(host.random.choice((MAIN, COPIES)), idle=idle, merges_max=3)
@@ -49,11 +62,24 @@ def collector(host: Host) -> None:
     for name in (MAIN, COPIES):
         host.open(name)
     gc = Collector(host.location, GC)
-    while not host.run.stopping:
+    while not host.run.over:
         with maintaining(host):
             gc.run(host.random.choice((MAIN, COPIES)))
         host.sleep(0.8)
     counted(host, gc.metrics)
+
+
+def sweeper(host: Host) -> None:
+    """A sweep of orphans, now and then."""
+    for name in (MAIN, COPIES):
+        host.open(name)
+    found = Sweeper(host.location, SWEEP)
+    while not host.run.over:
+        with maintaining(host):
+            found.sweep(host.random.choice((MAIN, COPIES)))
+            if host.random.random() < 0.2:
+                found.sweep_unborn()
+        host.sleep(4.0)
 
 
 @contextmanager
@@ -83,8 +109,22 @@ def settle(host: Host) -> None:
     for name in (MAIN, COPIES):
         _quiesce(host, name, worker, gc)
         _check_bounded(host, name)
+    host.run.world.scheduler.sleep((ORPHAN_AGE_MS + 2 * CLOCK_JUMP_MS_MAX) / 1000)
+    for name in (MAIN, COPIES):
+        Sweeper(host.location, SWEEP).sweep(name)
+        _check_swept(host, name)
         _read_back(host, name)
         host.run.path("settled")
+
+
+def _check_swept(host: Host, name: str) -> None:
+    """What is in the store is what the State names, or what GC will take once the log moves on."""
+    truth = host.run.truth(name)
+    first = min(entry.seqno for entry in host.run.world.logs.scan(name, 0, 1))
+    known = truth.named | {key for key, gone in truth.gone_at.items() if gone > first}
+    stored = {stat.key for stat in host.run.world.blobs.list(f"{truth.state.shard_id}/")}
+    orphans = stored - known
+    expect(not orphans, "swept", f"{len(orphans)} orphans of {name} survive the sweep: {sorted(orphans)[:3]}")
 
 
 def _quiesce(host: Host, name: str, worker: Worker, gc: Collector) -> None:
@@ -119,5 +159,9 @@ def _read_back(host: Host, name: str) -> None:
         read_once(host, shard, as_of, pause_s=0)
 
 
-MAINTENANCE_ROLES: dict[str, Callable[[Host], None]] = {"compactor": compactor, "collector": collector}
+MAINTENANCE_ROLES: dict[str, Callable[[Host], None]] = {
+    "compactor": compactor,
+    "collector": collector,
+    "sweeper": sweeper,
+}
 MAINTENANCE = tuple(MAINTENANCE_ROLES)

@@ -294,4 +294,14 @@ class ObservedConsensus(MemoryConsensus):
         return deleted
 
 
-__all__ = ["Contents", "ObservedBlob", "ObservedConsensus", "Oracle", "Row", "ShardTruth", "Update", "Violation", "Write"]
+__all__ = [
+    "Contents",
+    "ObservedBlob",
+    "ObservedConsensus",
+    "Oracle",
+    "Row",
+    "ShardTruth",
+    "Update",
+    "Violation",
+    "Write",
+]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import persist.handles
 import persist.location
 import persist.machine
+import persist.parts.reader
 import persist.writing
 from tests.simulation.actors import COPIES, MAIN, ROLES, Host, Run, definite_rows
 from tests.simulation.history import History
@@ -20,7 +21,8 @@ from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Upd
 from tests.simulation.scheduler import cooperative
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process, World
 
-LOCKING = (persist.handles, persist.location, persist.machine, persist.writing)
+LOCKING = (persist.handles, persist.location, persist.machine, persist.parts.reader, persist.writing)
+HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
 WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "replica", "replica")
 READERS = ("snapshot_reader", "snapshot_reader", "listener", "listener", "holder", "forgetter", "forgetter")
@@ -39,10 +41,12 @@ class Plan:
     @classmethod
     def of(cls, seed: int) -> Plan:
         pick = random.Random(f"plan {seed}")
-        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate")]
+        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate", "hibernate")]
         faults = pick.sample(usual, pick.randrange(3, len(usual) + 1))
         if pick.random() < 0.15:
             faults += ["flip", "truncate"]
+        if pick.random() < 0.1:
+            faults += ["hibernate"]
         push = pick.random() < 0.5
         if not push:
             faults = [fault for fault in faults if fault != "drop_push"]
@@ -95,7 +99,7 @@ def run_plan(plan: Plan) -> Outcome:
     world = World(plan.seed, plan.faults)
     oracle = Oracle()
     oracle.clock = lambda: EPOCH_MS + world.scheduler.now_us // 1000
-    oracle.orphan_age_ms = ORPHAN_AGE_MS
+    oracle.orphan_age_ms = ORPHAN_AGE_MS - CLOCK_JUMP_MS_MAX
     oracle.definite[COPIES] = lambda time: definite_rows(plan.seed, time)
     world.blobs = ObservedBlob(oracle, oracle.clock)
     world.logs = ObservedConsensus(oracle)
@@ -127,7 +131,8 @@ def _chaos(run: Run, plan: Plan) -> None:
     for number, roles in enumerate(plan.roles):
         boot(run, world.process(f"p{number}"), roles)
     torment = world.start(Process("fate"), "torment", lambda: _torment(run, plan))
-    world.scheduler.run(lambda: run.stopping)
+    world.scheduler.run(lambda: run.stopping and not run.asleep)
+    run.over = True
     world.scheduler.kill([torment])
 
 
@@ -143,7 +148,7 @@ def _torment(run: Run, plan: Plan) -> None:
     """Kills, freezes and confuses processes, now and then."""
     world, pick = run.world, run.world.random
     roles = dict(zip((f"p{n}" for n in range(len(plan.roles))), plan.roles, strict=True))
-    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "clock_jump")]
+    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "hibernate", "clock_jump")]
     while fates:
         world.scheduler.sleep(0.3 + 2 * pick.random())
         victims = [p for p in world.processes if p.name in roles and p.alive]
@@ -155,12 +160,16 @@ def _torment(run: Run, plan: Plan) -> None:
             run.oracle.note(f"{victim.name} is killed")
             world.crash(victim)
             world.start(Process("fate"), "reboot", lambda v=victim: _reboot(run, v, roles[v.name]))
-        elif fate == "freeze":
+        elif fate in ("freeze", "hibernate"):
             run.oracle.note(f"{victim.name} falls asleep")
             world.freeze(victim, True)
-            world.start(Process("fate"), "thaw", lambda v=victim: _thaw(run, v))
+            run.asleep += fate == "hibernate"
+            seconds = 2 + 10 * pick.random() if fate == "freeze" else HIBERNATION_S
+            world.start(Process("fate"), "thaw", lambda v=victim, s=seconds: _thaw(run, v, s))
+            if fate == "hibernate":
+                fates.remove(fate)  # once: it takes as long as everything else together
         else:
-            victim.skew_ms += pick.randint(-CLOCK_JUMP_MS_MAX, CLOCK_JUMP_MS_MAX)
+            victim.skew_ms = pick.randint(-CLOCK_JUMP_MS_MAX, CLOCK_JUMP_MS_MAX)
             run.oracle.note(f"the clock of {victim.name} is off by {victim.skew_ms} ms")
 
 
@@ -171,10 +180,13 @@ def _reboot(run: Run, process: Process, roles: Sequence[str]) -> None:
         boot(run, process, roles)
 
 
-def _thaw(run: Run, process: Process) -> None:
-    run.world.scheduler.sleep(2 + 10 * run.world.random.random())
+def _thaw(run: Run, process: Process, seconds: float) -> None:
+    run.world.scheduler.sleep(seconds)
     run.oracle.note(f"{process.name} wakes up")
     run.world.freeze(process, False)
+    if seconds > HIBERNATION_S / 2:
+        run.world.scheduler.sleep(5.0)  # for what it had begun
+        run.asleep -= 1
 
 
 def _converge(run: Run) -> None:

@@ -37,6 +37,7 @@ FAULTS = (
     "drop_push",
     "crash",
     "freeze",
+    "hibernate",
     "clock_jump",
 )
 # Chances a call (crash, freeze and clock_jump: a beat of the tormentor) that the fault strikes.
@@ -51,6 +52,7 @@ RATES = {
     "drop_push": 0.3,
     "crash": 0.8,
     "freeze": 0.8,
+    "hibernate": 0.8,
     "clock_jump": 0.8,
 }
 DELAY_S = 2.5  # most of a lease
@@ -96,7 +98,7 @@ class SimIds:
         self._last = 0
 
     def uuid7(self) -> str:
-        self._last = max(self._last + 1, self._clock.now_ms() << 12)
+        self._last = max(self._last + 1, self._clock.now_ms() << 16)
         return f"{self._last:016x}{self._random.getrandbits(64):016x}"
 
 
