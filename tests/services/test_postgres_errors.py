@@ -282,3 +282,30 @@ def test_a_sigkill_under_load_loses_nothing(url: str, postgres_server: Postgres)
         finally:
             load.stop()
         load.verify(reader)
+
+
+@pytest.mark.parametrize("seqno", [1, 2])
+def test_a_statement_slower_than_two_commits_and_a_truncation_loses(url: str, seqno: int) -> None:
+    with closing(open_consensus(url)) as slow, closing(open_consensus(url)) as quick:
+        for earlier in range(1, seqno):
+            assert quick.compare_and_set("k", earlier, b"first")
+        quick.check()
+        with psycopg.connect(url, autocommit=True) as admin:
+            admin.execute(
+                "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN IF NEW.data = 'slow'::bytea THEN PERFORM pg_sleep(1.5); END IF; RETURN NEW; END $$"
+            )
+            admin.execute("CREATE TRIGGER dawdle BEFORE INSERT ON consensus_log FOR EACH ROW EXECUTE FUNCTION dawdle()")
+            won: list[bool] = []
+            writer = threading.Thread(target=lambda: won.append(slow.compare_and_set("k", seqno, b"slow")))
+            writer.start()
+            sleeping = (
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+            )
+            wait_until(lambda: bool(admin.execute(sleeping).fetchone()[0]), "the slow statement is under way")  # type: ignore[index]
+        assert quick.compare_and_set("k", seqno, b"quick")
+        assert quick.compare_and_set("k", seqno + 1, b"quick")
+        assert quick.truncate("k", seqno + 1) == seqno
+        writer.join()
+        assert won == [False]
+        assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [seqno + 1]

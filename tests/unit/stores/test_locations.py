@@ -1,0 +1,107 @@
+"""From URLs to stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blob import BlobMisconfigured, BlobUnavailable, open_blob
+from blob.arrow_fs import ArrowFsBlob
+from consensus import ConsensusMisconfigured, open_consensus
+
+
+def test_mem_is_private_and_mem_with_a_name_is_shared() -> None:
+    open_blob("mem:").put("k", b"x")
+    assert open_blob("mem:").stat("k") is None
+    open_blob("mem:shared-by-this-test").put("k", b"x")
+    assert open_blob("mem:shared-by-this-test").get("k") == b"x"
+    assert open_consensus("mem:").compare_and_set("k", 1, b"x")
+    assert open_consensus("mem:").head("k") is None
+    assert open_consensus("mem:shared-by-this-test").compare_and_set("k", 1, b"x")
+    assert open_consensus("mem:shared-by-this-test").head("k") is not None
+
+
+def test_a_file_url_names_the_directory_that_it_was_opened_with(tmp_path: Path) -> None:
+    blob = open_blob(f"file://{tmp_path}/with%20space")
+    assert (tmp_path / "with space").is_dir()
+    blob.put("a/b", b"x")
+    assert open_blob(blob.url).get("a/b") == b"x"
+    assert blob.local_path("a/b") == f"{tmp_path}/with space/a/b"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://host/dir", "blobs", "mem:a b", "/var/blobs", "S4://user:secret@b/x?k=secret"]
+)
+def test_an_unknown_blob_location_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(BlobMisconfigured) as refused:
+        open_blob(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "mysql://user:secret@h/d", "postgresql+pg8000://u:secret@h/d", "mem:a b", "sqlite"]
+)
+def test_an_unknown_consensus_location_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(ConsensusMisconfigured) as refused:
+        open_consensus(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gs://",
+        "gs://bucket/x?no_such_option=1",
+        "abfs://container/x",
+        "abfss://account.dfs.core.windows.net/x",
+        "hdfs://",
+        "hdfs://user:secret@no-such-host.invalid:1/x",
+    ],
+)
+def test_an_arrow_location_that_cannot_be_meant(url: str) -> None:
+    with pytest.raises(BlobMisconfigured, match="blob location") as refused:
+        open_blob(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_arrow_location_opens_without_being_contacted() -> None:
+    blob = open_blob("abfs://container@account.dfs.core.windows.net/some/prefix/")
+    assert isinstance(blob, ArrowFsBlob)
+    assert blob.url == "abfs://container@account.dfs.core.windows.net/some/prefix"
+    blob.close()
+
+
+class _FailsHalfway:
+    """A stream of a file system that breaks while it is written."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+
+    def write(self, data: bytes) -> None:
+        self._inner.write(data[: len(data) // 2])  # type: ignore[attr-defined]
+        raise OSError("connection reset")
+
+    def close(self) -> None:
+        raise AssertionError("closing would publish half a blob")
+
+
+def test_a_write_that_breaks_off_is_not_published(tmp_path: Path) -> None:
+    from pyarrow import fs
+
+    local = fs.LocalFileSystem()
+
+    class Breaking:
+        type_name = "local"
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local, name)
+
+        def open_output_stream(self, path: str) -> _FailsHalfway:
+            return _FailsHalfway(local.open_output_stream(path))
+
+    blob = ArrowFsBlob(Breaking(), str(tmp_path), "broken:")
+    with pytest.raises(BlobUnavailable, match="connection reset"):
+        blob.put("a/k", b"0123456789")
+    assert blob.stat("a/k") is None
+    assert list(blob.list("")) == []
