@@ -88,10 +88,7 @@ def _frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
         body = bytes(buffer[4 + size : total])
         del buffer[:total]
         lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
-        if not body and lower == upper:
-            yield None
-            continue
-        yield ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all() if body else pa.table({}))
+        yield ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
 
 
 __all__ = ["follow"]

@@ -148,11 +148,13 @@ def _size(made: asyncio.Future[list[Any]]) -> int:
 
 
 def frame(event: ListenEvent) -> bytes:
-    """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC."""
+    """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC.
+
+    A heartbeat has no bytes; progress without rows has the columns.
+    """
     sink = pa.BufferOutputStream()
-    if event.updates.num_rows:
-        with pa.ipc.new_stream(sink, event.updates.schema) as writer:
-            writer.write_table(event.updates)
+    with pa.ipc.new_stream(sink, event.updates.schema) as writer:
+        writer.write_table(event.updates)
     data: bytes = sink.getvalue().to_pybytes()
     return _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": len(data)}) + data
 

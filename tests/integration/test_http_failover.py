@@ -1,0 +1,166 @@
+"""Several servers over one location, and servers that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+
+import persist
+from persist.antichain import Antichain
+from persist.client import Client
+from rpc.servers import rendezvous
+from rpc.transport import HttpTransport
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.string())])
+WAIT_S = 60.0
+
+
+def count(directory: Path, name: str) -> dict[str, int]:
+    with persist.connect(f"persist://{directory}") as local:
+        table = local.shard(name).snapshot().to_arrow()
+    return dict(zip(table["id"].to_pylist(), table["__diff"].to_pylist(), strict=True))
+
+
+def requests_of(server: Server, verb: str) -> int:
+    """How many requests of that verb a server has answered with 200."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith(f'persist_requests_total{{status="200",verb="{verb}"}}'):
+                return int(float(line.split()[-1]))
+    return 0
+
+
+class Writer(threading.Thread):
+    """Inserts a row after another until it is told to stop; what it was promised, and what went wrong."""
+
+    def __init__(self, client: Client, name: str, number: int) -> None:
+        super().__init__()
+        self._shard = client.shard(name)
+        self._number = number
+        self.enough = threading.Event()
+        self.acknowledged: list[str] = []
+        self.failed: list[BaseException] = []
+
+    def run(self) -> None:
+        while not self.enough.is_set():
+            row = f"{self._number}-{len(self.acknowledged)}"
+            try:
+                self._shard.insert([{"id": row}])
+            except BaseException as error:
+                self.failed.append(error)
+                return
+            self.acknowledged.append(row)
+
+
+def test_a_shard_always_goes_to_the_same_server(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as a, Server(tmp_path / "d") as b, persist.connect(f"{a.url},{b.url}") as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        for n in range(10):
+            shard.compare_and_append([{"id": "x"}], n, n + 1)
+        home = rendezvous([a.url, b.url], "orders")[0]
+        away = b if home == a.url else a
+        assert requests_of(away, "commands") == 0
+
+
+def test_two_servers_may_serve_one_shard_at_once(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    with Server(directory) as a, Server(directory) as b, persist.connect(a.url) as one, persist.connect(b.url) as two:
+        one.create_shard("orders", SCHEMA, ["id"])
+        writers = [Writer(one, "orders", 0), Writer(two, "orders", 1)]
+        for writer in writers:
+            writer.start()
+        time.sleep(2)
+        for writer in writers:
+            writer.enough.set()
+            writer.join(WAIT_S)
+    assert [writer.failed for writer in writers] == [[], []]
+    assert count(directory, "orders") == {row: 1 for writer in writers for row in writer.acknowledged}
+
+
+def test_a_killed_server_costs_nobody_anything_but_time_and_gets_its_shards_back(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    with Server(directory) as a, Server(directory) as b, persist.connect(f"{a.url},{b.url}") as client:
+        client.create_shard("orders", SCHEMA, ["id"])
+        victim, other = (a, b) if rendezvous([a.url, b.url], "orders")[0] == a.url else (b, a)
+        writers = [Writer(client, "orders", n) for n in range(4)]
+        seen: list[str] = []
+        assert isinstance(client.transport, HttpTransport)
+        stream = client.transport.follow("orders", None, Antichain(None))
+
+        def listen() -> None:
+            for event in stream:
+                seen.extend(event.updates["id"].to_pylist())
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        for writer in writers:
+            writer.start()
+        time.sleep(1)
+        victim.kill()
+        before = requests_of(other, "commands")
+        time.sleep(1.5)
+        assert requests_of(other, "commands") > before
+        with Server(directory, "--port", str(victim.port)) as returned:
+            deadline = time.monotonic() + WAIT_S
+            while requests_of(returned, "commands") == 0 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert requests_of(returned, "commands") > 0
+            for writer in writers:
+                writer.enough.set()
+                writer.join(WAIT_S)
+            client.shard("orders").advance_upper(None)
+            listener.join(WAIT_S)
+    assert [writer.failed for writer in writers] == [[]] * 4
+    promised = {row: 1 for writer in writers for row in writer.acknowledged}
+    assert count(directory, "orders") == promised
+    assert sorted(seen) == sorted(promised)
+
+
+def test_an_only_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    with Server(directory) as first, persist.connect(first.url) as client:
+        client.create_shard("orders", SCHEMA, ["id"])
+        writer = Writer(client, "orders", 0)
+        writer.start()
+        time.sleep(0.5)
+        first.kill()
+        with Server(directory, "--port", str(first.port)):
+            reached = len(writer.acknowledged)
+            deadline = time.monotonic() + WAIT_S
+            while len(writer.acknowledged) < reached + 5 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            writer.enough.set()
+            writer.join(WAIT_S)
+    assert writer.failed == []
+    assert count(directory, "orders") == dict.fromkeys(writer.acknowledged, 1)
+
+
+def test_workers_share_the_shards_and_are_replaced_when_they_die(tmp_path: Path) -> None:
+    with Server(tmp_path / "d", "--workers", "2") as server:
+        with urllib.request.urlopen(f"{server.url}/v1/location") as answer:
+            ports = json.load(answer)["ports"]
+        assert len(set(ports)) == 2
+        with persist.connect(server.url) as client:
+            assert isinstance(client.transport, HttpTransport)
+            assert sorted(int(url.rpartition(":")[2]) for url in client.transport.servers) == sorted(ports)
+            for n in range(8):
+                client.create_shard(f"s{n}", SCHEMA, ["id"]).insert([{"id": "a"}])
+            listed = subprocess.run(
+                ["pgrep", "-P", str(server.process.pid)], check=True, capture_output=True, text=True
+            )
+            for worker in listed.stdout.split():
+                os.kill(int(worker), signal.SIGKILL)
+            for n in range(8):
+                shard = client.shard(f"s{n}")
+                shard.insert([{"id": "b"}])
+                assert shard.snapshot().to_arrow().num_rows == 2
+        assert server.stop() == 0
