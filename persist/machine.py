@@ -187,7 +187,7 @@ class Machine:
         if existing is None:
             commit_id = self._ids.uuid7()
             data, named = self._versions.create(state, commit_id)
-            won = self._compare_and_set(1, data)
+            won, _ = self._compare_and_set(1, data)
             existing = named if won else self._versions.load(self.name)
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")
@@ -367,8 +367,9 @@ class Machine:
                 f"a commit to shard {self.name!r} takes {len(data)} bytes, more than the consensus store's "
                 f"{self._versions.consensus.value_bytes_max}; write larger parts or fewer commands at once"
             )
-        if self._compare_and_set(change.seqno, data, deadline):
-            return True
+        won, was_unknown = self._compare_and_set(change.seqno, data, deadline)
+        if won or not was_unknown:
+            return won  # only a try of unknown outcome may have been the one that won
         return self._is_ours(change, deadline)
 
     def _is_ours(self, change: state_diff.StateDiff, deadline: float) -> bool:
@@ -392,14 +393,18 @@ class Machine:
             "retry with the same token"
         )
 
-    def _compare_and_set(self, seqno: int, data: bytes, deadline: float | None = None) -> bool:
-        """One compare-and-set, repeated while the store gives no definite answer."""
+    def _compare_and_set(self, seqno: int, data: bytes, deadline: float | None = None) -> tuple[bool, bool]:
+        """One compare-and-set, repeated while the store gives no definite answer.
+
+        Whether the last try won, and whether the outcome of an earlier one is unknown.
+        """
         deadline = deadline if deadline is not None else self._clock.monotonic() + self._settings.retry_s
         unknown: ConsensusError | None = None
         tries = 0
         while True:
             try:
-                return self._versions.consensus.compare_and_set(self.name, seqno, data)
+                won = self._versions.consensus.compare_and_set(self.name, seqno, data)
+                return won, unknown is not None
             except (ConsensusUnavailable, ConsensusIndeterminate) as error:
                 if isinstance(error, ConsensusIndeterminate):
                     unknown = error

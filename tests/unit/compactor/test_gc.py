@@ -242,3 +242,17 @@ def test_what_is_left_of_shards_that_never_came_to_be_is_swept() -> None:
     assert world.sweeper().sweep_unborn().keys == [stray]
     assert world.blob.stat(foreign) is not None, "rows are never taken for what is left of nothing"
     world.check_stores()
+
+
+def test_a_process_that_the_truncated_log_has_left_behind_commits_like_any_other() -> None:
+    """Its compare-and-set definitely lost: that the log entry is not to be read any more makes nothing uncertain."""
+    world = World()
+    world.append_many(2, 5)
+    behind = world.process().machine(NAME)
+    behind.state()
+    world.append_many(20, 1)
+    collect(world)
+    upper = world.state().upper.element
+    assert upper is not None
+    assert world.consensus.scan(NAME, 1, 1)[0].seqno > behind.state().seqno + 1
+    assert behind.apply(c.AdvanceUpper(Antichain(upper + 1))) == c.Appended(Antichain(upper), Antichain(upper + 1))
