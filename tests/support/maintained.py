@@ -52,6 +52,10 @@ class World:
         self.policy = policy or Policy(inline_part_bytes_max=0, rollup_every=16)
         self._processes = 0
         self.rows: list[Row] = []
+        self.reopen()
+
+    def reopen(self) -> None:
+        """The user's process ends and starts anew."""
         self.user = self.process()
         self.client = Client(EmbeddedTransport(self.user))
         self.shard: Shard = self.client.create_shard(NAME, SCHEMA, ["k"])
@@ -112,9 +116,9 @@ class World:
                 total[key, value] += diff
         return Counter({row: count for row, count in total.items() if count})
 
-    def contents(self, as_of: int, location: Location | None = None) -> Counter[tuple[str, int]]:
+    def contents(self, as_of: int, location: Location | None = None, splits: int = 2) -> Counter[tuple[str, int]]:
         client = Client(EmbeddedTransport(location or self.process()))
-        table = client.shard(NAME).snapshot(as_of, num_splits=2).to_arrow()
+        table = client.shard(NAME).snapshot(as_of, num_splits=splits).to_arrow()
         total: Counter[tuple[str, int]] = Counter()
         for key, value, diff in zip(*(table.column(n).to_pylist() for n in ("k", "v", "__diff")), strict=True):
             assert (key, value) not in total, "a snapshot shows a row once"

@@ -1,0 +1,113 @@
+"""Whatever is written, merged, collected, forgotten and reopened: every readable time reads as a plain dict says.
+
+The real stack over memory stores: appends of all kinds, inline and in blobs, retractions, downgrades of since, the
+compaction worker, the collector, the sweep, and processes that start anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compactor.engine import EngineSettings
+from compactor.merge import MergePolicy
+from persist.state import Policy
+from tests.support.maintained import LEASE_MS, NAME, WORKER, Row, World
+
+KEYS = [f"k{n}" for n in range(4)]
+
+# (key, value, time offset, diff); few keys and values, so that much cancels and much is retracted.
+UPDATES = st.lists(
+    st.tuples(st.sampled_from(KEYS), st.integers(0, 1), st.integers(0, 2), st.sampled_from([1, 1, 2, -1])), max_size=6
+)
+STEPS = st.one_of(
+    st.tuples(st.just("append"), UPDATES),
+    st.tuples(st.just("append"), UPDATES),
+    st.tuples(st.just("retract"), st.integers(1, 4)),
+    st.tuples(st.just("advance"), st.integers(1, 3)),
+    st.tuples(st.just("insert"), UPDATES),
+    st.tuples(st.just("forget"), st.integers(0, 9)),
+    st.tuples(st.just("merge"), st.booleans()),
+    st.tuples(st.just("collect"), st.none()),
+    st.tuples(st.just("reopen"), st.none()),
+    st.tuples(st.just("rest"), st.none()),
+)
+TINY = replace(
+    WORKER,
+    policy=MergePolicy(fan_in=2, fan_in_small=2, batches_soft=3, inline_flush_bytes=2_000),
+    engine=EngineSettings(memory_bytes=100_000, part_bytes_target=1_000, chunk_bytes=3_000),
+)
+
+
+class Played:
+    """A world whose steps keep the dict in step."""
+
+    def __init__(self, inline: bool) -> None:
+        bytes_max = 64 * 1024 if inline else 0
+        self.world = World(policy=Policy(inline_part_bytes_max=bytes_max, inline_shard_bytes_max=4_000, rollup_every=8))
+        self.upper = 0
+        self.since = 0
+
+    def play(self, step: str, argument: object) -> None:
+        getattr(self, step)(argument)
+
+    def append(self, updates: list[Row]) -> None:
+        rows = [(key, value, self.upper + offset, diff) for key, value, offset, diff in updates]
+        self.upper += 3
+        self.world.append(rows, self.upper)
+
+    def retract(self, count: int) -> None:
+        """Take back some of what is there, so that multiplicities return to zero."""
+        held = self.world.expected(self.upper)
+        rows = [(key, value, self.upper, -diff) for (key, value), diff in sorted(held.items())[:count]]
+        self.upper += 1
+        self.world.append(rows, self.upper)
+
+    def insert(self, updates: list[Row]) -> None:
+        if not updates:
+            return
+        done = self.world.shard.insert([{"k": k, "v": v, "__diff": d} for k, v, _, d in updates])
+        assert done.lower.element == self.upper
+        self.world.rows += [(key, value, self.upper, diff) for key, value, _, diff in updates]
+        self.upper += 1
+
+    def advance(self, by: int) -> None:
+        self.upper += by
+        self.world.shard.advance_upper(self.upper)
+
+    def forget(self, by: int) -> None:
+        self.since = max(self.since, min(self.since + by, self.upper - 1))
+        self.world.forget_before(self.since)
+
+    def merge(self, idle: bool) -> None:
+        self.world.worker(settings=TINY).run(NAME, idle=idle)
+
+    def collect(self, _: None) -> None:
+        self.world.collector().run(NAME)
+
+    def reopen(self, _: None) -> None:
+        self.world.reopen()
+
+    def rest(self, _: None) -> None:
+        self.world.clock.advance_ms(20 * LEASE_MS)
+        self.world.sweeper().sweep(NAME)
+
+    def check(self) -> None:
+        state = self.world.state()
+        assert (state.upper.element, state.since.element) == (self.upper, self.since)
+        self.world.check_stores()
+        fresh = self.world.process()
+        for as_of in range(self.since, self.upper):
+            assert self.world.contents(as_of, fresh) == self.world.expected(as_of), f"as of {as_of}"
+
+
+@settings(max_examples=1_000)
+@given(st.booleans(), st.lists(STEPS, min_size=1, max_size=12))
+def test_every_readable_time_reads_as_the_model_says(inline: bool, steps: list[tuple[str, object]]) -> None:
+    played = Played(inline)
+    for step, argument in steps:
+        played.play(step, argument)
+    played.merge(idle=True)
+    played.check()
