@@ -52,6 +52,11 @@ class NodeCache:
                 _, oldest = self._nodes.popitem(last=False)
                 self.bytes_held -= oldest.size
 
+    def clear(self) -> None:
+        with self._lock:
+            self._nodes.clear()
+            self.bytes_held = 0
+
     def discard(self, place: _Place) -> None:
         with self._lock:
             node = self._nodes.pop(place, None)

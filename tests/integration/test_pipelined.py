@@ -1,0 +1,246 @@
+"""Pipelined writers land every event exactly once and in order, whatever dies and whichever answers are lost."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from blob import open_blob
+from blob.faults import FaultPlan, FaultyBlob
+from consensus import open_consensus
+from consensus.faults import FaultyConsensus
+from persist.attribute import EVENT_COUNT, AttributeUpdate
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.errors import AttributeMismatch, InvalidUsage, PersistError
+from persist.handles import Shard
+from persist.location import Location, LocationSettings, directory_urls
+from persist.pipelined import PipelinedWriter, PipelineSettings
+from persist.state import Policy
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
+WRITERS = 16
+NAME = "events"
+RATES = {"fail_before": 0.04, "fail_after": 0.04, "fail_unknown": 0.04}
+
+
+def event(writer: str, number: int) -> list[dict[str, object]]:
+    return [{"writer": writer, "number": number}]
+
+
+def landed(shard: Shard) -> dict[str, list[tuple[int, int]]]:
+    """By writer, the time and number of each event, ordered; an event that is there twice fails."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for heard in shard.listen(None, until=shard.upper()):
+        for row in heard.updates.to_pylist():
+            assert row["__diff"] == 1, f"{row} is there {row['__diff']} times"
+            found.setdefault(row["writer"], []).append((row["__time"], row["number"]))
+    return {writer: sorted(events) for writer, events in found.items()}
+
+
+def check(shard: Shard, count: int, writers: int = WRITERS) -> None:
+    """Every event of every writer is there once, and at no earlier time than the one before it."""
+    found = landed(shard)
+    assert sorted(found) == sorted(f"w{n}" for n in range(writers))
+    for writer, events in found.items():
+        assert [number for _, number in events] == list(range(1, count + 1)), f"{writer} lost, doubled or reordered"
+    assert shard.attributes.get(EVENT_COUNT) == writers * count
+
+
+def write_all(shard: Shard, writer: str, count: int, dies: Callable[[], bool], seen: list[int]) -> None:
+    """Append the events 1 to `count`, as a program that is killed now and then and goes on where the shard says."""
+    while True:
+        try:
+            pipe = shard.pipelined_writer(writer, PipelineSettings(window_appends_max=40, command_appends_max=16))
+            assert pipe.acknowledged >= max(seen, default=0), "an acknowledged event is gone"
+            for number in range(pipe.acknowledged + 1, count + 1):
+                assert pipe.append(event(writer, number)) == number
+                if dies():
+                    break
+            else:
+                pipe.close()
+                seen.append(pipe.acknowledged)
+                return
+            seen.append(pipe.acknowledged)
+            abandoned.append(pipe)  # as after a crash: what is under way may land later
+        except AttributeMismatch:
+            raise
+        except PersistError:
+            continue  # open anew
+
+
+abandoned: list[PipelinedWriter] = []
+
+
+@pytest.fixture(autouse=True)
+def stop_the_abandoned() -> Iterator[None]:
+    yield
+    while abandoned:
+        abandoned.pop().abandon()
+
+
+def run_writers(shards: list[Shard], count: int, seed: int, death: float) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        generator = random.Random(seed * 100 + number)
+        try:
+            write_all(shards[number % len(shards)], f"w{number}", count, lambda: generator.random() < death, [])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path: Path, seed: int) -> None:
+    blob_url, consensus_url = directory_urls(f"persist://{tmp_path}/location")
+    plan = FaultPlan(seed, RATES)
+    policy = Policy(attributes_flush_at=10, rollup_every=16)  # the writers' numbers pass through the index all the time
+    plan.heal()
+    clients = []
+    for _ in range(2):  # what two servers are to a location, without the sockets
+        blob = FaultyBlob(open_blob(blob_url), plan)
+        consensus = FaultyConsensus(open_consensus(consensus_url), plan)
+        location = Location(blob, consensus, settings=LocationSettings(policy))
+        clients.append(Client(EmbeddedTransport(location)))
+    shards = [client.create_shard(NAME, SCHEMA, ["writer"]) for client in clients]
+    plan.resume()
+    run_writers(shards, 60, seed, death=0.02)
+    plan.heal()
+    check(shards[0], 60)
+    location = clients[0].transport.location  # type: ignore[attr-defined]
+    assert location.machine(NAME).refresh().attribute_root.flushes > 0, "the index was never used"
+    assert min(plan.counts[kind] for kind in RATES) > 0, "no faults struck"
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.slow
+def test_sixteen_writers_through_two_servers_that_are_killed(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    first = Server(directory)
+    second = Server(directory)
+    servers = [first, second]
+    ports = [server.port for server in servers]
+    done = threading.Event()
+    kills = 0
+
+    def kill() -> None:
+        nonlocal kills
+        generator = random.Random(1)
+        while not done.wait(1.0):
+            victim = generator.randrange(2)
+            servers[victim].kill()
+            kills += 1
+            servers[victim] = Server(directory, "--port", str(ports[victim]))
+
+    killer = threading.Thread(target=kill)
+    try:
+        with persist.connect(",".join(server.url for server in servers)) as client:
+            shard = client.create_shard(NAME, SCHEMA, ["writer"])
+            killer.start()
+            run_writers([shard], 150, seed=3, death=0.005)
+            while kills < 2:  # the writers may have been faster than the killer
+                done.wait(0.1)
+            done.set()
+            killer.join()
+            check(shard, 150)
+    finally:
+        done.set()
+        for server in servers:
+            server.kill()
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    with persist.connect(f"persist://{tmp_path}/location") as client:
+        yield client.create_shard(NAME, SCHEMA, ["writer"])
+
+
+def test_appends_are_numbered_and_acknowledged(shard: Shard) -> None:
+    with shard.pipelined_writer("w") as writer:
+        assert writer.acknowledged == 0
+        assert [writer.append(event("w", n)) for n in range(1, 6)] == [1, 2, 3, 4, 5]
+        writer.flush()
+        assert writer.acknowledged == 5
+    with shard.pipelined_writer("w") as again, shard.pipelined_writer("other") as other:
+        assert (again.acknowledged, other.acknowledged) == (5, 0)
+        assert again.append(event("w", 6)) == 6
+    assert [number for _, number in landed(shard)["w"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_rows_that_do_not_fit_are_refused_at_once_and_harm_nothing(shard: Shard) -> None:
+    with shard.pipelined_writer("w") as writer:
+        writer.append(event("w", 1))
+        for rows in ([{"writer": "w", "number": "x"}], [{"nobody": 1}], 7, pa.table({"__time": [1]})):
+            with pytest.raises(InvalidUsage):
+                writer.append(rows)
+        assert writer.append(pa.RecordBatch.from_pylist(event("w", 2), schema=SCHEMA)) == 2
+    assert [number for _, number in landed(shard)["w"]] == [1, 2]
+
+
+def test_a_second_instance_ends_the_first(shard: Shard) -> None:
+    first = shard.pipelined_writer("w")
+    first.append(event("w", 1))
+    first.flush()
+    second = shard.pipelined_writer("w")
+    first.append(event("w", 2))
+    with pytest.raises(AttributeMismatch, match="opened elsewhere"):
+        first.flush()
+    with pytest.raises(AttributeMismatch):
+        first.append(event("w", 3))
+    first.abandon()
+    assert second.append(event("w", 2)) == 2
+    second.close()
+    assert [number for _, number in landed(shard)["w"]] == [1, 2]
+
+
+def test_a_closed_writer_takes_no_more(shard: Shard) -> None:
+    writer = shard.pipelined_writer("w")
+    writer.close()
+    with pytest.raises(InvalidUsage, match="closed"):
+        writer.append(event("w", 1))
+
+
+def test_a_shard_that_is_closed_stops_the_writer(shard: Shard) -> None:
+    writer = shard.pipelined_writer("w")
+    shard.advance_upper(None)
+    writer.append(event("w", 1))
+    with pytest.raises(PersistError, match="closed"):
+        writer.flush()
+    writer.abandon()
+
+
+def test_the_window_is_bounded(shard: Shard) -> None:
+    settings = PipelineSettings(window_appends_max=3, command_appends_max=2)
+    with shard.pipelined_writer("w", settings) as writer:
+        for number in range(1, 30):
+            writer.append(event("w", number))
+            assert number - writer.acknowledged <= 3
+    assert len(landed(shard)["w"]) == 29
+
+
+def test_attributes_through_handles(shard: Shard) -> None:
+    keys = [f"{number:032x}" for number in range(1 << 20, (1 << 20) + 2_500)]
+    for first in range(0, 2_500, 500):
+        shard.attributes.update([AttributeUpdate.replace(key, first) for key in keys[first : first + 500]])
+    assert shard.attributes.get_many(keys) == {key: index // 500 * 500 for index, key in enumerate(keys)}
+    assert list(shard.attributes.scan(keys[1_000], keys[1_500])) == [(key, 1_000) for key in keys[1_000:1_500]]
+    assert [key for key, _ in shard.attributes.scan()] == keys
+    with pytest.raises(AttributeMismatch) as refused:
+        shard.insert(event("w", 1), attributes=AttributeUpdate.replace_if_equals(keys[0], 1, 7))
+    assert refused.value.details == {"actual": {keys[0]: 0}}
+    assert shard.attributes.get(EVENT_COUNT) == 0

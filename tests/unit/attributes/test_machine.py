@@ -1,0 +1,180 @@
+"""Attributes through committers: two processes with caches of their own, flushes, and chunks that are collected."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist import commands as c
+from persist.attribute import AttributeKey, AttributeUpdate
+from persist.errors import AttributeMismatch, Corruption
+from persist.ids import Token, WriterId
+from persist.location import Location
+from persist.machine import Machine
+from persist.state import Policy, initial_state
+from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.shard import SCHEMA, numbered
+
+NAME = "orders"
+POLICY = Policy(attributes_flush_at=8, rollup_every=20)
+
+
+class World:
+    """Two processes over the same stores. Background work is done at once, so flushes follow commits."""
+
+    def __init__(self) -> None:
+        blob, consensus, clock = MemoryBlob(), MemoryConsensus(), TestClock()
+        self.clock = clock
+        self.blob = blob
+        self.locations: list[Location] = [
+            memory_location(blob=blob, consensus=consensus, clock=clock, ids=AscendingIds(origin), policy=POLICY)
+            for origin in (1, 2)
+        ]
+        self.machines: list[Machine] = [location.machine(NAME) for location in self.locations]
+        self.machines[0].create(initial_state(NAME, SCHEMA, clock.now_ms()))
+        self.writers = [WriterId(numbered("w", number)) for number in (1, 2)]
+        for machine, writer in zip(self.machines, self.writers, strict=True):
+            machine.apply(c.RegisterWriter(writer, 3_600_000))
+
+    def update(self, process: int, *updates: AttributeUpdate) -> None:
+        token = Token.mint(self.locations[process].ids)
+        self.machines[process].apply(c.UpdateAttributes(self.writers[process], token, updates))
+
+    def read(self, process: int, *keys: AttributeKey) -> dict[AttributeKey, int | None]:
+        result = self.machines[process].apply(c.ReadAttributes(keys))
+        assert isinstance(result, c.AttributeValues)
+        return dict(result.values)
+
+    def scan(self, process: int, limit: int) -> dict[AttributeKey, int | None]:
+        found: dict[AttributeKey, int | None] = {}
+        lower: AttributeKey | None = key(0)
+        while lower is not None:
+            result = self.machines[process].apply(c.ScanAttributes(lower, None, limit))
+            assert isinstance(result, c.AttributeValues)
+            assert list(result.values) == sorted(result.values)
+            assert len(result.values) <= limit
+            found.update(result.values)
+            lower = result.following
+        return found
+
+    def collect(self) -> None:
+        """Delete every blob that the newest State does not name, however old the other process's cache is."""
+        named = set(self.machines[0].refresh().blob_keys())
+        for location in self.locations:
+            location.nodes.clear()  # nothing is found in a cache that the store has lost
+        self.blob.delete([stat.key for stat in self.blob.list("") if stat.key not in named])
+
+
+def key(number: int) -> AttributeKey:
+    return AttributeKey.of((number << 32).to_bytes(16, "big"))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_processes_agree_with_a_dict(world: World, seed: int) -> None:
+    generator = random.Random(seed)
+    model: dict[AttributeKey, int] = {}
+    refused = 0
+    for _ in range(250):
+        process, chosen = generator.randrange(2), key(generator.randrange(1, 40))
+        what = generator.choice(["add", "set", "delete", "equals", "equals", "greater", "read", "scan", "collect"])
+        value, now = generator.randrange(5), model.get(chosen)
+        expected = generator.choice([now, None, value])
+        if what == "add":
+            world.update(process, AttributeUpdate.accumulate(chosen, value))
+            model[chosen] = model.get(chosen, 0) + value
+        elif what == "set":
+            world.update(process, AttributeUpdate.replace(chosen, value))
+            model[chosen] = value
+        elif what == "delete":
+            world.update(process, AttributeUpdate.delete(chosen))
+            model.pop(chosen, None)
+        elif what in ("equals", "greater"):
+            conditional = (
+                AttributeUpdate.replace_if_equals(chosen, value, expected)
+                if what == "equals"
+                else AttributeUpdate.replace_if_greater(chosen, value)
+            )
+            holds = now == expected if what == "equals" else now is None or now < value
+            updates = (AttributeUpdate.accumulate(key(100), 1), conditional)
+            if holds:
+                world.update(process, *updates)
+                model[chosen] = value
+                model[key(100)] = model.get(key(100), 0) + 1
+                continue
+            with pytest.raises(AttributeMismatch) as refusal:
+                world.update(process, *updates)
+            assert refusal.value.details == {"actual": {chosen: now}}
+            refused += 1
+        elif what == "read":
+            assert world.read(process, chosen, key(100)) == {chosen: now, key(100): model.get(key(100))}
+        elif what == "scan":
+            assert world.scan(process, generator.randrange(1, 20)) == model
+        else:
+            world.collect()
+    assert world.scan(0, 7) == world.scan(1, 1000) == model
+    assert refused > 10
+    assert world.machines[0].refresh().attribute_root.flushes > 10
+
+
+def test_the_overlay_stays_small(world: World) -> None:
+    for number in range(200):
+        world.update(number % 2, AttributeUpdate.replace(key(number + 1), number))
+        assert len(world.machines[0].refresh().attributes) <= POLICY.attributes_flush_at
+    state = world.machines[0].refresh()
+    assert state.attribute_root.count + len(state.attributes) == 200
+
+
+def test_commands_that_wait_together_with_a_flush_see_what_it_moved(world: World) -> None:
+    """Whatever is committed around a flush, a sum that every command adds to loses nothing."""
+    machine, ids = world.machines[0], world.locations[0].ids
+    writers = [WriterId.mint(ids) for _ in range(8)]
+    for writer in writers:
+        machine.apply(c.RegisterWriter(writer, 3_600_000))
+
+    def work(writer: WriterId, number: int) -> None:
+        for turn in range(40):
+            updates = (
+                AttributeUpdate.accumulate(key(1), 1),
+                AttributeUpdate.replace(key(1_000 + 40 * number + turn), turn),
+            )
+            machine.apply(c.UpdateAttributes(writer, Token.mint(ids), updates))
+
+    threads = [threading.Thread(target=work, args=(writer, n)) for n, writer in enumerate(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert world.read(1, key(1)) == {key(1): 320}
+    assert len(world.scan(1, 1000)) == 321
+
+
+def test_a_chunk_that_the_newest_state_names_must_be_there(world: World) -> None:
+    for number in range(20):
+        world.update(0, AttributeUpdate.replace(key(number + 1), number))
+    chunks = [chunk.key for chunk in world.machines[0].refresh().attribute_chunks.values()]
+    assert chunks
+    world.blob.delete(chunks)
+    world.locations[1].nodes.clear()
+    with pytest.raises(Corruption, match="lost a chunk"):
+        world.read(1, key(1))
+
+
+def test_dropping_a_shard_lets_its_index_go(world: World) -> None:
+    for number in range(20):
+        world.update(0, AttributeUpdate.replace(key(number + 1), number))
+    machine = world.machines[0]
+    named = {chunk.key for chunk in machine.refresh().attribute_chunks.values()}
+    assert named
+    machine.apply(c.Drop(force=True))
+    while not machine.apply(c.Finalise()).done:  # type: ignore[union-attr]
+        pass
+    assert not named & set(machine.refresh().blob_keys())
