@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 
-from compactor.engine import EngineSettings
+from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
 from compactor.jobs import gc_job, merge_job
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.metering import Metrics, Throttle
+from compactor.progress import ProgressBar
 from compactor.worker import Worker, WorkerSettings
 from persist.cli import running, where
 from persist.errors import InvalidUsage
+from persist.location import Location
 
 MIB = 1024 * 1024
 
@@ -27,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", type=int, default=1024, metavar="MIB", help="memory for merges, all together (default 1024 MiB)"
     )
     parser.add_argument("--part-size", type=int, default=128, metavar="MIB", help="target size of parts (default 128)")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "spark"),
+        default="local",
+        help="where merges run (default local; spark needs pyspark)",
+    )
     parser.add_argument("--rate", type=float, metavar="MIB/S", help="bytes read and written a second, at most")
 
 
@@ -45,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         metrics = Metrics()
         throttle = Throttle(settings.bytes_per_s, location.clock)
-        jobs = [
-            merge_job(
-                location,
-                lambda: Worker(location, settings, metrics=metrics, throttle=throttle),
-                idle=True if arguments.once else None,
-            )
-        ]
+        engine = _engine(arguments, location, settings)
+        progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
+
+        def worker() -> Worker:
+            return Worker(location, settings, metrics=metrics, throttle=throttle, engine=engine, progress=progress)
+
+        jobs = [merge_job(location, worker, idle=True if arguments.once else None)]
         if arguments.gc:
             jobs.append(gc_job(location, Collector(location, metrics=metrics)))
         patterns = tuple(arguments.shards or ("*",))
@@ -67,6 +76,23 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     finally:
         location.close()
+
+
+def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerSettings) -> Engine | None:
+    """The Spark engine where it is asked for; None means that workers merge by themselves."""
+    if arguments.engine == "local":
+        return None
+    if arguments.rate is not None:
+        raise InvalidUsage("--rate holds merges in this process back; executors of --engine spark do not know it")
+    if location.blob.url.startswith("mem:"):
+        raise InvalidUsage("Spark executors cannot reach a blob store in memory")
+    try:
+        spark_engine = importlib.import_module("compactor.spark_engine")
+        session = spark_engine.local_session()
+    except ImportError as error:
+        raise InvalidUsage(f"--engine spark needs pyspark: pip install 'persist-shards[spark]' ({error})") from error
+    found: Engine = spark_engine.SparkEngine(session, location.blob, settings.engine)
+    return found
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,113 @@
+"""The Spark engine: a merge as a PySpark job. Executors read key ranges and write parts; the driver applies the result.
+
+The same planner, claims, ranges and apply step as everywhere; only the ranges are merged elsewhere. Executors open the
+blob store by its URL, so it must be one that all of them reach; they never commit. A range that Spark runs twice leaves
+one of its parts as an orphan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from threading import Event, Thread
+from typing import Any
+
+from blob import Blob, open_blob
+from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, merge_range, merge_ranges
+from persist.batch import Part
+from persist.parts import KeyRange, PartReader
+from persist.system import SystemIds
+
+HEARTBEAT_POLL_S = 1.0
+WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose
+
+
+@dataclass(frozen=True)
+class SparkEngine:
+    """Merges on the executors of `session`. `memory_bytes` of the settings is that of one task."""
+
+    session: Any
+    blob: Blob
+    settings: EngineSettings
+
+    def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+        schemas = job.decoded()
+        reader = PartReader(self.blob, schemas, schemas[job.schema_id])
+        ranges = merge_ranges(job, self.settings.chunk_bytes, schemas[job.schema_id], reader)
+        context = self.session.sparkContext
+        shared = context.broadcast((job, self.blob.url, self.settings))
+        wave = max(1, context.defaultParallelism * WAVE_TASKS_PER_CORE)
+        try:
+            for start in range(0, len(ranges), wave):
+                taken = ranges[start : start + wave]
+                numbered = context.parallelize(list(enumerate(taken)), len(taken))
+                collected = _waited(partial(numbered.map(partial(_merge_one, shared)).collect), keep)
+                for (_, parts), key_range in zip(sorted(collected, key=_number), taken, strict=True):
+                    yield Chunk(parts, key_range.upper)
+        finally:
+            shared.destroy()
+
+
+def _number(result: tuple[int, tuple[Part, ...]]) -> int:
+    return result[0]
+
+
+def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, tuple[Part, ...]]:
+    """On an executor: merge one key range."""
+    number, key_range = numbered
+    job, url, settings = shared.value
+    blob = open_blob(url)
+    try:
+        schemas = job.decoded()
+        reader = PartReader(blob, schemas, schemas[job.schema_id])
+        parts = merge_range(
+            job,
+            key_range,
+            schemas,
+            reader,
+            blob,
+            SystemIds(),
+            settings.part_bytes_target,
+            settings.memory_bytes,
+            _alone,
+        )
+        return number, tuple(parts)
+    finally:
+        blob.close()
+
+
+def _alone() -> None:
+    """Executors renew no claim: the driver does."""
+
+
+def _waited(work: Callable[[], Any], keep: Keep) -> Any:
+    """The result of `work`, which blocks, while the claim is kept from this thread."""
+    outcome: list[Any] = []
+    failed: list[BaseException] = []
+    done = Event()
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    Thread(target=run, name="persist-spark-merge", daemon=True).start()
+    while not done.wait(HEARTBEAT_POLL_S):
+        keep()
+    if failed:
+        raise failed[0]
+    return outcome[0]
+
+
+def local_session(name: str = "persist compactor") -> Any:
+    """The active Spark session, or a new one as the environment of Spark configures it."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.appName(name).getOrCreate()
+
+
+__all__ = ["SparkEngine", "local_session"]
