@@ -20,6 +20,7 @@ from persist.batch import Run
 from persist.errors import Corruption, InvalidUsage, NotReadable, Unavailable
 from persist.ids import ReaderId, SeqNo
 from persist.parts import KeyRange, PartReader, ShardSchema, plan_splits
+from persist.parts.files import Keeps
 from persist.sending import send
 from persist.state import SchemaRecord
 from persist.store_errors import translate, translated, translated_but_missing
@@ -104,14 +105,15 @@ class SnapshotSplit:
     settings: ReadSettings
     columns: tuple[str, ...] | None = None
 
-    def read(self, transport: Transport) -> Iterator[pa.Table]:
+    def read(self, transport: Transport, keeps: Keeps | None = None) -> Iterator[pa.Table]:
         """The rows as of the snapshot, consolidated and in key order, piece by piece; columns and `__diff`.
 
-        Raises Expired when the snapshot's lease lapsed. Memory is bounded by `settings.memory_bytes`.
+        `keeps` leaves row groups out by their statistics, as `PartReader` says. Raises Expired when the snapshot's
+        lease lapsed. Memory is bounded by `settings.memory_bytes`.
         """
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
-        _, reader = part_reader(transport, self.schemas, self.schema_id)
+        _, reader = part_reader(transport, self.schemas, self.schema_id, keeps)
         pieces = reader.read_range(
             self.runs,
             as_of=self.as_of,
@@ -285,11 +287,11 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
 
 
 def part_reader(
-    transport: Transport, schemas: Mapping[int, SchemaRecord], schema_id: int
+    transport: Transport, schemas: Mapping[int, SchemaRecord], schema_id: int, keeps: Keeps | None = None
 ) -> tuple[ShardSchema, PartReader]:
     """The current schema and a reader of parts of any of the schemas."""
     decoded = {number: ShardSchema.from_record(record) for number, record in schemas.items()}
-    return decoded[schema_id], PartReader(transport.blob, decoded, decoded[schema_id])
+    return decoded[schema_id], PartReader(transport.blob, decoded, decoded[schema_id], keeps=keeps)
 
 
 def _checked_columns(schema: ShardSchema, columns: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -21,11 +21,16 @@ from persist.parts.codec import (
     decode_row_groups,
     schema_of,
 )
+from persist.parts.keycodec import KeyRange
 from persist.parts.schema import ShardSchema
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
 GAP_BYTES_MAX = 256 * 1024  # a hole between wanted bytes up to this size is fetched along
 FOOTERS_MAX = 1024  # footers kept by one `Files`
+
+
+# Whether a row group may have rows that are wanted, by Parquet's statistics of its flat columns.
+Keeps = Callable[[dict[str, Any]], bool]
 
 
 class BlobReads(Protocol):
@@ -43,8 +48,9 @@ class Files:
     checksums raise Corruption.
     """
 
-    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> None:
+    def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema], keeps: Keeps | None = None) -> None:
         self._blob = blob
+        self.keeps = keeps
         self.schemas = schemas
         self._footers: dict[str, Footer] = {}
 
@@ -108,6 +114,20 @@ class PartFile:
         if len(table) != sum(self.groups[group].rows for group in groups):
             raise Corruption(f"part {self.part.id} lacks rows", part=str(self.part.id))
         return table
+
+    def wanted(self, key_range: KeyRange) -> Iterator[int]:
+        """The row groups that may have rows of the range which the reader keeps."""
+        keeps = self._files.keeps
+        for number, group in enumerate(self.groups):
+            if key_range.overlaps(group.key_lower, group.key_upper) and (
+                keeps is None or keeps(self._statistics(number))
+            ):
+                yield number
+
+    def _statistics(self, number: int) -> dict[str, Any]:
+        group = self._footer.metadata.row_group(number)
+        columns = (group.column(position) for position in range(group.num_columns))
+        return {column.path_in_schema: column.statistics for column in columns if column.statistics is not None}
 
     def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """Rows of one row group as `read` gives them, at most `rows` at a time."""

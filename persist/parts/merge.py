@@ -149,8 +149,7 @@ class Cursor:
         self._file = None
         while self._parts:
             self._file = self.files.open(self._parts.pop(0))
-            groups = enumerate(self._file.groups)
-            self._groups = [i for i, group in groups if self._range.overlaps(group.key_lower, group.key_upper)]
+            self._groups = list(self._file.wanted(self._range))
             if self._groups:
                 return
 

@@ -20,7 +20,7 @@ from persist.parts.ahead import in_order
 from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.columns import one_chunk
 from persist.parts.consolidate import Times, merge
-from persist.parts.files import BlobReads, Files, PartFile
+from persist.parts.files import BlobReads, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
 from persist.parts.schema import DIFF, TIME, ShardSchema
@@ -39,6 +39,9 @@ class _Item:
 class PartReader:
     """Reads parts of any of `schemas` as rows of the schema `current`. Not thread-safe: one per thread.
 
+    Row groups of which `keeps` says no are left out: it must look at columns of the user's only, and say no only where
+    none of their values is wanted, so that all updates of a row are kept or none.
+
     A part that is gone raises the blob store's BlobNotFound; bytes that contradict their checksums Corruption.
     """
 
@@ -49,8 +52,9 @@ class PartReader:
         current: ShardSchema,
         *,
         use_threads: bool = True,
+        keeps: Keeps | None = None,
     ) -> None:
-        self._files = Files(blob, schemas)
+        self._files = Files(blob, schemas, keeps)
         self._decoders = DECODERS if use_threads else 1
         self.schema = current
 
@@ -253,9 +257,8 @@ def _batches(file: PartFile, key_range: KeyRange, limit: int) -> Iterator[tuple[
     """Row groups to read together, and whether they stick out of the key range."""
     taken: list[int] = []
     size = 0
-    for number, group in enumerate(file.groups):
-        if not key_range.overlaps(group.key_lower, group.key_upper):
-            continue
+    for number in file.wanted(key_range):
+        group = file.groups[number]
         edge = not key_range.covers(group.key_lower, group.key_upper)
         if taken and (edge or size + group.nbytes > limit):
             yield taken, False

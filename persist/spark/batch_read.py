@@ -56,7 +56,12 @@ class SnapshotReader(DataSourceReader):
         if not isinstance(partition, SplitPartition):
             return iter(())
         door = executors.transport(self._target.connection)
-        rows = self._rows(partition.split.read(door), partition.split)
+        split = partition.split
+        wanted = planning.filter_of(self._options, split.schemas[split.schema_id])
+        tables = split.read(door, None if wanted is None else wanted.may_match)
+        if wanted is not None:
+            tables = (wanted.apply(table) for table in tables)
+        rows = self._rows(tables, split)
         return batches(rows, arrow_schema(self._schema), self._options.batch_rows)
 
     def _rows(self, tables: Iterator[pa.Table], split: SnapshotSplit) -> Iterator[pa.Table]:

@@ -18,6 +18,7 @@ from persist.parts import DIFF, TIME, KeyRange, ShardSchema
 from persist.reading import ReadLease, ReadSettings, kept, part_reader
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
+from persist.spark.pruning import Filter
 from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
 from persist.state import SchemaRecord
 from persist.transport import ShardView, Transport
@@ -62,11 +63,12 @@ class ChangesSplit:
     settings: ReadSettings
     columns: tuple[str, ...]
 
-    def read(self, door: Transport) -> Iterator[pa.Table]:
+    def read(self, door: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
         """The updates, consolidated: the columns, `__time` and `__diff`. Expired when the lease lapsed."""
         lease = ReadLease(door, self.shard, self.reader, self.settings)
         lease.check()
-        _, reader = part_reader(door, self.schemas, self.schema_id)
+        keeps = None if wanted is None else wanted.may_match
+        _, reader = part_reader(door, self.schemas, self.schema_id, keeps)
         interval = self.interval
         pieces = reader.read_updates(
             self.parts,
@@ -77,7 +79,8 @@ class ChangesSplit:
             columns=self.columns,
             memory_bytes=self.settings.memory_bytes,
         )
-        yield from kept(pieces, lease)
+        for table in kept(pieces, lease):
+            yield table if wanted is None else wanted.apply(table)
 
 
 class ChangesPartition(InputPartition):
@@ -104,7 +107,7 @@ def plan_changes(
     """The interval in splits that are disjoint in key space; none when nothing was written in it."""
     door = executors.transport(target.connection)
     schema, parts_reader = part_reader(door, view.schemas, view.schema_id)
-    columns = columns_read(schema, names)
+    columns = planning.with_filter(schema, options, columns_read(schema, names))
     wanted = planning.key_range(schema, options)
     runs = planning.overlapping((run for b in overlapping_batches(view.batches, interval) for run in b.runs), wanted)
     if not runs:
@@ -137,7 +140,8 @@ def read_changes(
     target: Target, options: ReadOptions, schema: StructType, split: ChangesSplit
 ) -> Iterator[pa.RecordBatch]:
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
-    tables = split.read(executors.transport(target.connection))
+    wanted = planning.filter_of(options, split.schemas[split.schema_id])
+    tables = split.read(executors.transport(target.connection), wanted)
     rows: Iterator[pa.Table]
     if options.changes:
         rows = (with_change_columns(table, options.time_unit) for table in tables)

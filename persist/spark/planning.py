@@ -18,6 +18,8 @@ from persist.parts.reader import PartReader
 from persist.reading import ReadLease, SnapshotSplit, latest, part_reader, wait_for_upper
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
+from persist.spark.pruning import Filter
+from persist.state import SchemaRecord
 from persist.store_errors import translated
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
@@ -41,6 +43,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     try:
         view = wait_for_upper(door, target.shard, as_of, lease, options.wait_s)
         schema, reader = part_reader(door, view.schemas, view.schema_id)
+        columns = with_filter(schema, options, columns)
         wanted = key_range(schema, options)
         runs = overlapping((run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs), wanted)
         ranges = split_ranges(runs, options.partitions, schema, reader, wanted)
@@ -97,8 +100,8 @@ def intersection(left: KeyRange, right: KeyRange) -> KeyRange:
 
 
 def key_range(schema: ShardSchema, options: ReadOptions) -> KeyRange:
-    """The keys that `startKey` (inclusive), `endKey` (exclusive) and `keyPrefix` leave."""
-    wanted = ALL_KEYS
+    """The keys that `where`, `startKey` (inclusive), `endKey` (exclusive) and `keyPrefix` leave."""
+    wanted = ALL_KEYS if options.where is None else Filter.of(options.where, schema).key_range()
     if options.start_key is not None:
         wanted = intersection(wanted, KeyRange(_encoded(schema, options.start_key, "startKey"), None))
     if options.end_key is not None:
@@ -110,6 +113,17 @@ def key_range(schema: ShardSchema, options: ReadOptions) -> KeyRange:
             prefix = prefix[: -len(b"\x00\x00")]  # without the end mark: everything that begins with the value
         wanted = intersection(wanted, KeyRange(prefix, successor(prefix)))
     return wanted
+
+
+def with_filter(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns to read: those, and what `where` looks at."""
+    if options.where is None:
+        return columns
+    return (*columns, *(name for name in Filter.of(options.where, schema).columns if name not in columns))
+
+
+def filter_of(options: ReadOptions, record: SchemaRecord) -> Filter | None:
+    return None if options.where is None else Filter.of(options.where, ShardSchema.from_record(record))
 
 
 def _is_text(kind: Any) -> bool:

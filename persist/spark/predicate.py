@@ -1,0 +1,284 @@
+"""The option `where`: a small SQL predicate that is evaluated exactly as Spark would, or rejected.
+
+    predicate := comparisons with AND, OR, NOT and parentheses
+    comparison := column (= | == | <> | != | < | <= | > | >= | <=>) literal | column [NOT] IN (literal, ...)
+                | column [NOT] BETWEEN literal AND literal | column [NOT] LIKE 'prefix%' | column IS [NOT] NULL | column
+    literal := 12 | 1.5 | 1e3 | 'text' | TRUE | FALSE | NULL | DATE '2024-01-31'
+             | TIMESTAMP '2024-01-31 12:00:00Z' (the offset is required) | TIMESTAMP_NTZ '2024-01-31 12:00:00'
+
+Types are strict: what Spark would compare after a conversion that loses anything is rejected. NaN is greater than every
+number, as in Spark; null is neither true nor false.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from persist.errors import InvalidUsage
+
+COMPARISONS = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "<=>": "<=>"}
+MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<=>": "<=>"}
+PREDICATE_CHARS_MAX = 100_000
+DEPTH_MAX = 100
+_TOKEN = re.compile(
+    r"\s*(?:(?P<string>'[^'\\]*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
+    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
+)
+_WORDS = frozenset(
+    ("AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "IS", "NULL", "TRUE", "FALSE", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
+)
+_PLAIN_INTEGER = re.compile(r"-?\d+\Z")
+
+
+@dataclass(frozen=True)
+class Literal:
+    """`kind` is integer, decimal, double, string, boolean, null, date, instant or local; `text` as it was written."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Compare:
+    column: str
+    op: str
+    value: Literal
+
+
+@dataclass(frozen=True)
+class In:
+    column: str
+    values: tuple[Literal, ...]
+
+
+@dataclass(frozen=True)
+class StartsWith:
+    column: str
+    prefix: str
+
+
+@dataclass(frozen=True)
+class IsNull:
+    column: str
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A boolean column, by itself."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class Not:
+    operand: Predicate
+
+
+@dataclass(frozen=True)
+class And:
+    operands: tuple[Predicate, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    operands: tuple[Predicate, ...]
+
+
+Predicate = Compare | In | StartsWith | IsNull | Truth | Not | And | Or
+
+
+def parse(text: str) -> Predicate:
+    """The predicate that `text` writes. Raises InvalidUsage at what it does not know."""
+    if len(text) > PREDICATE_CHARS_MAX:
+        raise InvalidUsage(f"option 'where' has {len(text)} characters; at most {PREDICATE_CHARS_MAX}")
+    parser = _Parser(list(_tokens(text)))
+    found = parser.disjunction()
+    parser.end()
+    return found
+
+
+def columns_of(predicate: Predicate) -> list[str]:
+    """The columns that the predicate looks at, each once."""
+    found: dict[str, None] = {}
+    pending: list[Predicate] = [predicate]
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, Not):
+            pending.append(node.operand)
+        elif isinstance(node, (And, Or)):
+            pending.extend(node.operands)
+        else:
+            found[node.column] = None
+    return list(found)
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    end = len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise InvalidUsage(f"option 'where' cannot be read from {text[position : position + 20]!r} on")
+        kind = str(match.lastgroup)
+        value = match.group(kind)
+        if kind == "word" and value.upper() in _WORDS:
+            kind, value = "keyword", value.upper()
+        following = text[match.end() : match.end() + 1]
+        if kind == "string" and following == "'":
+            raise InvalidUsage("option 'where' has a quote inside a string, which is not supported")
+        yield kind, value
+        position = match.end()
+
+
+@dataclass
+class _Parser:
+    tokens: list[tuple[str, str]]
+    position: int = 0
+    depth: int = field(default=0)
+
+    def peek(self) -> tuple[str, str]:
+        return self.tokens[self.position] if self.position < len(self.tokens) else ("end", "")
+
+    def next(self) -> tuple[str, str]:
+        token = self.peek()
+        self.position += 1
+        return token
+
+    def take(self, kind: str, value: str) -> bool:
+        if self.peek() == (kind, value):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, kind: str, value: str) -> None:
+        if not self.take(kind, value):
+            raise self.error(value)
+
+    def error(self, wanted: str) -> InvalidUsage:
+        found = self.peek()[1] or "the end"
+        return InvalidUsage(f"option 'where' has {found!r} where it should have {wanted}")
+
+    def end(self) -> None:
+        if self.peek()[0] != "end":
+            raise self.error("AND, OR or the end")
+
+    def disjunction(self) -> Predicate:
+        operands = [self.conjunction()]
+        while self.take("keyword", "OR"):
+            operands.append(self.conjunction())
+        return operands[0] if len(operands) == 1 else Or(tuple(operands))
+
+    def conjunction(self) -> Predicate:
+        operands = [self.negation()]
+        while self.take("keyword", "AND"):
+            operands.append(self.negation())
+        return operands[0] if len(operands) == 1 else And(tuple(operands))
+
+    def negation(self) -> Predicate:
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            raise InvalidUsage(f"option 'where' is nested deeper than {DEPTH_MAX}")
+        try:
+            if self.take("keyword", "NOT"):
+                return Not(self.negation())
+            if self.take("op", "("):
+                found = self.disjunction()
+                self.expect("op", ")")
+                return found
+            return self.comparison()
+        finally:
+            self.depth -= 1
+
+    def comparison(self) -> Predicate:
+        if self.peek()[0] not in ("word", "quoted"):
+            value = self.literal()
+            op = self.operator()
+            return Compare(self.column(), MIRRORED[op], value)
+        column = self.column()
+        if self.take("keyword", "IS"):
+            negated = self.take("keyword", "NOT")
+            self.expect("keyword", "NULL")
+            return Not(IsNull(column)) if negated else IsNull(column)
+        negated = self.take("keyword", "NOT")
+        found = self.membership(column)
+        if found is not None:
+            return Not(found) if negated else found
+        if negated:
+            raise self.error("IN, BETWEEN or LIKE")
+        if self.peek()[0] == "op" and self.peek()[1] in COMPARISONS:
+            return Compare(column, self.operator(), self.literal())
+        return Truth(column)
+
+    def membership(self, column: str) -> Predicate | None:
+        if self.take("keyword", "IN"):
+            self.expect("op", "(")
+            values = [self.literal()]
+            while self.take("op", ","):
+                values.append(self.literal())
+            self.expect("op", ")")
+            return In(column, tuple(values))
+        if self.take("keyword", "BETWEEN"):
+            low = self.literal()
+            self.expect("keyword", "AND")
+            return And((Compare(column, ">=", low), Compare(column, "<=", self.literal())))
+        if self.take("keyword", "LIKE"):
+            return self.like(column)
+        return None
+
+    def like(self, column: str) -> Predicate:
+        pattern = self.literal()
+        body = pattern.text.removesuffix("%")
+        if pattern.kind != "string" or "%" in body or "_" in body:
+            raise InvalidUsage(f"option 'where' takes LIKE 'prefix%' only, not {pattern.text!r}")
+        if body == pattern.text:
+            return Compare(column, "=", pattern)
+        return StartsWith(column, body)
+
+    def operator(self) -> str:
+        kind, value = self.next()
+        if kind != "op" or value not in COMPARISONS:
+            self.position -= 1
+            raise self.error("a comparison")
+        return COMPARISONS[value]
+
+    def column(self) -> str:
+        kind, value = self.next()
+        if kind == "quoted":
+            return value[1:-1]
+        if kind == "word":
+            return value
+        self.position -= 1
+        raise self.error("a column")
+
+    def literal(self) -> Literal:
+        kind, value = self.next()
+        if kind == "string":
+            return Literal("string", value[1:-1])
+        if kind == "number":
+            if "e" in value.lower():
+                return Literal("double", value)
+            return Literal("integer" if _PLAIN_INTEGER.match(value) else "decimal", value)
+        if kind == "keyword" and value in ("TRUE", "FALSE"):
+            return Literal("boolean", value)
+        if kind == "keyword" and value == "NULL":
+            return Literal("null", value)
+        named = {"DATE": "date", "TIMESTAMP": "instant", "TIMESTAMP_NTZ": "local"}
+        if kind == "keyword" and value in named and self.peek()[0] == "string":
+            return Literal(named[value], self.next()[1][1:-1])
+        self.position -= 1
+        raise self.error("a literal")
+
+
+def conjuncts(predicate: Predicate) -> list[Predicate]:
+    """What must all hold."""
+    if not isinstance(predicate, And):
+        return [predicate]
+    return [found for operand in predicate.operands for found in conjuncts(operand)]
+
+
+__all__ = [
+    "And", "Compare", "In", "IsNull", "Literal", "Not", "Or", "Predicate", "StartsWith", "Truth", "columns_of",
+    "conjuncts", "parse",
+]  # fmt: skip

@@ -1,0 +1,258 @@
+"""Evaluating a predicate: on rows exactly, on key ranges and row groups as "may any row of it match?"."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.errors import InvalidUsage
+from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key
+from persist.parts.keycodec import successor
+from persist.spark import predicate as p
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+FLOAT_EXACT, DOUBLE_EXACT = 2**24, 2**53
+DECIMAL_DIGITS_MAX = 38
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
+_LOCAL = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,6})?\Z")
+_OFFSET = re.compile(r"(.*?)(Z|[+-]\d{2}:\d{2})\Z")
+_COMPARE = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A predicate over the columns of a shard, checked: every comparison is one that Spark does the same way."""
+
+    predicate: p.Predicate
+    schema: ShardSchema
+
+    @classmethod
+    def of(cls, text: str, schema: ShardSchema) -> Filter:
+        """Raises InvalidUsage naming the column or comparison that is not supported."""
+        parsed = p.parse(text)
+        for name in p.columns_of(parsed):
+            if name not in schema.arrow.names:
+                raise InvalidUsage(
+                    f"option 'where' names {name!r}, which the shard has not; it has {', '.join(schema.arrow.names)}"
+                )
+        found = cls(parsed, schema)
+        found.apply(schema.arrow.empty_table())
+        return found
+
+    @property
+    def columns(self) -> list[str]:
+        return p.columns_of(self.predicate)
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows for which the predicate is true."""
+        return table.filter(self._rows(self.predicate, table))
+
+    def key_range(self) -> KeyRange:
+        """Keys outside of it cannot match; it may hold keys that do not."""
+        needed = p.conjuncts(self.predicate)
+        prefix: tuple[Any, ...] = ()
+        wanted = ALL_KEYS
+        for name in self.schema.key:
+            kind = self.schema.arrow.field(name).type
+            if not _is_ordered(kind):
+                break
+            bounds = [_bounds(node, kind) for node in needed if not isinstance(node, (p.Not, p.And, p.Or))
+                      and node.column == name]  # fmt: skip
+            exact = None
+            for low, high in (found for found in bounds if found is not None):
+                lower = None if low is None else self._encoded((*prefix, low))
+                upper = None if high is None else successor(self._encoded((*prefix, high), kind))
+                wanted = _meet(wanted, KeyRange(lower, upper))
+                exact = low if low is not None and low == high and not isinstance(high, _Prefix) else exact
+            if exact is None:
+                break
+            prefix = (*prefix, exact)
+        return wanted
+
+    def may_match(self, statistics: dict[str, Any]) -> bool:
+        """Whether a row group with these column statistics (Parquet's) may have a row that matches."""
+        return self._may(self.predicate, statistics)
+
+    def _encoded(self, values: tuple[Any, ...], kind: Any = None) -> bytes:
+        last = values[-1]
+        if isinstance(last, _Prefix):
+            return encode_key(self.schema, (*values[:-1], last.text))[: -len(b"\x00\x00")]
+        return encode_key(self.schema, values)
+
+    def _rows(self, node: p.Predicate, table: pa.Table) -> Any:
+        if isinstance(node, p.Not):
+            return pc.invert(self._rows(node.operand, table))
+        if isinstance(node, (p.And, p.Or)):
+            join = pc.and_kleene if isinstance(node, p.And) else pc.or_kleene
+            found = self._rows(node.operands[0], table)
+            for operand in node.operands[1:]:
+                found = join(found, self._rows(operand, table))
+            return found
+        column = table.column(node.column)
+        if isinstance(node, p.IsNull):
+            return pc.is_null(column)
+        if isinstance(node, p.Truth):
+            _require(pa.types.is_boolean(column.type), node.column, column.type, "a condition")
+            return column
+        if isinstance(node, p.StartsWith):
+            _require(_is_string(column.type), node.column, column.type, "LIKE")
+            return pc.starts_with(column, node.prefix)
+        if isinstance(node, p.In):
+            found = _compare(node.column, column, "=", node.values[0])
+            for value in node.values[1:]:
+                found = pc.or_kleene(found, _compare(node.column, column, "=", value))
+            return found
+        return _compare(node.column, column, node.op, node.value)
+
+    def _may(self, node: p.Predicate, statistics: dict[str, Any]) -> bool:
+        if isinstance(node, p.And):
+            return all(self._may(operand, statistics) for operand in node.operands)
+        if isinstance(node, p.Or):
+            return any(self._may(operand, statistics) for operand in node.operands)
+        if isinstance(node, p.Not):
+            return True
+        kind = self.schema.arrow.field(node.column).type
+        found = statistics.get(node.column)
+        bounds = _bounds(node, kind) if _is_ordered(kind) else None
+        if bounds is None or found is None or not found.has_min_max:
+            return True
+        low, high = bounds
+        least, most = found.min, found.max
+        if low is not None and most < (low.text if isinstance(low, _Prefix) else low):
+            return False
+        if isinstance(high, _Prefix):
+            return not least[: len(high.text)] > high.text
+        return high is None or not least > high
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Everything that begins with `text`."""
+
+    text: str
+
+
+def _is_string(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
+
+
+def _is_ordered(kind: Any) -> bool:
+    """Types whose order here, in key bytes and in Parquet statistics is one and the same."""
+    return bool(pa.types.is_signed_integer(kind) or _is_string(kind) or kind == pa.date32())
+
+
+def _bounds(node: p.Predicate, kind: Any) -> tuple[Any, Any] | None:
+    """Inclusive bounds `(low, high)` that values must keep for the node to be true; None = nothing is known."""
+    if isinstance(node, p.StartsWith):
+        return _Prefix(node.prefix), _Prefix(node.prefix)
+    if isinstance(node, p.In):
+        values = [_value(value, kind) for value in node.values if value.kind != "null"]
+        return (min(values), max(values)) if values and None not in values else None
+    if not isinstance(node, p.Compare) or node.op == "<>" or node.value.kind == "null":
+        return None
+    value = _value(node.value, kind)
+    if value is None:
+        return None
+    return (None if node.op in ("<", "<=") else value), (None if node.op in (">", ">=") else value)
+
+
+def _value(literal: p.Literal, kind: Any) -> Any:
+    """The literal as a Python value of an ordered type; None where it is no value of it."""
+    if literal.kind == "integer" and pa.types.is_signed_integer(kind):
+        number = int(literal.text)
+        half = 2 ** (kind.bit_width - 1)
+        return number if -half <= number < half else None
+    if literal.kind == "string" and _is_string(kind):
+        return literal.text
+    if literal.kind == "date" and kind == pa.date32():
+        return dt.date.fromisoformat(literal.text)
+    return None
+
+
+def _meet(left: KeyRange, right: KeyRange) -> KeyRange:
+    lower = max((bound for bound in (left.lower, right.lower) if bound is not None), default=None)
+    upper = min((bound for bound in (left.upper, right.upper) if bound is not None), default=None)
+    return KeyRange(lower, upper)
+
+
+def _require(holds: bool, name: str, kind: Any, what: str) -> None:
+    if not holds:
+        raise InvalidUsage(f"option 'where' cannot use {what} on column {name!r}, which is {kind}")
+
+
+def _compare(name: str, column: Any, op: str, literal: p.Literal) -> Any:
+    """Kleene truth of `column op literal`, as Spark has it."""
+    if literal.kind == "null":
+        if op == "<=>":
+            return pc.is_null(column)
+        return pa.chunked_array([pa.nulls(len(column), pa.bool_())])
+    column, value, is_float = _comparable(name, column, literal)
+    found = _COMPARE["=" if op == "<=>" else op](column, value)
+    if is_float and op in (">", ">="):
+        found = pc.or_kleene(found, pc.is_nan(column))
+    return pc.fill_null(found, False) if op == "<=>" else found
+
+
+def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, bool]:
+    """Both sides in one type, without loss, and whether it is a float. Raises InvalidUsage where there is none."""
+    kind = column.type
+    types = pa.types
+    try:
+        if types.is_integer(kind) and kind != pa.uint64() and literal.kind == "integer":
+            number = int(literal.text)
+            if INT64_MIN <= number <= INT64_MAX:
+                return column.cast(pa.int64()), pa.scalar(number, pa.int64()), False
+        if types.is_floating(kind) and literal.kind in ("integer", "decimal", "double"):
+            exact = DOUBLE_EXACT if types.is_float64(kind) else FLOAT_EXACT
+            if literal.kind != "integer" or abs(int(literal.text)) <= exact:
+                return column.cast(pa.float64()), pa.scalar(float(literal.text), pa.float64()), True
+        if types.is_decimal(kind) and literal.kind in ("integer", "decimal"):
+            return (*_decimals(column, literal.text), False)
+        if _is_string(kind) and literal.kind == "string":
+            return column.cast(pa.large_string()), pa.scalar(literal.text, pa.large_string()), False
+        if types.is_boolean(kind) and literal.kind == "boolean":
+            return column, pa.scalar(literal.text == "TRUE"), False
+        if types.is_date(kind) and literal.kind == "date" and _DATE.match(literal.text):
+            return column.cast(pa.date32()), pa.scalar(dt.date.fromisoformat(literal.text)), False
+        if types.is_timestamp(kind) and literal.kind == ("local" if kind.tz is None else "instant"):
+            moment = _moment(literal)
+            if moment is not None:
+                return column.cast(pa.timestamp("us", kind.tz)), pa.scalar(moment, pa.timestamp("us", kind.tz)), False
+    except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
+        raise InvalidUsage(f"option 'where': {literal.text!r} does not fit column {name!r}: {error}") from error
+    raise InvalidUsage(
+        f"option 'where' cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
+    )
+
+
+def _decimals(column: Any, text: str) -> tuple[Any, Any]:
+    value = decimal.Decimal(text)
+    digits, exponent = value.as_tuple().digits, -int(value.as_tuple().exponent)
+    scale = max(column.type.scale, exponent)
+    whole = max(column.type.precision - column.type.scale, len(digits) - exponent)
+    if whole + scale > DECIMAL_DIGITS_MAX:
+        raise ValueError(f"more than {DECIMAL_DIGITS_MAX} digits")
+    common = pa.decimal128(max(1, whole + scale), scale)
+    return column.cast(common), pa.scalar(value, common)
+
+
+def _moment(literal: p.Literal) -> dt.datetime | None:
+    if literal.kind == "local":
+        return dt.datetime.fromisoformat(literal.text) if _LOCAL.match(literal.text) else None
+    match = _OFFSET.match(literal.text)
+    if match is None or not _LOCAL.match(match.group(1)):
+        return None
+    return dt.datetime.fromisoformat(literal.text)
