@@ -1,0 +1,246 @@
+"""Maintenance as processes: the commands, the memory budget, and writers that are slowed but never failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from blob.memory import MemoryBlob
+from compactor.supervise import child_command
+from compactor.worker import Worker
+from consensus.memory import MemoryConsensus
+from persist.client import Client, connect
+from persist.embedded import EmbeddedTransport
+from persist.location import Location, LocationSettings
+from persist.state import Policy
+from tests.support.maintained import WORKER
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+WAIT_S = 60.0
+MIB = 1024 * 1024
+
+
+def rows(number: int, count: int = 50) -> pa.Table:
+    return pa.table({"k": [f"k{(number * 31 + n) % 500}" for n in range(count)], "v": [number] * count})
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "persist.cli", *arguments], stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def wait_until(ready: object, what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not ready():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.05)
+
+
+def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
+    with connect(f"persist://{tmp_path}/x") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        other = client.create_shard("other", SCHEMA, ["k"])
+        for number in range(40):
+            shard.insert(rows(number))
+            other.insert(rows(number))
+        before = shard.snapshot().to_arrow()
+        done = command("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once", "--shards", "ord*")
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout)
+        assert figures["merges_applied"] >= 1
+        assert list(figures["shards"]) == ["orders"]
+        location = client.transport.location  # type: ignore[attr-defined]
+        assert len(location.machine("orders").refresh().trace.batches) == 1
+        assert len(location.machine("other").refresh().trace.batches) == 40
+        assert shard.snapshot().to_arrow().equals(before)
+        collected = command("gc", "--dir", f"{tmp_path}/x", "--once")
+        assert collected.returncode == 0, collected.stderr
+        swept = command("gc", "--dir", f"{tmp_path}/x", "--orphans", "--dry-run")
+        assert swept.returncode == 0, swept.stderr
+        assert json.loads(swept.stdout)["orphans_deleted"] == 0
+
+
+def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
+    with connect(f"persist://{tmp_path}/x") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        machine = client.transport.location.machine("orders")  # type: ignore[attr-defined]
+        arguments = ("compactor", "--dir", f"{tmp_path}/x", "--gc", "--verbose")
+        with running(*arguments) as one, running(*arguments) as two:
+            for number in range(300):
+                shard.insert(rows(number))
+            wait_until(lambda: len(machine.refresh().trace.batches) <= 30, "compaction")
+            for process in (one, two):
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(WAIT_S) == 0
+                assert process.stderr is not None
+                lines = process.stderr.read().decode().splitlines()
+                assert lines[0] == "persist compactor: running"
+                assert all("logger" in json.loads(line) for line in lines[1:])
+        table = shard.snapshot().to_arrow()
+        assert pa.compute.sum(table.column("__diff")).as_py() == 300 * 50
+
+
+def test_a_killed_compactor_is_followed_by_another(tmp_path: Path) -> None:
+    with connect(f"persist://{tmp_path}/x") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for round_ in range(3):
+            with running("compactor", "--dir", f"{tmp_path}/x", "--gc"):
+                for number in range(40):
+                    shard.insert(rows(100 * round_ + number))
+            # killed in the middle of whatever it did
+        done = command("compactor", "--dir", f"{tmp_path}/x", "--gc", "--once")
+        assert done.returncode == 0, done.stderr
+        table = shard.snapshot().to_arrow()
+        assert pa.compute.sum(table.column("__diff")).as_py() == 3 * 40 * 50
+
+
+def test_the_child_of_a_server_ends_with_it(tmp_path: Path) -> None:
+    with connect(f"persist://{tmp_path}/x") as client:
+        client.create_shard("orders", SCHEMA, ["k"])
+    line = child_command(directory=f"{tmp_path}/x")
+    program = f"import subprocess,time\np=subprocess.Popen({line!r})\nprint(p.pid,flush=True)\ntime.sleep(60)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert parent.stdout is not None
+    assert parent.stderr is not None
+    child = int(parent.stdout.readline())
+    assert b"running" in parent.stderr.readline()
+    parent.kill()
+    parent.wait()
+
+    def gone() -> bool:
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return True
+        return Path(f"/proc/{child}/stat").exists() and " Z " in Path(f"/proc/{child}/stat").read_text()
+
+    wait_until(gone, "the end of the child")
+    parent.stdout.close()
+    parent.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("compactor", "--dir", "/nowhere/at/all"), "does not exist"),
+        (("compactor", "--dir", "x", "--memory", "0"), "--memory is 0"),
+        (("compactor", "--dir", "x", "--rate", "-1"), "--rate is -1"),
+        (("gc", "--dir", "x", "--dry-run"), "--dry-run is for --orphans"),
+        (("gc", "--blob", "mem:"), "both --blob and --consensus"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_too_young_an_age_for_orphans_is_refused(tmp_path: Path) -> None:
+    with connect(f"persist://{tmp_path}/x") as client:
+        client.create_shard("orders", SCHEMA, ["k"])
+    done = command("gc", "--dir", f"{tmp_path}/x", "--orphans", "--orphan-age", "0.1")
+    assert done.returncode == 1
+    assert "write under way" in done.stderr
+
+
+MERGE_ALONE = """
+import resource, sys
+from compactor.engine import EngineSettings
+from compactor.worker import Worker, WorkerSettings
+from persist.location import open_location
+location = open_location(sys.argv[1])
+budget = int(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+engine = EngineSettings(memory_bytes=budget, part_bytes_target=budget // 8, chunk_bytes=budget)
+applied = Worker(location, WorkerSettings(engine=engine)).run("wide", idle=True)
+print(applied, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+location.close()
+"""
+
+
+def test_a_merge_of_twenty_times_its_budget_stays_within_it(tmp_path: Path) -> None:
+    """Measured in a process of its own: what it takes beyond what it had when it began."""
+    budget = 24 * MIB
+    generator = np.random.default_rng(1)
+    schema = pa.schema([("k", pa.int64()), ("noise", pa.binary(64))])
+    total = 0
+    with connect(f"persist://{tmp_path}/x") as client:
+        shard = client.create_shard("wide", schema, ["k"])
+        number = 0
+        while total < 20 * budget:
+            keys = generator.integers(0, 1 << 40, 400_000)
+            noise = pa.FixedSizeBinaryArray.from_buffers(
+                pa.binary(64), len(keys), [None, pa.py_buffer(generator.bytes(64 * len(keys)))]
+            )
+            table = pa.table({"k": keys, "noise": noise})
+            shard.insert(table)
+            total += table.nbytes
+            number += len(keys)
+        url = f"persist://{tmp_path}/x"
+        done = subprocess.run(
+            [sys.executable, "-c", MERGE_ALONE, url, str(budget)], capture_output=True, text=True, check=True
+        )
+        applied, grown = map(int, done.stdout.split())
+        assert applied >= 1
+        assert grown <= budget + 150 * MIB, f"{grown / MIB:.0f} MiB for {total / MIB:.0f} MiB of rows"
+        [batch] = client.transport.location.machine("wide").refresh().trace.batches  # type: ignore[attr-defined]
+        assert batch.rows == number
+        assert len(batch.runs) == 1
+
+
+def test_writers_are_slowed_by_backpressure_but_never_failed() -> None:
+    """More batches than the policy allows: commits wait until a worker has made room, and all of them get through."""
+    policy = Policy(batches_max=12, inline_shard_bytes_max=4_000)
+    location = Location(MemoryBlob(), MemoryConsensus(), settings=LocationSettings(policy=policy))
+    client = Client(EmbeddedTransport(location))
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    stop = threading.Event()
+    most = 0
+
+    def maintain() -> None:
+        nonlocal most
+        worker = Worker(location, replace(WORKER, idle_ms=0))
+        while not stop.is_set():
+            most = max(most, len(location.machine("orders").state().trace.batches))
+            worker.run("orders")
+            stop.wait(0.01)
+
+    thread = threading.Thread(target=maintain)
+    thread.start()
+    try:
+        for number in range(120):
+            shard.insert(rows(number, 5))
+    finally:
+        stop.set()
+        thread.join()
+    assert most <= policy.batches_max
+    assert pa.compute.sum(shard.snapshot().to_arrow().column("__diff")).as_py() == 600
+    client.close()
