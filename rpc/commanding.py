@@ -22,7 +22,7 @@ async def answer(service: Service, name: str, principal: Principal, data: bytes)
         raise InvalidUsage(f"the body is not JSON: {error}") from error
     command = command_from_json(value)
     principal.require(scope_of(command), check_shard_name(name))
-    result = await service.work.apply(service.location.machine(name), command)
+    result = await service.apply(name, command)
     return json.dumps(result_to_json(result), separators=(",", ":")).encode()
 
 

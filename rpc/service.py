@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from persist import commands as c
 from persist.embedded import EmbeddedTransport
 from persist.errors import Forbidden, Overloaded
 from persist.handles import HandleSettings
@@ -22,6 +23,7 @@ from persist.reading import ReadSettings
 from persist.writing import WriteHandle, WriteSettings
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
+from rpc.flushing import InlineFlusher
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
@@ -56,6 +58,7 @@ class Service:
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
+        self.flusher = InlineFlusher(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
         self.snapshots = 0
         self.listeners = 0
@@ -90,9 +93,17 @@ class Service:
         self.watcher.stop()
         self.listening.leases.stop()
 
+    async def apply(self, name: str, command: c.Command) -> c.Result:
+        """Commit one command."""
+        machine = self.location.machine(name)
+        result = await self.work.apply(machine, command)
+        self.flusher.consider(machine)
+        return result
+
     def close(self) -> None:
         self.stop()
         self.work.close()
+        self.flusher.close()
 
 
 class Body:

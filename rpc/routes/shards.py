@@ -178,7 +178,7 @@ async def _command(request: Request, command: c.Command, scope: str) -> Response
 
 
 async def _apply(service: Service, name: str, command: c.Command) -> c.Result:
-    return await service.work.apply(service.location.machine(name), command)
+    return await service.apply(name, command)
 
 
 def _json(value: Any) -> Response:
