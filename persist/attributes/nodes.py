@@ -92,6 +92,11 @@ class Leaf:
 
     def updated(self, updates: Sequence[Update]) -> tuple[Leaf, int]:
         """The leaf with `updates` (ascending by key, no key twice) applied, of any length; by how much it grew."""
+        if updates and updates[0][0] > self.keys[-KEY_BYTES:] and all(value is not None for _, value in updates):
+            added = array("q", (value for _, value in updates if value is not None))  # keys are often inserted in order
+            return Leaf(self.keys + b"".join([key for key, _ in updates]), self.values + _little(added).tobytes()), len(
+                updates
+            )
         keys: list[bytes] = []
         values: list[bytes] = []
         done = 0  # entries copied so far
