@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def small(root: Path, rounds: int) -> None:
             if number % SHARD_APPENDS == 0:
                 appends = {"embedded": _appender(embedded, rows), "http": _appender(http, rows)}
             works = {
-                "raw": lambda n=number: raw.compare_and_set("bench", n + 1, b"x" * 500),
+                "raw": partial(raw.compare_and_set, "bench", number + 1, b"x" * 500),
                 **appends,
                 "deltalake": lambda: delta.append(rows),
                 "pyiceberg": lambda: iceberg.append(rows),

@@ -15,6 +15,7 @@ COMMANDS = {
     "compactor": ("persist.cli.compactor", "merge batches in the background"),
     "gc": ("persist.cli.gc", "delete what no reader can need any more"),
     "shards": ("persist.cli.shards", "list shards, or show one"),
+    "token": ("persist.cli.token", "mint a bearer token for a server"),
 }
 EXIT_ERROR = 1
 EXIT_USAGE = 2

@@ -1,0 +1,67 @@
+"""`persist shards`: what there is, and who holds what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+
+SCHEMA = pa.schema([("id", pa.string())])
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        shard = client.create_shard("eu/orders", SCHEMA, ["id"])
+        shard.insert([{"id": "a"}, {"id": "b"}])
+        shard.critical_reader("billing")
+        shard.open_reader(purpose="report")
+        client.create_shard("us/orders", SCHEMA, ["id"])
+    return tmp_path / "data"
+
+
+def test_lists_shards(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shards", "--dir", str(directory), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(shard["name"], shard["upper"], shard["updates"]) for shard in found] == [
+        ("eu/orders", [1], 2),
+        ("us/orders", [0], 0),
+    ]
+    assert main(["shards", "--dir", str(directory), "--prefix", "us/"]) == 0
+    assert "eu/orders" not in capsys.readouterr().out
+
+
+def test_shows_who_holds_one(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shards", "eu/orders", "--dir", str(directory), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [reader["purpose"] for reader in found["readers"]] == ["report"]
+    assert [reader["purpose"] for reader in found["critical_readers"]] == ["billing"]
+    assert found["rollups"][0]["seqno"] == 1
+    assert found["columns"] == [{"name": "id", "type": "string", "nullable": True, "key": True}]
+    assert main(["shards", "eu/orders", "--dir", str(directory)]) == 0
+    assert "purpose report" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "there is no shard 'nowhere'"),
+        (["bad name"], "is not of the form"),
+    ],
+)
+def test_says_what_is_wrong(
+    directory: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["shards", *arguments, "--dir", str(directory)]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_directory_that_is_missing_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shards", "--dir", str(tmp_path / "missing")]) == 1
+    assert "does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "missing").exists()

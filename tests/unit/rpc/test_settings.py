@@ -1,0 +1,41 @@
+"""Where settings come from, and which make no sense together."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist.errors import InvalidUsage
+from rpc.settings import ServerSettings, from_environment
+
+
+def test_variables_are_named_after_the_settings() -> None:
+    found = from_environment({"PERSIST_PORT": "9", "PERSIST_INSECURE": "1", "PERSIST_HOST": "::1", "OTHER": "x"})
+    assert found == {"port": 9, "insecure": True, "host": "::1"}
+
+
+@pytest.mark.parametrize("variables", [{"PERSIST_PORT": "many"}, {"PERSIST_INSECURE": "perhaps"}])
+def test_a_variable_that_cannot_be_read_is_named(variables: dict[str, str]) -> None:
+    with pytest.raises(InvalidUsage, match=next(iter(variables))):
+        from_environment(variables)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ServerSettings(blob="mem:"),
+        ServerSettings(directory="d", blob="mem:", consensus="mem:"),
+        ServerSettings(port=70_000),
+        ServerSettings(workers=0),
+        ServerSettings(tls_key="key.pem"),
+        ServerSettings(host="0.0.0.0"),
+        ServerSettings(host="example.org"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: ServerSettings) -> None:
+    with pytest.raises(InvalidUsage):
+        settings.check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_loopback_needs_no_tokens(host: str) -> None:
+    ServerSettings(host=host).check()
