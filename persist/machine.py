@@ -36,6 +36,7 @@ from persist.errors import (
     UnknownShard,
 )
 from persist.ids import IdSource
+from persist.machine_metrics import MachineMetrics
 from persist.spill import spilled
 from persist.state import Policy, State
 from persist.store_errors import translate
@@ -480,23 +481,3 @@ class Machine:
             self.metrics.flushes_failed += 1
         finally:
             self._flush_under_way = False
-
-
-class MachineMetrics:
-    """Counters of one machine; read without locks, so a reader may see one commit half counted."""
-
-    def __init__(self) -> None:
-        self.commits = 0
-        self.commands = 0
-        self.races_lost = 0
-        self.retries = 0
-        self.spills = 0
-        self.rollups_failed = 0
-        self.flushes_failed = 0
-        self.group_max = 0
-
-    def committed(self, commands: int, lost: int) -> None:
-        self.commits += 1
-        self.commands += commands
-        self.races_lost += lost
-        self.group_max = max(self.group_max, commands)
