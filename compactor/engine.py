@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from persist.batch import Part, Run
 from persist.ids import IdSource, ShardId, WriterId
-from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, plan_splits
+from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, ahead, plan_splits
 from persist.state import SchemaRecord
 
 # Whose parts these are shows in their keys; it is never registered, so it can never append.
@@ -29,12 +29,16 @@ Keep = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`memory_bytes` bounds what a merge holds, whatever its size; `chunk_bytes` (encoded) what a crash can lose."""
+    """`memory_bytes` bounds what a merge holds, whatever its size; `chunk_bytes` (encoded) what a crash can lose.
+
+    `read_ahead`: tables that another thread merges in advance while this one encodes.
+    """
 
     memory_bytes: int = 1024 * 1024 * 1024
     part_bytes_target: int = 128 * 1024 * 1024
     chunk_bytes: int = 512 * 1024 * 1024
     threads: int = 1
+    read_ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,7 @@ class LocalEngine:
         reader: PartReader,
         keep: Keep,
     ) -> Iterator[Part]:
-        share = self._settings.memory_bytes // self._settings.threads
-        return merge_range(
-            job, key_range, schemas, reader, self._blob, self._ids, self._settings.part_bytes_target, share, keep
-        )
+        return merge_range(job, key_range, schemas, reader, self._blob, self._ids, self._settings, keep)
 
     def _merge_in_threads(
         self, job: MergeJob, ranges: Sequence[KeyRange], schemas: Mapping[int, ShardSchema], keep: Keep
@@ -161,13 +162,13 @@ def merge_range(
     reader: PartReader,
     blob: Blobs,
     ids: IdSource,
-    part_bytes_target: int,
-    memory_bytes: int,
+    settings: EngineSettings,
     keep: Keep,
 ) -> Iterator[Part]:
-    """Merge one key range; the parts written, each as soon as it is durable. Holds about `memory_bytes`."""
+    """Merge one key range; the parts written, each as soon as it is durable. Holds one thread's share of the memory."""
+    memory_bytes = settings.memory_bytes // settings.threads
     # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
-    target = max(1, min(part_bytes_target, memory_bytes // 6))
+    target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
     writer = PartWriter(
         schema=schemas[job.schema_id],
         schema_id=job.schema_id,
@@ -178,7 +179,8 @@ def merge_range(
         part_bytes_target=target,
     )
     reading = max(1, memory_bytes - 3 * target)
-    for table in reader.read_range(job.runs, since=job.since, key_range=key_range, memory_bytes=reading):
+    tables = reader.read_range(job.runs, since=job.since, key_range=key_range, memory_bytes=reading)
+    for table in ahead(tables, settings.read_ahead) if settings.read_ahead else tables:
         keep()
         yield from writer.write(table)
     yield from writer.finish()

@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             engine=EngineSettings(
                 memory_bytes=arguments.memory * MIB // arguments.concurrency,
                 part_bytes_target=arguments.part_size * MIB,
+                read_ahead=1,
             ),
             bytes_per_s=None if arguments.rate is None else int(arguments.rate * MIB),
         )
@@ -73,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 1 if failures else 0
         print("persist compactor: running", file=sys.stderr, flush=True)
         loop.run()
+        print(json.dumps(metrics.to_json()))
         return 0
     finally:
         location.close()

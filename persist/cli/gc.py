@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 1 if failures else 0
         print("persist gc: running", file=sys.stderr, flush=True)
         loop.run()
+        print(json.dumps(metrics.to_json()))
         return 0
     finally:
         location.close()

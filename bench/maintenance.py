@@ -1,0 +1,294 @@
+"""Maintenance: compaction against DuckDB, a hundred thousand small appends, and a shard that is updated for ever.
+
+    python -m bench.maintenance [--rows 10000000] [--appends 100000] [--updates 1000000] [--only compaction ...]
+
+Compaction runs in a process of its own, so that its peak memory is its own, in turns with DuckDB. Small appends are
+written once without and once with a `persist compactor --gc` process beside, in turns of slices, so that a drifting
+machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.bars import bar, median, percentile
+from bench.consolidation import SCHEMA as WIDE
+from bench.consolidation import duckdb_compact, updates
+from compactor.engine import EngineSettings
+from compactor.worker import Worker, WorkerSettings
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.handles import Shard
+from persist.keys import is_rollup_key
+from persist.location import Location, open_location
+from persist.state import State
+
+MIB = 1024 * 1024
+BUDGET = 1024 * MIB
+NAME = "bench"
+SMALL = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
+SLICE = 500  # appends of one kind before the other has its turn
+QUIET_S = 120.0
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[tuple[Location, Client]]:
+    location = open_location(f"persist://{directory}")
+    client = Client(EmbeddedTransport(location))
+    try:
+        yield location, client
+    finally:
+        client.close()
+
+
+# --- compaction against DuckDB
+
+
+def merge_child(directory: Path) -> None:
+    """Compact the shard in this process; prints seconds and peak memory."""
+    with opened(directory) as (location, _):
+        engine = EngineSettings(memory_bytes=BUDGET, read_ahead=1)
+        worker = Worker(location, WorkerSettings(engine=engine))
+        start = time.perf_counter()
+        [request] = worker.due(NAME, idle=True)
+        worker.merge(NAME, request)
+        print_measured(time.perf_counter() - start)
+
+
+def duckdb_child(directory: Path) -> None:
+    """DuckDB's COPY of the same files; prints seconds and peak memory."""
+    with opened(directory) as (location, _):
+        state = location.machine(NAME).state()
+        runs = [run for batch in state.trace.batches for run in batch.runs]
+    start = time.perf_counter()
+    duckdb_compact(directory / "blob", runs, state.since.element or 0)
+    print_measured(time.perf_counter() - start)
+
+
+def print_measured(seconds: float) -> None:
+    status = Path("/proc/self/status").read_text().split()
+    print(json.dumps({"seconds": seconds, "peak_mib": int(status[status.index("VmHWM:") + 1]) / 1024}))
+
+
+def in_child(name: str, directory: Path) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.maintenance", "--child", name, "--directory", str(directory)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def bench_compaction(directory: Path, arguments: argparse.Namespace) -> list[bool]:
+    ours, theirs, peaks = [], [], []
+    for turn in range(arguments.rounds):
+        place = directory / f"compaction-{turn}"
+        with opened(place) as (_, client):
+            shard = client.create_shard(NAME, WIDE.arrow, WIDE.key)
+            for batch in range(arguments.batches):
+                table = updates(arguments.rows // arguments.batches, batch, arguments.rows * 2 // 5)
+                shard.compare_and_append(table, batch, batch + 1)
+            shard.downgrade_since(arguments.batches - 1)
+        theirs.append(in_child("duckdb", place)["seconds"])
+        measured = in_child("merge", place)
+        ours.append(measured["seconds"])
+        peaks.append(measured["peak_mib"])
+    ratio = median(theirs) / median(ours)
+    print(f"compaction of {arguments.rows} updates: {median(ours):.2f} s, DuckDB {median(theirs):.2f} s")
+    return [
+        bar("compaction, times the speed of DuckDB", ratio, ">= 1.2"),
+        bar("compaction, peak MiB", max(peaks), f"<= {BUDGET // MIB + 300}"),
+    ]
+
+
+# --- small appends
+
+
+@dataclass
+class Watched:
+    """What was seen of one shard while it was written."""
+
+    seconds: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    appended: int = 0
+
+    def append(self, shard: Shard, table: pa.Table, location: Location) -> None:
+        start = time.perf_counter()
+        shard.insert(table)
+        self.seconds.append(time.perf_counter() - start)
+        self.appended += table.num_rows
+        state = location.machine(NAME).state()
+        self.batches.append(sum(1 for batch in state.trace.batches if batch.runs))
+        self.rows.append(state.trace.rows)
+
+
+@contextmanager
+def maintained(directory: Path) -> Iterator[dict[str, Any]]:
+    """A compactor and collector process beside, as a server starts it. Its figures are there when it has ended."""
+    command = [sys.executable, "-m", "persist.cli", "compactor", "--gc", "--dir", str(directory), "--nice", "5"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    process.stderr.readline()
+    figures: dict[str, Any] = {}
+    try:
+        yield figures
+    finally:
+        process.terminate()
+        out, complaints = process.communicate()
+        print(complaints, end="", file=sys.stderr)
+    figures.update(json.loads(out))
+
+
+def small_rows(number: int) -> pa.Table:
+    keys = [f"{(number * 7919 + row * 104_729) % 10_000_019:016d}" for row in range(100)]
+    return pa.table({"k": keys, "v": list(range(100)), "s": [f"value of row {row:016d} of 100" for row in range(100)]})
+
+
+def bench_appends(directory: Path, arguments: argparse.Namespace) -> list[bool]:
+    alone, beside = Watched(), Watched()
+    with (
+        opened(directory / "alone") as (quiet, quiet_client),
+        opened(directory / "beside") as (busy, busy_client),
+        maintained(directory / "beside") as figures,
+    ):
+        quiet_shard = quiet_client.create_shard(NAME, SMALL, ["k"])
+        busy_shard = busy_client.create_shard(NAME, SMALL, ["k"])
+        for start in range(0, arguments.appends, SLICE):
+            count = min(SLICE, arguments.appends - start)
+            if start < arguments.appends // 10:  # enough to know its p99, and few enough for what nobody merges
+                for number in range(start, start + count):
+                    alone.append(quiet_shard, small_rows(number), quiet)
+            for number in range(start, start + count):
+                beside.append(busy_shard, small_rows(number), busy)
+        state = settled(busy)
+        space = stored_bytes(busy, state) / consolidated_bytes(directory, busy, state)
+    amplification = figures["shards"][NAME]["write_amplification"]
+    print(
+        f"{arguments.appends} appends: p50 {1000 * median(beside.seconds):.2f} ms, "
+        f"p99 alone {1000 * percentile(alone.seconds, 0.99):.2f} ms, "
+        f"maintained {1000 * percentile(beside.seconds, 0.99):.2f} ms; batches p50 {median(beside.batches):.0f}, "
+        f"p99 {percentile(beside.batches, 0.99)}, at rest {len(state.trace.batches)}"
+    )
+    p99 = percentile(beside.seconds, 0.99) / percentile(alone.seconds, 0.99)
+    return [
+        bar("small appends, most batches in state", max(beside.batches), "<= 40"),
+        bar("small appends, write amplification", amplification, "<= 8"),
+        bar("small appends, space at rest against consolidated", space, "<= 1.3"),
+        bar("small appends, writer's p99 against no maintenance", p99, "<= 2"),
+    ]
+
+
+def settled(location: Location) -> State:
+    """The State once nobody has anything to do any more."""
+    machine = location.machine(NAME)
+    deadline = time.monotonic() + QUIET_S
+    seqno, since = machine.refresh().seqno, time.monotonic()
+    while time.monotonic() < deadline and time.monotonic() - since < 15:
+        time.sleep(0.5)
+        if (now := machine.refresh().seqno) != seqno:
+            seqno, since = now, time.monotonic()
+    return machine.refresh()
+
+
+def stored_bytes(location: Location, state: State) -> int:
+    """Bytes of rows that are kept: all parts in the blob store, named or not, and the inline ones."""
+    blobs = sum(stat.size for stat in location.blob.list(f"{state.shard_id}/") if not is_rollup_key(stat.key))
+    return blobs + state.trace.inline_bytes
+
+
+def consolidated_bytes(directory: Path, location: Location, state: State) -> int:
+    """What the same rows take as one run, merged by hand."""
+    with opened(directory / "consolidated") as (_, client):
+        record = state.schemas[state.schema_id]
+        shard = client.create_shard(NAME, pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
+        source = Client(EmbeddedTransport(location)).shard(NAME).snapshot()
+        with source:
+            runs = shard.open_writer().stage(source.batches(), 0)
+    return sum(part.size for run in runs for part in run.parts)
+
+
+# --- updates
+
+
+def bench_updates(directory: Path, arguments: argparse.Namespace) -> list[bool]:
+    """1,000 keys updated for ever, 100 at a time, since following upper."""
+    keys, step = 1_000, 100
+    seen = Watched()
+    with (
+        opened(directory / "updates") as (location, client),
+        maintained(directory / "updates"),
+    ):
+        shard = client.create_shard(NAME, SMALL, ["k"])
+        shard.insert(fresh_rows(keys))
+        values = [0] * keys
+        for number in range(arguments.updates // step):
+            taken = [(number * step + n) % keys for n in range(step)]
+            table = changes(taken, values)
+            for key in taken:
+                values[key] += 1
+            seen.append(shard, table, location)
+            if number % 5 == 4:
+                shard.downgrade_since(number)
+        settled(location)
+    print(f"{arguments.updates} updates: rows p50 {median(seen.rows):.0f}, p99 {percentile(seen.rows, 0.99)}")
+    return [bar("updates, most rows against live rows", max(seen.rows) / keys, "<= 3")]
+
+
+def fresh_rows(keys: int) -> pa.Table:
+    return pa.table({"k": [f"{key:016d}" for key in range(keys)], "v": [0] * keys, "s": [f"value {0:026d}"] * keys})
+
+
+def changes(keys: list[int], values: list[int]) -> pa.Table:
+    """Every key's old row retracted, its new one inserted."""
+    rows = [(key, values[key] + new, 1 if new else -1) for key in keys for new in (0, 1)]
+    return pa.table(
+        {
+            "k": [f"{key:016d}" for key, _, _ in rows],
+            "v": [value for _, value, _ in rows],
+            "s": [f"value {value:026d}" for _, value, _ in rows],
+            "__diff": [diff for _, _, diff in rows],
+        }
+    )
+
+
+BENCHES: dict[str, Callable[[Path, argparse.Namespace], list[bool]]] = {
+    "compaction": bench_compaction,
+    "appends": bench_appends,
+    "updates": bench_updates,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--batches", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--appends", type=int, default=100_000)
+    parser.add_argument("--updates", type=int, default=1_000_000)
+    parser.add_argument("--only", nargs="*", choices=list(BENCHES), default=list(BENCHES))
+    parser.add_argument("--child", choices=["merge", "duckdb"])
+    parser.add_argument("--directory", type=Path)
+    arguments = parser.parse_args()
+    if arguments.child:
+        {"merge": merge_child, "duckdb": duckdb_child}[arguments.child](arguments.directory)
+        return
+    results: list[bool] = []
+    with tempfile.TemporaryDirectory() as name:
+        for bench in arguments.only:
+            results += BENCHES[bench](Path(name), arguments)
+    print(f"{sum(results)} of {len(results)} bars hold")
+
+
+if __name__ == "__main__":
+    main()
