@@ -523,21 +523,23 @@ def _listen(host: Host, shard: Shard, as_of: int | None) -> None:
     for _ in range(host.random.randrange(2, 12)):
         if host.run.stopping:
             break
-        before = listen.frontier.element
+        before = at = listen.frontier.element
         assert before is not None
         found: dict[tuple[str, int, int], int] = {}
+        partial: dict[tuple[str, int, int], int] = {}
         try:
             for event in listen.next_events(host.random.choice((0.2, 1.0, 5.0))):
-                expect(event.lower.element == before, "listen", f"an event begins at {event.lower}, not {before}")
+                expect(event.lower.element == at, "listen", f"an event begins at {event.lower}, not {at}")
                 columns = [event.updates.column(n).to_pylist() for n in ("k", "v", "__time", "__diff")]
                 for key, value, time, diff in zip(*columns, strict=True):
-                    found[key, value, time] = found.get((key, value, time), 0) + diff
+                    partial[key, value, time] = partial.get((key, value, time), 0) + diff
+                if event.upper != event.lower:
+                    found.update(partial)
+                    partial, at = {}, event.upper.element
                 host.sleep(host.random.choice((0.0, 0.1, 1.0)))
         except WEATHER:
-            host.run.path("listen failed")
-            expect(listen.frontier.element in (before, _closed(listen)), "listen", "a failed step moved the frontier")
-            if listen.frontier.element == before:
-                continue  # the step counts for nothing: it comes again
+            host.run.path("listen failed")  # what came of an unfinished step counts for nothing: it comes again
+        expect(listen.frontier.element == at, "listen", f"events end at {at}, the frontier is {listen.frontier}")
         after = listen.frontier.element
         assert after is not None
         if after != before:
@@ -548,12 +550,6 @@ def _listen(host: Host, shard: Shard, as_of: int | None) -> None:
         host.sleep(host.random.choice((0.1, 0.1, 2.5)))
     if host.random.random() < 0.7:
         listen.close()
-
-
-def _closed(listen: Any) -> int | None:
-    """The frontier after a step all of whose events were taken, though giving up its past then failed."""
-    element: int | None = listen.frontier.element
-    return element
 
 
 def holder(host: Host) -> None:

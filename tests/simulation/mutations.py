@@ -1,11 +1,303 @@
-"""Builds that are broken on purpose: the proof that the checkers can fail."""
+"""Builds that are broken on purpose: the proof that the checkers can fail.
+
+Each mutation is a mistake that somebody could make, as small as possible, switched on for one run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
-MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {}
+import pyarrow.compute as pc
+
+import compactor.gc
+import compactor.orphans
+import persist.listening
+import persist.machine
+import persist.reading
+import persist.sending
+import persist.transitions
+import persist.transitions.readers
+import persist.writing
+from compactor.engine import LocalEngine
+from compactor.gc import Collector
+from compactor.orphans import Sweeper
+from persist import commands as c
+from persist.antichain import Antichain, meet
+from persist.errors import Indeterminate, PersistError, Unavailable
+from persist.ids import SeqNo, Token
+from persist.listening import Listen
+from persist.machine import Machine
+from persist.parts import KeyRange, PartWriter
+from persist.parts.consolidate import Times
+from persist.state import State, held_since
+from persist.trace import Trace
+from persist.transitions import maintenance, writers
+from persist.transport import ViewRequest
+from tests.simulation.actors import WEATHER
+
+Broken = AbstractContextManager[Any]
+
+
+def gc_ignores_leases() -> Broken:
+    """The collector takes the newest rollup for its horizon, whatever readers hold."""
+
+    def horizon(self: Collector, state: State, first: SeqNo) -> SeqNo:
+        return max((seqno for seqno in state.rollups if seqno > first), default=first)
+
+    return patch.object(Collector, "_horizon", horizon)
+
+
+def gc_reads_beyond_its_horizon() -> Broken:
+    """The collector deletes what any later state diff says is gone."""
+    real = Collector._gone
+    return patch.object(Collector, "_gone", lambda self, machine, first, last: real(self, machine, first, SeqNo(10**9)))
+
+
+def gc_forgets_the_rollup_of_the_log() -> Broken:
+    """Rollups up to the horizon are forgotten, with the one at which the log begins."""
+    real = maintenance.remove_rollups
+    return _transition(c.RemoveRollups, lambda s, command, x: real(s, replace(command, below=command.below.next()), x))
+
+
+def sweep_ignores_age() -> Broken:
+    """The sweep takes what nothing names, however young and whoever may be about to name it."""
+    return _both(
+        patch.object(Sweeper, "_is_young", lambda self, stat: False),
+        patch.object(compactor.orphans, "_writer_of", lambda key: None),
+    )
+
+
+def merge_applied_by_time_bounds() -> Broken:
+    """A merge replaces the batches that some of its inputs are in, though others are gone; claims do not matter."""
+    real = Trace.covering
+
+    def covering(self: Trace, part_ids: frozenset[str]) -> tuple[int, int] | None:
+        here = part_ids & {part.id for part in self.parts()}
+        return real(self, here) if here else None
+
+    return _both(
+        patch.object(Trace, "covering", covering), patch.object(maintenance, "_may_apply", lambda *_: True)
+    )
+
+
+def merge_beyond_since() -> Broken:
+    """Compaction advances times one beyond since."""
+    real = LocalEngine.merge
+    return patch.object(
+        LocalEngine, "merge", lambda self, job, keep: real(self, replace(job, since=job.since + 1), keep)
+    )
+
+
+def merge_drops_retractions() -> Broken:
+    """Compaction keeps insertions only."""
+    real = PartWriter.write
+    return patch.object(
+        PartWriter, "write", lambda self, table: real(self, table.filter(pc.greater(table.column("__diff"), 0)))
+    )
+
+
+def retry_without_token() -> Broken:
+    """Every retry is a new command."""
+
+    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
+        deadline = transport.clock.monotonic() + retry_s
+        while True:
+            try:
+                return transport.apply(name, command)
+            except WEATHER:
+                if transport.clock.monotonic() > deadline:
+                    raise
+                transport.clock.sleep(0.1)
+                if hasattr(command, "token"):
+                    command = replace(command, token=Token.mint(transport.ids))
+
+    return _both(
+        patch.object(persist.writing, "send", send),
+        # Without this the committer settles nearly every unknown outcome before anybody has to retry.
+        patch.object(Machine, "_is_ours", _give_up),
+    )
+
+
+def unknown_told_as_not_done() -> Broken:
+    """The committer says "it did not happen" where nobody knows."""
+    real = Machine._compare_and_set
+
+    def compare_and_set(self: Machine, *arguments: Any) -> bool:
+        try:
+            return real(self, *arguments)
+        except Indeterminate as error:
+            raise Unavailable(str(error)) from error
+
+    def is_ours(self: Machine, *_: Any) -> bool:
+        raise Unavailable("the outcome of a commit could not be read")
+
+    return _both(
+        patch.object(Machine, "_compare_and_set", compare_and_set), patch.object(Machine, "_is_ours", is_ours)
+    )
+
+
+def lost_race_taken_for_won() -> Broken:
+    """Another's commit at the seqno counts as one's own."""
+    return patch.object(Machine, "_is_ours", lambda self, change, deadline: True)
+
+
+def refresh_from_the_cache() -> Broken:
+    """Reads are answered from the cached State, however old."""
+    real = Machine.refresh
+    return patch.object(Machine, "refresh", lambda self: self._state or real(self))
+
+
+def expiry_moves_since() -> Broken:
+    """Forgetting a lapsed reader lets since jump to what the others hold."""
+    real = persist.machine.expire_lapsed
+
+    def expire_lapsed(state: State, now_ms: int) -> State:
+        expired = real(state, now_ms)
+        if expired.leased_readers is state.leased_readers:
+            return expired
+        return replace(expired, since=max(expired.since, held_since(expired)))
+
+    return patch.object(persist.machine, "expire_lapsed", expire_lapsed)
+
+
+def since_ignores_leased_readers() -> Broken:
+    """Since is the meet of what critical readers hold; leased ones are overlooked."""
+
+    def held(state: State) -> Antichain:
+        holds = [reader.since for reader in state.critical_readers.values()]
+        return meet(holds) if holds else state.since
+
+    return patch.object(persist.transitions.readers, "held_since", held)
+
+
+def listen_downgrades_before_reading() -> Broken:
+    """A listener gives up its hold on the parts that it is about to read."""
+    real = persist.listening.kept
+
+    def kept(pieces: Any, lease: Any) -> Any:
+        view = lease._transport.view(lease._name, ViewRequest(with_batches=False))
+        lease.downgrade(max(lease.since, Antichain(max(0, (view.upper.element or 1) - 1))), view.seqno)
+        return real(pieces, lease)
+
+    return patch.object(persist.listening, "kept", kept)
+
+
+def listen_moves_before_reading() -> Broken:
+    """A listener's frontier is beyond the updates that it failed to read."""
+    real = Listen.next_events
+
+    def next_events(self: Listen, timeout_s: float) -> Iterator[Any]:
+        try:
+            yield from real(self, timeout_s)
+        except WEATHER:
+            element = self.frontier.element
+            self.frontier = Antichain(None if element is None else element + 1)
+            raise
+
+    return patch.object(Listen, "next_events", next_events)
+
+
+def snapshot_not_clipped() -> Broken:
+    """A snapshot shows the later updates of a batch that reaches beyond its time."""
+    return patch.object(Times, "snapshot", classmethod(lambda cls, as_of: cls(advance=as_of)))
+
+
+def snapshot_does_not_wait() -> Broken:
+    """A snapshot is read before its time is complete."""
+
+    def at_once(transport: Any, name: str, as_of: int, lease: Any, wait_s: float) -> Any:
+        return transport.view(name, ViewRequest())
+
+    return patch.object(persist.reading, "wait_for_upper", at_once)
+
+
+def splits_overlap() -> Broken:
+    """Every split of a snapshot has all keys."""
+
+    def plan_splits(runs: Any, num_splits: int, *_: Any, **__: Any) -> list[KeyRange]:
+        return [KeyRange(None, None)] * num_splits
+
+    return patch.object(persist.reading, "plan_splits", plan_splits)
+
+
+def append_not_clipped() -> Broken:
+    """What another replica has written already is written again."""
+    return patch.object(writers, "_clipped", lambda runs, lower: tuple(runs))
+
+
+def insert_joins_what_was_seen() -> Broken:
+    """An insert joins the last batch though that was committed before."""
+    real = writers.insert
+
+    def insert(state: State, command: c.Insert, context: Any) -> Any:
+        element = state.upper.element
+        last = state.trace.batches[-1] if state.trace.batches else None
+        if element and last is not None and last.runs and last.desc.lower == Antichain(element - 1):
+            context = replace(context, inserted_at=element - 1)
+        return real(state, command, context)
+
+    return _transition(c.Insert, insert)
+
+
+def refused_but_done() -> Broken:
+    """An append is committed although the expected upper was wrong: its rows go to where the upper is."""
+    real = writers.compare_and_append
+
+    def compare_and_append(state: State, command: c.CompareAndAppend, context: Any) -> Any:
+        try:
+            return real(state, command, context)
+        except PersistError:
+            if not state.upper < command.new_upper or command.expected_upper > state.upper or command.runs:
+                raise
+            return real(state, replace(command, expected_upper=state.upper), context)
+
+    return _transition(c.CompareAndAppend, compare_and_append)
+
+
+def _give_up(self: Machine, *_: Any) -> bool:
+    raise Indeterminate("the outcome of a commit stays unread")
+
+
+def _transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Broken:
+    return patch.dict(persist.transitions._TRANSITIONS, {kind: broken})
+
+
+@contextmanager
+def _both(first: Broken, second: Broken) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+MUTATIONS: dict[str, Callable[[], Broken]] = {
+    broken.__name__: broken
+    for broken in (
+        gc_ignores_leases,
+        gc_reads_beyond_its_horizon,
+        gc_forgets_the_rollup_of_the_log,
+        sweep_ignores_age,
+        merge_applied_by_time_bounds,
+        merge_beyond_since,
+        merge_drops_retractions,
+        retry_without_token,
+        unknown_told_as_not_done,
+        lost_race_taken_for_won,
+        refresh_from_the_cache,
+        expiry_moves_since,
+        since_ignores_leased_readers,
+        listen_downgrades_before_reading,
+        listen_moves_before_reading,
+        snapshot_not_clipped,
+        snapshot_does_not_wait,
+        splits_overlap,
+        append_not_clipped,
+        insert_joins_what_was_seen,
+        refused_but_done,
+    )
+}
 
 
 @contextmanager

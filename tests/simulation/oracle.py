@@ -73,6 +73,7 @@ class ShardTruth:
     dead_parts: set[str] = field(default_factory=set)
     updates: list[Update] = field(default_factory=list)
     landed: dict[str, Write | None] = field(default_factory=dict)
+    first: int = 1  # the seqno at which the live log begins
     since_asked: Antichain = MINIMUM
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
 
@@ -153,6 +154,8 @@ class Oracle:
         for key in left:
             truth.gone_at[key] = int(new.seqno)
         truth.named = now
+        begins = truth.first in {int(seqno) for seqno in new.rollups}
+        expect(begins, "log", f"the log of {truth.name} begins at v{truth.first}, whose rollup {new.seqno} forgets")
         parts = {part.id for part in new.trace.parts()}
         back = parts & truth.dead_parts
         expect(not back, "single-use", f"parts {back} came back to {truth.name} at {new.seqno}")
@@ -240,6 +243,7 @@ class Oracle:
 
     def truncated(self, name: str, seqno: int) -> None:
         truth = self.shards[name]
+        truth.first = seqno
         self.note(f"truncate {name} to v{seqno}")
         self.paths["log truncated"] += 1
         rollup = next((r for s, r in truth.state.rollups.items() if s == seqno), None)
