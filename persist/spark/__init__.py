@@ -1,5 +1,6 @@
-"""PySpark: `format("persist")`, a Python data source for batch reads and writes. The map is in the README."""
+"""PySpark: `format("persist")`, a Python data source for batch and streams, and `table`, its native twin."""
 
+from persist.spark.native import table
 from persist.spark.source import PersistDataSource
 
-__all__ = ["PersistDataSource"]
+__all__ = ["PersistDataSource", "table"]
