@@ -61,11 +61,7 @@ def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, tuple[
     try:
         schemas = job.decoded()
         reader = PartReader(blob, schemas, schemas[job.schema_id])
-        parts = merge_range(job, key_range, schemas, reader, blob, SystemIds(), settings, _alone),
-            settings.part_bytes_target,
-            settings.memory_bytes,
-            _alone,
-        )
+        parts = merge_range(job, key_range, schemas, reader, blob, SystemIds(), settings, _alone)
         return number, tuple(parts)
     finally:
         blob.close()
