@@ -112,7 +112,8 @@ def _maintenance(arguments: argparse.Namespace, settings: ServerSettings) -> lis
     command = supervise.child_command(directory=where.directory, blob=where.blob, consensus=where.consensus)
     if command is None:
         return []
-    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, env=_environment(arguments))]
+    # Our own output is the URL alone: what maintenance says goes to standard error.
+    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=_environment(arguments))]
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""Inline rows leave the State: nothing changes but where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from persist import commands as c
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.handles import Shard
+from persist.location import Location
+from rpc.flushing import InlineFlusher, flushed
+from tests.support.location import memory_location
+
+SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+
+
+@pytest.fixture
+def location() -> Iterator[Location]:
+    opened = memory_location()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def shard(location: Location) -> Shard:
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    for n in range(20):
+        shard.insert([{"id": f"k{n % 5}", "amount": n}])
+    shard.insert([{"id": "k0", "amount": 0, "__diff": -1}])
+    return shard
+
+
+def contents(shard: Shard, as_of: int) -> list[dict[str, object]]:
+    return shard.snapshot(as_of).to_arrow().to_pylist()
+
+
+def test_every_read_answers_as_before(location: Location, shard: Shard) -> None:
+    before = [contents(shard, as_of) for as_of in range(21)]
+    machine = location.machine("orders")
+    command = flushed(machine.state(), location)
+    assert command is not None
+    assert machine.apply(command) == c.MergeApplied(True)
+    assert machine.state().trace.inline_bytes == 0
+    assert [contents(shard, as_of) for as_of in range(21)] == before
+
+
+def test_writes_that_come_meanwhile_stay(location: Location, shard: Shard) -> None:
+    machine = location.machine("orders")
+    command = flushed(machine.state(), location)
+    assert command is not None
+    shard.insert([{"id": "late", "amount": 1}])
+    assert machine.apply(command) == c.MergeApplied(True)
+    assert {"id": "late", "amount": 1, "__diff": 1} in contents(shard, 21)
+    assert machine.state().trace.inline_bytes > 0
+
+
+def test_a_flush_that_another_was_quicker_than_changes_nothing(location: Location, shard: Shard) -> None:
+    machine = location.machine("orders")
+    first, second = flushed(machine.state(), location), flushed(machine.state(), location)
+    assert first is not None
+    assert second is not None
+    machine.apply(first)
+    state = machine.state()
+    assert machine.apply(second) == c.MergeApplied(False)
+    assert machine.state() is state
+
+
+def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Location, shard: Shard) -> None:
+    machine = location.machine("orders")
+    command = flushed(machine.state(), location)
+    assert command is not None
+    machine.apply(command)
+    assert flushed(machine.state(), location) is None
+
+
+def test_a_busy_shard_is_flushed_and_a_quiet_one_is_not(location: Location, shard: Shard) -> None:
+    flusher = InlineFlusher(location)
+    flusher.consider(location.machine("orders"))
+    flusher.close()
+    assert flusher.flushes == 0
+    flusher = InlineFlusher(location)
+    while location.machine("orders").state().trace.inline_bytes * 4 < 1024 * 1024:
+        shard.insert([{"id": "x" * 30_000, "amount": 1}])
+    flusher.consider(location.machine("orders"))
+    flusher.close()
+    assert flusher.flushes == 1
+    assert location.machine("orders").state().trace.inline_bytes == 0

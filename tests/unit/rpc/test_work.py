@@ -1,0 +1,96 @@
+"""Commands on the event loop: a caller who goes away disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from persist import commands as c
+from persist.antichain import Antichain
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.errors import Overloaded
+from persist.transport import ViewRequest
+from rpc.settings import Limits
+from rpc.watching import Watcher
+from rpc.work import Work
+from tests.support.location import memory_location
+
+SCHEMA = pa.schema([("id", pa.string())])
+
+
+def test_a_cancelled_caller_takes_nobody_with_it() -> None:
+    location = memory_location()
+    Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    machine = location.machine("orders")
+
+    async def scene() -> list[object]:
+        work = Work(Limits())
+        calls = [asyncio.ensure_future(work.apply(machine, c.AdvanceUpper(Antichain(n)))) for n in range(1, 21)]
+        await asyncio.sleep(0)
+        for call in calls[::2]:
+            call.cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        work.close()
+        return results
+
+    results = asyncio.run(scene())
+    assert all(isinstance(result, c.Appended) for result in results[1::2])
+    assert location.machine("orders").refresh().upper == Antichain(20)
+    location.close()
+
+
+def test_work_beyond_the_limit_is_refused_at_once() -> None:
+    async def scene() -> None:
+        work = Work(Limits(io_queue_max=1))
+        first = asyncio.ensure_future(work.run(lambda: 7))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await work.run(lambda: 8)
+        assert await first == 7
+        assert await work.run(lambda: 9) == 9
+        work.close()
+
+    asyncio.run(scene())
+
+
+def test_a_thousand_waits_need_no_thread_each_and_all_end_with_the_commit() -> None:
+    location = memory_location()
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+
+    async def scene() -> set[int | None]:
+        work = Work(Limits(io_threads=2))
+        watcher = Watcher(location, work)
+        request = ViewRequest(past=0, timeout_s=60, min_seqno=1)
+        waits = [asyncio.ensure_future(watcher.state("orders", request)) for _ in range(1_000)]
+        while watcher.waiting < 1_000:
+            await asyncio.sleep(0)
+        await work.run(shard.insert, [{"id": "a"}])
+        uppers = {state.upper.element for state in await asyncio.gather(*waits)}
+        assert watcher.waiting == 0
+        watcher.stop()
+        work.close()
+        return uppers
+
+    assert asyncio.run(scene()) == {1}
+    location.close()
+
+
+def test_stopping_ends_waits_with_what_there_is() -> None:
+    location = memory_location()
+    Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+
+    async def scene() -> None:
+        work = Work(Limits())
+        watcher = Watcher(location, work)
+        wait = asyncio.ensure_future(watcher.state("orders", ViewRequest(past=0, timeout_s=3600, min_seqno=1)))
+        while watcher.waiting < 1:
+            await asyncio.sleep(0)
+        watcher.stop()
+        assert (await wait).upper == Antichain(0)
+        work.close()
+
+    asyncio.run(scene())
+    location.close()
