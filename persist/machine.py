@@ -262,6 +262,8 @@ class Machine:
                 pending.wake(pending)
             if following is not None:
                 following.wake(following)
+        if committed is None and any(isinstance(pending.error, Overloaded) for pending in group):
+            committed = self._state  # what is refused until a flush succeeds must not wait for a commit to ask for one
         if committed is not None:
             self._maintain(committed)
 

@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
+from blob.errors import BlobUnavailable
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist import commands as c
 from persist.attribute import AttributeKey, AttributeUpdate
-from persist.errors import AttributeMismatch, Corruption
+from persist.errors import AttributeMismatch, Corruption, Overloaded
 from persist.ids import Token, WriterId
 from persist.location import Location
 from persist.machine import Machine
@@ -166,6 +167,37 @@ def test_a_chunk_that_the_newest_state_names_must_be_there(world: World) -> None
     world.locations[1].nodes.clear()
     with pytest.raises(Corruption, match="lost a chunk"):
         world.read(1, key(1))
+
+
+def test_a_full_state_is_flushed_once_the_store_is_back() -> None:
+    class Broken(MemoryBlob):
+        broken = True
+
+        def put(self, key: str, data: bytes | memoryview) -> None:
+            if self.broken and key.endswith(".nodes"):
+                raise BlobUnavailable("the store is away")
+            super().put(key, data)
+
+    blob = Broken()
+    location = memory_location(blob=blob, policy=Policy(attributes_flush_at=5, attributes_overlay_max=5))
+    machine, writer = location.machine(NAME), WriterId(numbered("w", 1))
+    machine.create(initial_state(NAME, SCHEMA, 0))
+    machine.apply(c.RegisterWriter(writer, 3_600_000))
+
+    def set_attribute(number: int) -> None:
+        updates = (AttributeUpdate.replace(key(number), number),)
+        machine.apply(c.UpdateAttributes(writer, Token.mint(location.ids), updates))
+
+    for number in range(1, 6):
+        set_attribute(number)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            set_attribute(6)
+    blob.broken = False
+    with pytest.raises(Overloaded):
+        set_attribute(6)  # this refusal asks for the flush
+    set_attribute(6)
+    assert machine.refresh().attribute_root.count == 5
 
 
 def test_dropping_a_shard_lets_its_index_go(world: World) -> None:
