@@ -11,7 +11,7 @@ import pytest
 from persist import commands as c
 from persist.antichain import Antichain
 from persist.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.ids import ReaderId
+from persist.ids import ReaderId, Token, WriterId
 from rpc.auth import LOOK_AGAIN_S, Tokens, mint, scope_of
 
 
@@ -144,5 +144,7 @@ def test_commands_need_the_scope_of_what_they_do() -> None:
     reader = ReaderId("r" + "0" * 32)
     assert scope_of(c.HeartbeatReader(reader)) == "read"
     assert scope_of(c.AdvanceUpper(Antichain(1))) == "write"
+    assert scope_of(c.ReadAttributes(())) == "read"
+    assert scope_of(c.UpdateAttributes(WriterId("w" + 32 * "0"), Token("i" + 32 * "0"), ())) == "write"
     assert scope_of(c.Drop()) == "admin"
     assert scope_of(c.ReleaseClaim("merge", "x")) == "admin"
