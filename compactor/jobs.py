@@ -9,6 +9,7 @@ from compactor.gc import Collector
 from compactor.loop import Job
 from compactor.merge import claim_is_for_merge
 from compactor.worker import Worker
+from persist.errors import PersistError
 from persist.location import Location
 from persist.state import State
 
@@ -41,9 +42,13 @@ def gc_job(location: Location, collector: Collector, *, epochs_max: int = 3, eve
         if len(last) > collector.settings.shards_max:
             last.clear()
         last[name] = now
-        for _ in range(epochs_max):
-            if collector.run(name).done:
-                break
+        try:
+            for _ in range(epochs_max):
+                if collector.run(name).done:
+                    break
+        except PersistError:
+            collector.metrics.add(gc_failed=1)
+            raise
         return _gc_again_s(location, location.machine(name).state())
 
     return collect
