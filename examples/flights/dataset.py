@@ -60,18 +60,18 @@ END = minute(2014, 1, 3)
 MONTHS = tuple((minute(2013, m, 1), minute(2013, m + 1, 1) if m < 12 else END) for m in range(1, 13))
 MONTH_NAMES = tuple(f"{date(2013, m, 1):%B}" for m in range(1, 13))
 
-# When the board is looked at. History before FORGOTTEN is given up later on; the second half stays readable.
+# When the board is looked at. History before FORGOTTEN is given up later on; the last four stay readable.
 BOARD_TIMES = (
     minute(2013, 1, 1, 12),
     minute(2013, 2, 8, 16),  # the blizzard: the most cancellations of the year
     minute(2013, 3, 31, 20),
     minute(2013, 5, 23, 18, 30),  # thunderstorms
-    minute(2013, 7, 1, 17, 15),
+    minute(2013, 8, 16, 17, 15),
     minute(2013, 9, 12, 20, 45),
     minute(2013, 11, 27, 17),  # the day before Thanksgiving
     minute(2013, 12, 31, 23, 59),
 )
-FORGOTTEN = minute(2013, 7, 1)
+FORGOTTEN = minute(2013, 8, 1)
 
 
 def _data() -> Path:

@@ -25,7 +25,7 @@ def main() -> None:
     arguments = parser.parse_args()
     spark = session("flights: writer", arguments.cores, arguments.scratch)
     emit("started")
-    updates = updates_of(read_flights(spark, arguments.csv)).repartition(arguments.cores).persist()
+    updates = updates_of(read_flights(spark, arguments.csv)).persist()
     counts = _counts(updates)
     emit("ready", updates=counts)
     for number, (lower, upper) in enumerate(MONTHS):
