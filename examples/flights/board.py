@@ -16,8 +16,8 @@ from typing import Any
 from examples.flights.processes import emit
 from examples.flights.spark import session
 
-# How long a plan of Spark's holds its snapshot after the last read: short, so that GC is not kept waiting. Where starting
-# Python for the first read takes longer than that, the board is planned once more.
+# How long a plan of Spark's holds its snapshot after the last read: short, so that GC is not kept waiting. Where
+# starting Python for the first read takes longer than that, the board is planned once more.
 LEASES_S = (30, 300)
 
 
