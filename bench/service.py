@@ -172,7 +172,9 @@ def _listening(root: Path, rounds: int, consensus: str | None) -> tuple[float, f
         parent.recv()
         sent, took = [], []
         writer = shard.open_writer()
-        for number in range(rounds):
+        writer.compare_and_append(rows, 0, 1)
+        parent.recv()  # both ends have done once what they do from now on
+        for number in range(1, rounds + 1):
             sent.append(time.monotonic())
             writer.compare_and_append(rows, number, number + 1)
             took.append(time.monotonic() - sent[-1])
@@ -189,10 +191,13 @@ def _listening(root: Path, rounds: int, consensus: str | None) -> tuple[float, f
 
 def _listener(url: str, name: str, rounds: int, pipe: Any) -> None:
     arrived: list[float] = []
-    with persist.connect(url) as client, client.shard(name).listen(None, until=rounds) as listen:
+    with persist.connect(url) as client, client.shard(name).listen(None, until=rounds + 1) as listen:
         pipe.send("ready")
         for event in listen:
             now = time.monotonic()
+            if event.lower.element == 0:
+                pipe.send("warm")
+                continue
             lower, upper = event.lower.element, event.upper.element
             assert lower is not None
             assert upper is not None
