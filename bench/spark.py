@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from bench.bars import bar, interleaved, median
 
 MEMORY_MIB = 1024
 SAMPLE_S = 0.1
-PARTS = ("write", "read", "stream")
+PARTS = ("write", "read", "stream", "kill")
 DDL = "k string, n bigint, v string"
 
 
@@ -32,6 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=lambda text: int(text.replace("_", "")), default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument("--directory", help="where to work; default a temporary directory")
     args = parser.parse_args()
@@ -47,6 +51,8 @@ def main() -> int:
                 held += bench.read()
             if "stream" in wanted:
                 held += bench.stream()
+            if "kill" in wanted:
+                held += bench.kill(args.kills)
         finally:
             bench.close()
     return 0 if all(held) else 1
@@ -177,8 +183,16 @@ class Bench:
             held += self.compare(
                 "read_one_column", lambda: noop(self.load(one)), lambda: noop(self.floor_load(files, one)), 0.8
             )
+            held += self.compare(
+                "native_read", lambda: noop(self.native()), lambda: noop(self.spark.read.parquet(*files)), 0.85
+            )
             snapshot.close()
         return held + self.memory("read")
+
+    def native(self) -> Any:
+        from persist.spark import table
+
+        return table(self.spark, "kept", url=self.url)
 
     def compare(self, name: str, ours: Callable[[], None], floor: Callable[[], None], want: float) -> list[bool]:
         ours()
@@ -215,6 +229,34 @@ class Bench:
         )
         print(f"micro-batch: shard to shard {ours:.0f} ms, rate to noop {noop_ms:.0f} ms")
         return [bar("spark_micro_batch_extra_ms", ours - noop_ms, "<= 150")]
+
+    def kill(self, kills: int) -> list[bool]:
+        """The streaming example, killed at random moments of source and sink: rows lost and rows doubled."""
+        from examples import streaming
+
+        checkpoints = self.directory / "killed"
+        command = [sys.executable, "-m", "examples.streaming", self.url, str(checkpoints), "--no-feed"]
+        commits = checkpoints / "copy" / "commits"
+        moments = random.Random(kills)
+        with persist.connect(self.url) as client:
+            for _ in range(kills):
+                streaming.feed(client, 10)
+                before = len(list(commits.glob("*")))
+                child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+                while child.poll() is None and len(list(commits.glob("*"))) == before:
+                    time.sleep(0.02)
+                time.sleep(moments.random() * 3)
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            orders, copied = (
+                Counter(row["number"] for row in client.shard(name).snapshot().to_arrow(expand=True).to_pylist())
+                for name in ("orders", "copied")
+            )
+        return [
+            bar("spark_kills_rows_lost", (orders - copied).total(), "<= 0"),
+            bar("spark_kills_rows_doubled", (copied - orders).total(), "<= 0"),
+        ]
 
     def micro_batches(self, frame: Any, start: Callable[[Any], Any], batches: int) -> float:
         """Median milliseconds of a micro-batch, the first few left out."""

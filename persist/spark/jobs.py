@@ -26,7 +26,7 @@ from persist.spark import executors, replacing
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import stored_schema
 from persist.state import SchemaRecord
-from persist.transport import Transport
+from persist.transport import ShardView, Transport
 from persist.writing import WriteHandle
 
 Runs = tuple[Run, ...]
@@ -79,9 +79,8 @@ class Job:
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
         _check_roles(schema, options)
         door = executors.transport(target.connection)
-        shard_schema = _found_or_created(target, options, schema)
-        _check_columns(schema, shard_schema, options, target.shard)
-        view = executors.view_of(target)
+        view = _found_or_created(target, options, schema)
+        _check_columns(schema, executors.current_schema(view), options, target.shard)
         record = view.schemas[view.schema_id]
         base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
         writer, token = WriterId.mint(door.ids), Token.mint(door.ids)
@@ -165,9 +164,9 @@ def progress_update(name: str, number: int) -> AttributeUpdate:
     return AttributeUpdate.replace_if_greater(AttributeKey.named(name), number)
 
 
-def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardSchema:
+def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:
     try:
-        found = executors.current_schema(executors.view_of(target))
+        view = executors.view_of(target)
     except UnknownShard:
         if options.key is None:
             raise InvalidUsage(
@@ -176,10 +175,12 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
             ) from None
         apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
         client = Client(executors.transport(target.connection), target.connection.handles)
-        return client.create_shard(target.shard, stored_schema(schema, apart), options.key).schema
-    if options.key is not None and options.key != found.key:
-        raise InvalidUsage(f"shard {target.shard!r} has the key ({listed(found.key)}), not ({listed(options.key)})")
-    return found
+        client.create_shard(target.shard, stored_schema(schema, apart), options.key)
+        return executors.view_of(target)
+    found = executors.current_schema(view).key
+    if options.key is not None and options.key != found:
+        raise InvalidUsage(f"shard {target.shard!r} has the key ({listed(found)}), not ({listed(options.key)})")
+    return view
 
 
 def _renamed(schema: StructType, options: WriteOptions) -> list[str]:

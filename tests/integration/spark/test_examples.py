@@ -1,0 +1,79 @@
+"""The example pipelines do what they say."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import batch_etl, change_capture, streaming
+
+pytestmark = pytest.mark.spark
+
+KILLS = 2  # bench/spark.py does it twenty times
+
+
+def test_batch_etl(spark: Any, client: Any, url: str) -> None:
+    total = sum(n % 7 for n in range(1000))
+    expected = [(day, 1000, total) for day in range(3)]
+    assert batch_etl.run(spark, url) == expected
+    assert batch_etl.run(spark, url) == expected  # every load of a day is recognised
+    assert client.shard("readings").snapshot().to_arrow().num_rows == 3000
+
+
+def test_change_capture(spark: Any, url: str) -> None:
+    people, told = change_capture.run(spark, url)
+    assert people == [("ann", "Narvik"), ("bob", "Bodo"), ("dan", "Oslo")]
+    assert told == [
+        ("ann", "Narvik", "insert", 2),
+        ("ann", "Oslo", "delete", 2),
+        ("bob", "Bergen", "delete", 1),
+        ("bob", "Bodo", "insert", 1),
+        ("dan", "Oslo", "insert", 2),
+        ("eve", "Troms", "delete", 1),
+    ]
+
+
+def test_streaming(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        streaming.feed(client, 3)
+        streaming.run(spark, url, str(tmp_path / "checkpoints"))
+        check(client)
+
+
+def check(client: Any) -> None:
+    """The copy and the totals are those of the orders."""
+    orders = client.shard("orders").snapshot().to_arrow(expand=True).to_pylist()
+    copied = client.shard("copied").snapshot().to_arrow(expand=True).to_pylist()
+    assert Counter(tuple(row.values()) for row in copied) == Counter(tuple(row.values()) for row in orders)
+    totals: Counter[str] = Counter()
+    for row in orders:
+        totals[row["customer"]] += row["amount"]
+    found = client.shard("totals").snapshot().to_arrow(expand=True).to_pylist()
+    assert {row["customer"]: row["total"] for row in found} == totals
+
+
+@pytest.mark.slow
+def test_drivers_killed_at_random_lose_nothing_and_double_nothing(client: Any, url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.streaming", url, str(tmp_path / "checkpoints"), "--no-feed"]
+    rng = random.Random(3)
+    for _ in range(KILLS):
+        streaming.feed(client, 6)
+        commits = tmp_path / "checkpoints" / "copy" / "commits"
+        before = len(list(commits.glob("*"))) if commits.exists() else 0
+        child = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        while child.poll() is None and (not commits.exists() or len(list(commits.glob("*"))) == before):
+            time.sleep(0.05)
+        time.sleep(rng.random())
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    check(client)
