@@ -65,7 +65,8 @@ class Child:
                 env=dict(environment),
                 start_new_session=True,
             )
-        threading.Thread(target=self._read, name=f"demo-{name}", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name=f"demo-{name}", daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -130,6 +131,11 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(STOP_S)
+        self._reader.join(STOP_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
 
     def failed(self, what: str) -> DemoFailed:
         log = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_SHOWN_CHARS:]

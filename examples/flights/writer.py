@@ -26,7 +26,7 @@ def main() -> None:
     spark = session("flights: writer", arguments.cores, arguments.scratch)
     emit("started")
     updates = updates_of(read_flights(spark, arguments.csv)).persist()
-    counts = _counts(updates)
+    counts = updates_by_month(updates)
     emit("ready", updates=counts)
     for number, (lower, upper) in enumerate(MONTHS):
         emit("begin", month=number)
@@ -36,7 +36,7 @@ def main() -> None:
     spark.stop()
 
 
-def _counts(updates: Any) -> list[int]:
+def updates_by_month(updates: Any) -> list[int]:
     """Updates of each month, as Spark counts them."""
     from pyspark.sql import functions as f
 
