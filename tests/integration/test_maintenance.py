@@ -216,7 +216,8 @@ def test_a_merge_of_twenty_times_its_budget_stays_within_it(tmp_path: Path) -> N
         )
         applied, grown = map(int, done.stdout.split())
         assert applied >= 1
-        assert grown <= budget + 150 * MIB, f"{grown / MIB:.0f} MiB for {total / MIB:.0f} MiB of rows"
+        # Beyond the budget: Arrow's own buffers, and one encoded row group (5 MiB here) for each of the runs.
+        assert 0 < grown <= budget + 340 * MIB < total, f"{grown / MIB:.0f} MiB for {total / MIB:.0f} MiB of rows"
         [batch] = client.transport.location.machine("wide").refresh().trace.batches  # type: ignore[attr-defined]
         assert batch.rows == number
         assert len(batch.runs) == 1
