@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -198,7 +198,10 @@ class S3Blob(Blob):
             return {"PartNumber": number, "ETag": part["ETag"]}
 
         try:
-            parts = list(self._pool().map(send, range(1, -(-len(body) // size) + 1)))
+            sending = [self._pool().submit(send, number) for number in range(1, -(-len(body) // size) + 1)]
+            # All of them have to be over before an abort, or a late part would outlive it.
+            wait(sending)
+            parts = [each.result() for each in sending]
             condition = {"IfNoneMatch": "*"} if self._conditional else {}
             self._calling(
                 name,

@@ -25,7 +25,15 @@ _SETTINGS = {
     "IllegalLocationConstraintException": "region",
 }
 _MISSING = {"NoSuchKey", "404", "NotFound", "InvalidRange", "416"}
-_FOR_NOW = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "QuotaExceeded"}
+_FOR_NOW = {
+    "NoSuchUpload",
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "QuotaExceeded",
+}
 
 _WRONG_SETUP = (
     boto.NoCredentialsError,
@@ -71,8 +79,10 @@ def _answer(error: boto.ClientError, key: str, url: str) -> BlobError | Refused:
         return Refused("race")
     if status == 501 and error.operation_name in ("PutObject", "CompleteMultipartUpload"):
         return Refused("unsupported")
+    if code in _FOR_NOW:
+        return BlobUnavailable(f"{url} refused for now: {code} {said.get('Message', '')}".rstrip())
     if code in _MISSING or status in (404, 416):
         return BlobNotFound(f"no blob {key}, or it ends before the range asked for ({code})")
-    if code in _FOR_NOW or status >= 500 or status in (408, 429) or status == 0:
+    if status >= 500 or status in (408, 429) or status == 0:
         return BlobUnavailable(f"{url} refused for now: {code} {said.get('Message', '')}".rstrip())
     return BlobMisconfigured(f"{url} refused {error.operation_name}: {code} {said.get('Message', '')}".rstrip())

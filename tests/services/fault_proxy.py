@@ -7,7 +7,7 @@
     swallow   requests reach the server, its replies are thrown away
 
 `hang` and then `cut` is a connection reset before the server saw the request; `swallow` and then `cut` is
-one reset after the server carried it out.
+one reset after the server carried it out. `upload_limit` resets a connection that has sent more bytes than that.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class FaultProxy:
     def __init__(self, target: int) -> None:
         self.target = target
         self.port = free_ports(1)[0]
+        self.upload_limit: int | None = None
         self._mode = "pass"
         self._cuts = 0
         self._live: dict[int, int] = {}
@@ -114,6 +115,7 @@ class FaultProxy:
                 self._changed.notify_all()
 
     def _forward(self, client: socket.socket, server: socket.socket, born: int) -> None:
+        sent = 0
         while self._cuts == born:
             if self._mode == "hang":
                 with self._changed:
@@ -126,6 +128,9 @@ class FaultProxy:
                 if not data:
                     return
                 if source is client:
+                    sent += len(data)
+                    if self.upload_limit is not None and sent > self.upload_limit:
+                        return
                     server.sendall(data)
                 elif self._mode != "swallow":
                     client.sendall(data)
