@@ -27,13 +27,15 @@ def test_a_child_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> N
 
 
 def test_children_are_stopped_when_the_demo_fails(tmp_path: Path) -> None:
-    def fails(children: Children) -> None:
-        started.append(children.start("server", "http.server", "--bind", "127.0.0.1", "0"))
-        raise DemoFailed("on purpose")
-
     started: list[Child] = []
-    with children_in(tmp_path) as children, pytest.raises(DemoFailed, match="on purpose"):
-        fails(children)
+
+    def fails() -> None:
+        with children_in(tmp_path) as children:
+            started.append(children.start("server", "http.server", "--bind", "127.0.0.1", "0"))
+            raise DemoFailed("on purpose")
+
+    with pytest.raises(DemoFailed, match="on purpose"):
+        fails()
     [child] = started
     assert child.process.returncode is not None
 
