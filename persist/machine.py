@@ -35,8 +35,10 @@ from persist.errors import (
     Unavailable,
     UnknownShard,
 )
+from persist.flushing import flushed
 from persist.ids import IdSource
 from persist.machine_metrics import MachineMetrics
+from persist.pending import Pending, inline_bytes
 from persist.spill import spilled
 from persist.state import Policy, State
 from persist.store_errors import translate
@@ -60,28 +62,6 @@ class MachineSettings:
 
     retry_s: float = 30.0
     check_all: bool = False
-
-
-class _Pending:
-    """A queued command. Woken once with its outcome, or before that to lead the next commit."""
-
-    __slots__ = ("command", "error", "result", "wake")
-
-    def __init__(self, command: c.Command, wake: Callable[[_Pending], None]) -> None:
-        self.command = command
-        self.wake = wake
-        self.result: c.Result | None = None
-        self.error: BaseException | None = None
-
-    @property
-    def answered(self) -> bool:
-        return self.result is not None or self.error is not None
-
-    def outcome(self) -> c.Result:
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
 
 
 class Machine:
@@ -112,7 +92,7 @@ class Machine:
         self._lock = threading.Lock()  # guards the queue and the cached State; never held across I/O
         self._refresh_lock = threading.Lock()  # so that many waiters make one read
         self._moved = threading.Condition(self._lock)
-        self._queue: deque[_Pending] = deque()
+        self._queue: deque[Pending] = deque()
         self._leading = False
         self._state: State | None = None
         self._rollup_under_way = False
@@ -201,7 +181,7 @@ class Machine:
         Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token.
         """
         woken = threading.Event()
-        pending = _Pending(command, lambda _: woken.set())
+        pending = Pending(command, lambda _: woken.set())
         if self._leading:  # whoever leads now should not have to read the index for us
             self._warm(command)
         if not self._enqueue(pending):
@@ -216,7 +196,7 @@ class Machine:
         future: Future[c.Result] = Future()
         future.set_running_or_notify_cancel()  # nobody may cancel it: others are committed with it
 
-        def wake(pending: _Pending) -> None:
+        def wake(pending: Pending) -> None:
             if not pending.answered:
                 run(self._lead)
             elif pending.error is not None:
@@ -224,12 +204,12 @@ class Machine:
             else:
                 future.set_result(pending.outcome())
 
-        pending = _Pending(command, wake)
+        pending = Pending(command, wake)
         if self._enqueue(pending):
             run(self._lead)
         return future
 
-    def _enqueue(self, pending: _Pending) -> bool:
+    def _enqueue(self, pending: Pending) -> bool:
         """Queue a command; whether it has to lead."""
         with self._lock:
             if len(self._queue) >= QUEUE_MAX:
@@ -267,9 +247,9 @@ class Machine:
         if committed is not None:
             self._maintain(committed)
 
-    def _next_group(self) -> list[_Pending]:
+    def _next_group(self) -> list[Pending]:
         """The commands to commit together. A flush is the last: what was read in the index before it is void after."""
-        group: list[_Pending] = []
+        group: list[Pending] = []
         while self._queue and len(group) < GROUP_MAX:
             group.append(self._queue.popleft())
             if isinstance(group[-1].command, c.FlushAttributes):
@@ -277,11 +257,11 @@ class Machine:
         return group
 
     @staticmethod
-    def _fail(group: Sequence[_Pending], error: BaseException) -> None:
+    def _fail(group: Sequence[Pending], error: BaseException) -> None:
         for pending in group:
             pending.result, pending.error = None, error
 
-    def _commit(self, group: Sequence[_Pending]) -> State | None:
+    def _commit(self, group: Sequence[Pending]) -> State | None:
         """Answer every command of the group; the State committed, if any. Raises when the stores do not let it."""
         deadline = self._clock.monotonic() + self._settings.retry_s
         base, fresh = self._state, False
@@ -290,7 +270,7 @@ class Machine:
         lost = 0
         while True:
             base, indexed = self._indexed(base, group)
-            following = self._step_all(base, group, indexed)
+            following = self._step_all(base, group, indexed, self._relief(base, group))
             if following is base:
                 if fresh:
                     return None  # refused or without effect, on a State that was read after the commands came in
@@ -310,7 +290,7 @@ class Machine:
             self._back_off(lost, LOST_FIRST_S, LOST_MAX_S)
             base, fresh = self._catch_up()[0], True
 
-    def _indexed(self, base: State, group: Sequence[_Pending]) -> tuple[State, Indexed]:
+    def _indexed(self, base: State, group: Sequence[Pending]) -> tuple[State, Indexed]:
         """What the group needs of the attribute index; of a newer State where the index of `base` is gone."""
         while True:
             try:
@@ -328,11 +308,26 @@ class Machine:
             with contextlib.suppress(PersistError, StaleIndex):
                 self._attributes.indexed(state, [command])
 
-    def _step_all(self, base: State, group: Sequence[_Pending], indexed: Indexed) -> State:
+    def _relief(self, base: State, group: Sequence[Pending]) -> c.MergeRes | None:
+        """Where the group's inline rows do not fit beside those in the State: the merge that moves these to one blob.
+
+        One blob for all of them, instead of one for each command of the group.
+        """
+        held = base.trace.inline_bytes
+        if not held or held + sum(map(inline_bytes, group)) <= self.policy.inline_shard_bytes_max:
+            return None
+        with contextlib.suppress(PersistError):  # then the commands' own rows go to the blob store
+            return flushed(base, self._versions.blob, self._ids)
+        return None
+
+    def _step_all(self, base: State, group: Sequence[Pending], indexed: Indexed, relief: c.MergeRes | None) -> State:
         """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed."""
         now_ms = max(self._clock.now_ms(), base.walltime_ms)
         context = Context(now_ms, self.policy, indexed=indexed)
         state = base
+        if relief is not None:
+            with contextlib.suppress(PersistError):
+                state = step(state, relief, context)[0]
         for pending in group:
             pending.result = pending.error = None
             try:
@@ -352,7 +347,7 @@ class Machine:
             invariants.check_state(state)
         return state
 
-    def _step_one(self, state: State, pending: _Pending, context: Context) -> tuple[State, c.Result]:
+    def _step_one(self, state: State, pending: Pending, context: Context) -> tuple[State, c.Result]:
         try:
             return step(state, pending.command, context)
         except InlineBudget:  # no room in the State: the rows go to the blob store, the command is the same otherwise

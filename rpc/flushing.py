@@ -10,24 +10,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from persist import commands as c
-from persist.batch import HollowBatch, Part, Run
 from persist.errors import PersistError
-from persist.ids import WriterId
+from persist.flushing import flushed
 from persist.location import Location
 from persist.machine import Machine
-from persist.parts import PartReader, PartWriter, ShardSchema
-from persist.state import State
-from persist.store_errors import translated
 
-FLUSHER = WriterId("w" + "f0" * 16)
 ROOM_PART = 4  # a flush begins when inline rows take this part of their room
 THREADS = 2
-PART_BYTES_TARGET = 64 * 1024 * 1024
-MEMORY_BYTES = 64 * 1024 * 1024
 _log = logging.getLogger("persist.rpc")
 
 
@@ -61,7 +52,7 @@ class InlineFlusher:
     def _run(self, machine: Machine) -> None:
         try:
             state = machine.state()
-            command = flushed(state, self._location)
+            command = flushed(state, self._location.blob, self._location.ids)
             if command is not None:
                 machine.apply(command)
                 self.flushes += 1
@@ -73,47 +64,4 @@ class InlineFlusher:
             self._busy.discard(machine.name)
 
 
-def flushed(state: State, location: Location) -> c.MergeRes | None:
-    """The merge that moves the longest stretch of inline rows into one part, whose blob is written; or None.
-
-    A part that is never named is an orphan, which maintenance sweeps.
-    """
-    batches = _stretch(state.trace.batches)
-    inputs = [part for batch in batches for part in batch.parts()]
-    if len(inputs) < 2 or state.since.element is None:
-        return None
-    schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
-    schema = schemas[state.schema_id]
-    reader = PartReader(location.blob, schemas, schema, use_threads=False)
-    writer = PartWriter(
-        schema=schema,
-        schema_id=state.schema_id,
-        blob=location.blob,
-        shard_id=state.shard_id,
-        writer=FLUSHER,
-        ids=location.ids,
-        part_bytes_target=PART_BYTES_TARGET,
-    )
-    outputs: list[Part] = []
-    with translated():
-        runs = [Run((part,)) for part in inputs]
-        for table in reader.read_range(runs, since=state.since.element, memory_bytes=MEMORY_BYTES):
-            outputs += writer.write(table)
-        outputs += writer.finish()
-    return c.MergeRes(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
-
-
-def _stretch(batches: Sequence[HollowBatch]) -> list[HollowBatch]:
-    """Adjacent batches that hold inline rows only (or none), the stretch with the most bytes."""
-    best = (0, 0, 0)  # bytes, first, end
-    first = size = 0
-    for index, batch in enumerate(batches):
-        if all(part.is_inline for part in batch.parts()):
-            size += batch.inline_size
-            best = max(best, (size, first, index + 1))
-        else:
-            first, size = index + 1, 0
-    return list(batches[best[1] : best[2]])
-
-
-__all__ = ["FLUSHER", "InlineFlusher", "flushed"]
+__all__ = ["InlineFlusher"]

@@ -310,3 +310,16 @@ def test_a_rollup_that_nobody_had_time_for_is_asked_for_again(consensus: Meddlin
     busy.busy = False
     shard.insert(rows(20))
     assert max(location.machine("orders").refresh().rollups) > 20
+
+
+def test_a_group_that_does_not_fit_costs_one_blob_and_not_one_for_each_command(consensus: Meddling) -> None:
+    policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=20_000)
+    location = memory_location(consensus=consensus, policy=policy)
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    for first in range(0, 4000, 100):
+        shard.insert(rows(*range(first, first + 100)))
+    state = location.machine("orders").refresh()
+    assert location.machine("orders").metrics.spills == 0
+    assert 0 < state.trace.inline_bytes <= 20_000
+    assert 1 <= sum(part.key is not None for part in state.trace.parts()) <= 5
+    assert contents(shard) == list(range(4000))

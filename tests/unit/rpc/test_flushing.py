@@ -10,9 +10,10 @@ import pytest
 from persist import commands as c
 from persist.client import Client
 from persist.embedded import EmbeddedTransport
+from persist.flushing import flushed
 from persist.handles import Shard
 from persist.location import Location
-from rpc.flushing import InlineFlusher, flushed
+from rpc.flushing import InlineFlusher
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
@@ -41,7 +42,7 @@ def contents(shard: Shard, as_of: int) -> list[dict[str, object]]:
 def test_every_read_answers_as_before(location: Location, shard: Shard) -> None:
     before = [contents(shard, as_of) for as_of in range(21)]
     machine = location.machine("orders")
-    command = flushed(machine.state(), location)
+    command = flushed(machine.state(), location.blob, location.ids)
     assert command is not None
     assert machine.apply(command) == c.MergeApplied(True)
     assert machine.state().trace.inline_bytes == 0
@@ -50,7 +51,7 @@ def test_every_read_answers_as_before(location: Location, shard: Shard) -> None:
 
 def test_writes_that_come_meanwhile_stay(location: Location, shard: Shard) -> None:
     machine = location.machine("orders")
-    command = flushed(machine.state(), location)
+    command = flushed(machine.state(), location.blob, location.ids)
     assert command is not None
     shard.insert([{"id": "late", "amount": 1}])
     assert machine.apply(command) == c.MergeApplied(True)
@@ -60,7 +61,10 @@ def test_writes_that_come_meanwhile_stay(location: Location, shard: Shard) -> No
 
 def test_a_flush_that_another_was_quicker_than_changes_nothing(location: Location, shard: Shard) -> None:
     machine = location.machine("orders")
-    first, second = flushed(machine.state(), location), flushed(machine.state(), location)
+    first, second = (
+        flushed(machine.state(), location.blob, location.ids),
+        flushed(machine.state(), location.blob, location.ids),
+    )
     assert first is not None
     assert second is not None
     machine.apply(first)
@@ -71,10 +75,10 @@ def test_a_flush_that_another_was_quicker_than_changes_nothing(location: Locatio
 
 def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Location, shard: Shard) -> None:
     machine = location.machine("orders")
-    command = flushed(machine.state(), location)
+    command = flushed(machine.state(), location.blob, location.ids)
     assert command is not None
     machine.apply(command)
-    assert flushed(machine.state(), location) is None
+    assert flushed(machine.state(), location.blob, location.ids) is None
 
 
 def test_a_busy_shard_is_flushed_and_a_quiet_one_is_not(location: Location, shard: Shard) -> None:
