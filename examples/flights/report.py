@@ -177,7 +177,7 @@ def page(found: Outcome, names: Mapping[str, str]) -> str:
         ),
         _section("The board", "Snapshots that PySpark took, one split a core.", _table(_boards(found.boards))),
         _section("The run", f"Seconds to write each month: {slowest}.", _table(rows_of(found), "pairs", head=False)),
-        _section("In the stores", "Compaction and garbage collection, with every snapshot the same before and after.",
+        _section("In the stores", "What compaction and garbage collection leave of the shard.",
                  _table(stage_rows(found.stored))),
     ]  # fmt: skip
     return (
