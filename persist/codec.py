@@ -32,6 +32,7 @@ FORMAT_VERSION = 1
 FRAME_BYTES_MAX = 1 << 31
 
 _HEADER = struct.Struct("<4scBIII")
+_DATA_ERRORS = (InvalidUsage, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 _MAPPING_HINTS = {name: typing.get_type_hints(State)[name] for name in MAPPINGS}
 _RECORD_SCALARS: Mapping[str, type] = {
     "tombstone": bool,
@@ -113,7 +114,7 @@ def decode_diff(data: bytes) -> StateDiff:
             mappings=mappings,
             trace=trace,
         )
-    except (InvalidUsage, KeyError, TypeError, ValueError, IndexError) as error:
+    except _DATA_ERRORS as error:
         raise Corruption(f"a state diff of {len(data)} bytes does not make sense: {error}") from error
 
 
@@ -158,7 +159,7 @@ def decode_state(data: bytes) -> State:
             **{name: records.decode(head[name], hint) for name, hint in _RECORD_SCALARS.items() if name in head},
             **mappings,
         )
-    except (InvalidUsage, KeyError, TypeError, ValueError, IndexError) as error:
+    except _DATA_ERRORS as error:
         raise Corruption(f"a rollup of {len(data)} bytes does not make sense: {error}") from error
 
 
@@ -189,7 +190,7 @@ def _unframe(kind: bytes, data: bytes, what: str) -> tuple[dict[str, Any], _Payl
         raise Corruption(f"a {what} of {len(data)} bytes fails its checksum or is cut short")
     try:
         head = json.loads(bytes(body[:head_size]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Corruption(f"a {what} holds no JSON: {error}") from error
     if not isinstance(head, dict):
         raise Corruption(f"a {what} holds no JSON object")

@@ -41,7 +41,7 @@ SAMPLES = 16  # keys a row group that its index names, for planning splits
 _INDEX_MAGIC = b"PRSTIDX1"
 _SAMPLE_ROWS = 4096
 _DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
-_DATA_ERRORS = (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError, OverflowError)
+_DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
         raise Corruption(f"inline part {part.id} does not match its checksum", part=str(part.id))
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.updates_schema)
-        batch.validate()
+        batch.validate(full=True)  # offsets too: a reader must not follow one that leads out of the buffer
     except _DATA_ERRORS as error:
         raise Corruption(f"inline part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if batch.num_rows != part.rows:
@@ -237,11 +237,12 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
             )
             for group in index["row_groups"]
         )
+        has_one_time = bool(index["has_one_time"])
     except _DATA_ERRORS as error:
         raise Corruption(f"the footer of part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"part {part.id} does not have the {part.rows} rows it should have", part=str(part.id))
-    return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()), index["has_one_time"])
+    return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()), has_one_time)
 
 
 def decode_row_groups(
