@@ -29,6 +29,7 @@ from persist.antichain import Antichain
 from persist.client import Client
 from persist.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
 from persist.handles import CriticalReaderHandle
+from persist.ids import SeqNo
 from persist.reading import ReadLease
 from persist.spark import executors
 from persist.spark.admission import Admission
@@ -83,6 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: Antichain | None = None
         self._lease: ReadLease | None = None
         self._downgraded_s = 0.0
+        self._planned = SeqNo(0)  # of the State that the last micro-batch was planned from
         self._admission = Admission(target)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,7 +122,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = executors.view_of(self._target).upper
 
     def commit(self, end: Offset) -> None:
-        """Everything before `end` is processed for good: let the history before it go."""
+        """Everything before `end` is processed for good: give up what only it needed.
+
+        The cursor moves on. The lease lets go of files, and of history only where there is a cursor: a stream that
+        nobody named must not make a shard forget what others may still want to read.
+        """
         cursor = self._stream.cursor
         if cursor is not None:
             self._move(cursor, end)
@@ -130,7 +136,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lease_s = self._target.connection.handles.read.lease_ms / 1000
         if clock.monotonic() - self._downgraded_s >= lease_s / DOWNGRADES_PER_LEASE:
             self._downgraded_s = clock.monotonic()
-            self._lease.downgrade(max(held_at(end), self._lease.since), self._lease.seqno)
+            since = self._lease.since if cursor is None else max(held_at(end), self._lease.since)
+            self._lease.downgrade(since, max(self._planned, self._lease.seqno))
 
     def stop(self) -> None:
         if self._lease is not None:
@@ -145,6 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         lease = self._hold(start)
         view = self._view(start)
+        self._planned = view.seqno
         if view.upper < interval.upper:
             raise InvalidUsage(
                 f"shard {self._target.shard!r} has upper {view.upper}, but the stream was at {interval.upper}: it is "

@@ -77,6 +77,7 @@ def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: 
     sizes = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
     assert sizes == [20, 20, 20, 20, 10]
     assert contents(client, "copy") == contents(client, "orders")
+    assert shard.since().element == 0  # a stream without a cursor lets no history go
     query = pump(stream(maxRowsPerTrigger=3), "small", "other", key="k")
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [10] * 9
 
