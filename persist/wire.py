@@ -128,7 +128,7 @@ def error_from_json(value: Any) -> PersistError:
 
 
 def _tagged(value: Any, tag: str, classes: Mapping[str, type[Any]]) -> Any:
-    if not isinstance(value, dict) or value.get(tag) not in classes:
+    if not isinstance(value, dict) or not isinstance(value.get(tag), str) or value[tag] not in classes:
         raise InvalidUsage(f"a JSON object needs the field {tag!r} with one of {', '.join(sorted(classes))}")
     fields = {k: v for k, v in value.items() if k != tag}
     return records.decode(fields, classes[value[tag]])

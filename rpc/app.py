@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +13,7 @@ from persist.location import Location
 from persist.store_errors import translated
 from rpc import errors, identity
 from rpc.edge import Edge
+from rpc.openapi import declare_path_parameters
 from rpc.routes import blobs, health, listen, rows, shards
 from rpc.routes import location as locations
 from rpc.service import Service
@@ -28,6 +30,9 @@ class _App(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.edge(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        return declare_path_parameters(super().openapi())
 
 
 def create_app(location: Location, settings: ServerSettings | None = None) -> FastAPI:

@@ -122,7 +122,7 @@ def _check_reads(shard: Any, reads: list[dict[str, Any]]) -> int:
     for line in reads:
         assert seen.setdefault(line["read"], line["rows"]) == line["rows"], f"as of {line['read']} reads differ"
     since = shard.since().element or 0
-    for as_of in [time for time in sorted(seen) if time >= since][-5:]:
+    for as_of in [seen_at for seen_at in sorted(seen) if seen_at >= since][-5:]:
         table = shard.snapshot(as_of).to_arrow()
         assert sorted(map(list, zip(*table.to_pydict().values(), strict=True))) == seen[as_of]
     return len(reads)

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import replace
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blob.memory import MemoryBlob
@@ -143,7 +143,9 @@ def test_part_files_with_a_checksum_put_right(file: bytes) -> None:
 
 
 @settings(max_examples=EXAMPLES)
-@given(json_values | st.dictionaries(st.sampled_from(("kind", "writer", "token", "runs", "since")), json_values))
+@given(json_values | st.dictionaries(st.sampled_from(("command", "writer", "token", "runs", "since")), json_values))
+@example({"command": {}})
+@example({"command": "insert", "runs": [[[[]]]]})
 def test_commands_from_the_wire(value: object) -> None:
     try:
         command_from_json(value)
@@ -170,6 +172,8 @@ def test_staged_rows_come_back(rows: list[tuple[str, int]]) -> None:
         )
         pieces = PartReader(blob, {1: SCHEMA}, SCHEMA).read_range(runs, as_of=0)
         counts = {
-            (row["k"], row["v"]): row["__diff"] for piece in pieces for row in piece.select(["k", "v", "__diff"]).to_pylist()
+            (row["k"], row["v"]): row["__diff"]
+            for piece in pieces
+            for row in piece.select(["k", "v", "__diff"]).to_pylist()
         }
         assert counts == {row: len(list(same)) for row, same in itertools.groupby(sorted(rows))}

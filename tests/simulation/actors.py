@@ -318,7 +318,9 @@ def cas_writer(host: Host) -> None:
             runs = writer.stage(table, low)
             told(write, writer.commit_compare_and_append(runs, low, high))
         if write.answer == "unknown" and host.random.random() < 0.7:
-            retried(host, write, lambda t, r=runs, a=low, b=high: writer.commit_compare_and_append(r, a, b, token=t))
+            retried(
+                host, write, lambda t, w=writer, r=runs, a=low, b=high: w.commit_compare_and_append(r, a, b, token=t)
+            )
         if write.answer == "unknown":
             writer = shard.open_writer()
         upper = write.told[1] if write.answer == "ok" and write.told else write.actual
@@ -338,7 +340,7 @@ def inserter(host: Host) -> None:
             runs = writer.stage(table, None)
             told(write, writer.commit_insert(runs))
         if write.answer == "unknown" and host.random.random() < 0.7:
-            retried(host, write, lambda t, r=runs: writer.commit_insert(r, token=t))
+            retried(host, write, lambda t, w=writer, r=runs: w.commit_insert(r, token=t))
         if write.answer == "unknown":
             writer = shard.open_writer()
         host.sleep(host.random.choice((0.0, 0.3)))

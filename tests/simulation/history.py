@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.simulation.oracle import Row, Write, expect
 
@@ -109,7 +110,7 @@ def _check_disjoint(appends: list[Write], acknowledged: list[Write]) -> None:
             shared.add((low, high))
         spans.append((low, high, write.number))
     spans.sort()
-    for (low, high, number), (low2, high2, number2) in zip(spans, spans[1:], strict=False):
+    for (low, high, number), (low2, high2, number2) in pairwise(spans):
         expect(
             high <= low2,
             "linearisable",

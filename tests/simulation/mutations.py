@@ -27,7 +27,7 @@ from compactor.gc import Collector
 from compactor.orphans import Sweeper
 from persist import commands as c
 from persist.antichain import Antichain, meet
-from persist.errors import Indeterminate, PersistError, Unavailable
+from persist.errors import Indeterminate, Unavailable
 from persist.ids import SeqNo, Token
 from persist.listening import Listen
 from persist.machine import Machine
@@ -72,15 +72,20 @@ def sweep_ignores_age() -> Broken:
 
 
 def merge_applied_by_time_bounds() -> Broken:
-    """A merge replaces the batches that some of its inputs are in, though others are gone; claims do not matter."""
-    real = Trace.covering
+    """A merge replaces the batches that some of its inputs are in, though others are gone; claims keep nobody out."""
+    real, take = Trace.covering, maintenance.take_claim
+
+    def take_claim(state: State, command: c.TakeClaim, context: Any) -> Any:
+        others = {key: claim for key, claim in state.claims.items() if claim.owner == command.owner}
+        return take(replace(state, claims=others), command, context)
 
     def covering(self: Trace, part_ids: frozenset[str]) -> tuple[int, int] | None:
         here = part_ids & {part.id for part in self.parts()}
         return real(self, here) if here else None
 
     return _both(
-        patch.object(Trace, "covering", covering), patch.object(maintenance, "_may_apply", lambda *_: True)
+        _transition(c.TakeClaim, take_claim),
+        _both(patch.object(Trace, "covering", covering), patch.object(maintenance, "_may_apply", lambda *_: True)),
     )
 
 
@@ -135,9 +140,7 @@ def unknown_told_as_not_done() -> Broken:
     def is_ours(self: Machine, *_: Any) -> bool:
         raise Unavailable("the outcome of a commit could not be read")
 
-    return _both(
-        patch.object(Machine, "_compare_and_set", compare_and_set), patch.object(Machine, "_is_ours", is_ours)
-    )
+    return _both(patch.object(Machine, "_compare_and_set", compare_and_set), patch.object(Machine, "_is_ours", is_ours))
 
 
 def lost_race_taken_for_won() -> Broken:
@@ -175,12 +178,13 @@ def since_ignores_leased_readers() -> Broken:
 
 
 def listen_downgrades_before_reading() -> Broken:
-    """A listener gives up its hold on the parts that it is about to read."""
+    """A listener gives up its hold on the parts that it is about to read, and is slow to read them."""
     real = persist.listening.kept
 
     def kept(pieces: Any, lease: Any) -> Any:
         view = lease._transport.view(lease._name, ViewRequest(with_batches=False))
         lease.downgrade(max(lease.since, Antichain(max(0, (view.upper.element or 1) - 1))), view.seqno)
+        lease._transport.clock.sleep(2.0)
         return real(pieces, lease)
 
     return patch.object(persist.listening, "kept", kept)
@@ -243,21 +247,6 @@ def insert_joins_what_was_seen() -> Broken:
     return _transition(c.Insert, insert)
 
 
-def refused_but_done() -> Broken:
-    """An append is committed although the expected upper was wrong: its rows go to where the upper is."""
-    real = writers.compare_and_append
-
-    def compare_and_append(state: State, command: c.CompareAndAppend, context: Any) -> Any:
-        try:
-            return real(state, command, context)
-        except PersistError:
-            if not state.upper < command.new_upper or command.expected_upper > state.upper or command.runs:
-                raise
-            return real(state, replace(command, expected_upper=state.upper), context)
-
-    return _transition(c.CompareAndAppend, compare_and_append)
-
-
 def _give_up(self: Machine, *_: Any) -> bool:
     raise Indeterminate("the outcome of a commit stays unread")
 
@@ -295,7 +284,6 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         splits_overlap,
         append_not_clipped,
         insert_joins_what_was_seen,
-        refused_but_done,
     )
 }
 

@@ -1,7 +1,8 @@
 """Who sees everything: every commit, write, deletion and truncation at the moment it takes effect.
 
-The oracle follows each shard's State from the log itself and keeps the naive truth beside it: which commands landed, and
-what rows that makes at every time. What it checks is named; a violation is raised in the task that caused it.
+The oracle follows each shard's State from the log itself and keeps the naive truth beside it: which commands
+landed, and what rows that makes at every time. What it checks is named; a violation is raised in the task that
+caused it.
 """
 
 from __future__ import annotations

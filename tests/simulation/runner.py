@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import persist.handles
@@ -198,7 +198,7 @@ def _converge(run: Run) -> None:
         world.freeze(process, False)
         process.skew_ms = 0
     deadline = world.scheduler.now_us + int(CONVERGE_S * 1e6)
-    busy = [process for process in (*world.processes, world.net)]
+    busy = [*world.processes, world.net]
 
     def at_rest() -> bool:
         if world.scheduler.now_us > deadline:

@@ -62,7 +62,9 @@ def test_a_broken_build_is_caught(mutation: str) -> None:
 
 def test_a_run_is_a_function_of_its_seed() -> None:
     """Also in another process, with other hash seeds."""
-    program = "from tests.simulation.runner import Plan, run_plan; print([run_plan(Plan.of(s)).digest for s in (1, 2, 3)])"
+    program = (
+        "from tests.simulation.runner import Plan, run_plan; print([run_plan(Plan.of(s)).digest for s in (1, 2, 3)])"
+    )
     told = [
         subprocess.run(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True

@@ -1,0 +1,51 @@
+"""What the OpenAPI of a running server allows, and much that it does not: answers are of the API, never of a bug."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from tests.support.server import Server
+
+SCHEMA = pa.schema([pa.field("k", pa.string())])
+EXAMPLES = 15  # for each operation
+
+
+def document_of(server: Server) -> dict[str, object]:
+    with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
+        found: dict[str, object] = json.load(answer)
+        return found
+
+
+def fuzzable(document: dict[str, object]) -> dict[str, object]:
+    """Without what the fuzzer cannot drive: streams that do not end, and bodies that it has no writer for."""
+    paths = {path: item for path, item in document["paths"].items() if not path.endswith("/listen")}  # type: ignore[attr-defined]
+    text = json.dumps({**document, "paths": paths}).replace('"application/x-ndjson"', '"text/plain"')
+    changed: dict[str, object] = json.loads(text)
+    return changed
+
+
+@pytest.mark.slow
+def test_no_request_makes_the_server_fail(tmp_path: Path) -> None:
+    """No answer is a 5xx that stands for a bug, and what was stored before is there afterwards."""
+    program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
+    assert program is not None, "schemathesis is one of the development tools: make venv"
+    with Server(tmp_path / "data") as server:
+        with persist.connect(server.url) as client:
+            client.create_shard("kept", SCHEMA, ["k"]).insert([{"k": "a"}])
+        schema = tmp_path / "openapi.json"
+        schema.write_text(json.dumps(fuzzable(document_of(server))))
+        command = [program, "run", str(schema), "--url", server.url, "--checks", "not_a_server_error", "--seed", "1"]
+        command += ["--max-examples", str(EXAMPLES), "--request-timeout", "20", "--phases", "examples,fuzzing"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+        with persist.connect(server.url) as client:
+            assert client.shard("kept").snapshot(0).to_arrow().to_pydict() == {"k": ["a"], "__diff": [1]}
