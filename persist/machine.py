@@ -45,6 +45,7 @@ from persist.store_errors import translate
 from persist.system import Background, Clock
 from persist.transitions import Context, expire_lapsed, step
 from persist.transitions.context import Indexed
+from persist.upkeep import Upkeep
 from persist.versions import Versions
 
 QUEUE_MAX = 10_000
@@ -87,16 +88,23 @@ class Machine:
         self._settings = settings
         self._clock = clock
         self._ids = ids
-        self._background = background
         self._attributes = AttributeIndex(versions.blob, ids, nodes if nodes is not None else NodeCache())
+        self._upkeep = Upkeep(
+            self.apply,
+            lambda: self._state,
+            versions=versions,
+            attributes=self._attributes,
+            policy=policy,
+            ids=ids,
+            background=background,
+            metrics=self.metrics,
+        )
         self._lock = threading.Lock()  # guards the queue and the cached State; never held across I/O
         self._refresh_lock = threading.Lock()  # so that many waiters make one read
         self._moved = threading.Condition(self._lock)
         self._queue: deque[Pending] = deque()
         self._leading = False
         self._state: State | None = None
-        self._rollup_under_way = False
-        self._flush_under_way = False
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
 
@@ -245,7 +253,7 @@ class Machine:
         if committed is None and any(isinstance(pending.error, Overloaded) for pending in group):
             committed = self._state  # what is refused until a flush succeeds must not wait for a commit to ask for one
         if committed is not None:
-            self._maintain(committed)
+            self._upkeep.after(committed)
 
     def _next_group(self) -> list[Pending]:
         """The commands to commit together. A flush is the last: what was read in the index before it is void after."""
@@ -445,36 +453,3 @@ class Machine:
         for watcher in watchers:
             watcher(state)
         return state
-
-    # --- rollups and flushes of attributes
-
-    def _maintain(self, state: State) -> None:
-        if len(state.attributes) >= self.policy.attributes_flush_at and not self._flush_under_way:
-            self._flush_under_way = True
-            if not self._background.submit(lambda: self._flush(state)):
-                self._flush_under_way = False
-        newest = max(state.rollups, default=0)
-        if state.seqno - newest < self.policy.rollup_every or self._rollup_under_way:
-            return
-        self._rollup_under_way = True
-        if not self._background.submit(lambda: self._roll_up(state)):
-            self._rollup_under_way = False
-
-    def _roll_up(self, state: State) -> None:
-        """Write and name a rollup. Losing it is safe: a later commit asks again."""
-        try:
-            key, size = self._versions.write_rollup(state)
-            self.apply(c.AddRollup(state.seqno, key, size))
-        except PersistError:
-            self.metrics.rollups_failed += 1
-        finally:
-            self._rollup_under_way = False
-
-    def _flush(self, state: State) -> None:
-        """Write the State's attributes to the index. Losing it is safe: a later commit asks again."""
-        try:
-            self.apply(self._attributes.flush(self._state or state))
-        except (PersistError, StaleIndex):
-            self.metrics.flushes_failed += 1
-        finally:
-            self._flush_under_way = False

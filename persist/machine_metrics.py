@@ -12,8 +12,8 @@ class MachineMetrics:
         self.races_lost = 0
         self.retries = 0
         self.spills = 0
-        self.rollups_failed = 0
-        self.flushes_failed = 0
+        self.flushes = 0
+        self.upkeep_failed = 0
         self.group_max = 0
 
     def committed(self, commands: int, lost: int) -> None:

@@ -24,7 +24,8 @@ _COUNTERS = {
     "races_lost": "Compare-and-sets lost to another server",
     "retries": "Compare-and-sets repeated because the store gave no definite answer",
     "spills": "Commands whose inline rows found no room in the State",
-    "rollups_failed": "Rollups that could not be written",
+    "flushes": "Inline rows moved to the blob store in one part",
+    "upkeep_failed": "Rollups and flushes that could not be written",
 }
 
 

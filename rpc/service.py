@@ -23,7 +23,6 @@ from persist.reading import ReadSettings
 from persist.writing import WriteHandle, WriteSettings
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
-from rpc.flushing import InlineFlusher
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
@@ -58,7 +57,6 @@ class Service:
         )
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
-        self.flusher = InlineFlusher(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
         self.snapshots = 0
         self.listeners = 0
@@ -95,15 +93,11 @@ class Service:
 
     async def apply(self, name: str, command: c.Command) -> c.Result:
         """Commit one command."""
-        machine = self.location.machine(name)
-        result = await self.work.apply(machine, command)
-        self.flusher.consider(machine)
-        return result
+        return await self.work.apply(self.location.machine(name), command)
 
     def close(self) -> None:
         self.stop()
         self.work.close()
-        self.flusher.close()
 
 
 class Body:

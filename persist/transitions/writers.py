@@ -247,6 +247,8 @@ def _check_parts(state: State, runs: Iterable[Run], context: Context) -> None:
                 f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
                 "since; write its rows again"
             )
+        if part.key is not None and part.key in state.trace.blob_keys:
+            raise InvalidUsage(f"part {part.id} is in shard {state.name!r} already: its rows must not count twice")
         if part.schema_id not in state.schemas:
             raise InvalidUsage(
                 f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}"

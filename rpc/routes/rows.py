@@ -100,7 +100,6 @@ async def _post(request: Request, form: str | None, token: str | None, writer: s
     given, own = token_and_writer(token or request.headers.get("idempotency-key"), writer)
     async with service.body(request, service.limits.rows_bytes_max) as data:
         result = await service.work.run(_write, service, name, data, chosen, given, own, commit)
-    service.flusher.consider(service.location.machine(name))
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
 
 

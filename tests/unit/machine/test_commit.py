@@ -70,6 +70,21 @@ class Meddling(Consensus):
         self.inner.close()
 
 
+class Busy:
+    """A background that drops all work until told otherwise."""
+
+    def __init__(self) -> None:
+        self.busy = True
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        if not self.busy:
+            work()
+        return not self.busy
+
+    def close(self) -> None:
+        return
+
+
 def happens_but_unknown(real: Callable[[], bool]) -> bool:
     real()
     raise ConsensusIndeterminate("the answer was lost")
@@ -227,6 +242,7 @@ def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, locatio
 def test_inline_rows_beyond_the_budget_go_to_the_blob_store(consensus: Meddling) -> None:
     policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=6000)
     location = memory_location(consensus=consensus, policy=policy)
+    location.background = Busy()
     shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
     for first in range(0, 1000, 100):
         shard.insert(rows(*range(first, first + 100)))
@@ -288,19 +304,6 @@ def test_two_creators_of_one_shard_end_with_one_shard(consensus: Meddling, locat
 
 
 def test_a_rollup_that_nobody_had_time_for_is_asked_for_again(consensus: Meddling) -> None:
-    class Busy:
-        """Drops work until told otherwise."""
-
-        busy = True
-
-        def submit(self, work: Callable[[], None]) -> bool:
-            if not self.busy:
-                work()
-            return not self.busy
-
-        def close(self) -> None:
-            return
-
     location = memory_location(consensus=consensus, policy=Policy(rollup_every=8))
     location.background = busy = Busy()
     shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
@@ -315,6 +318,7 @@ def test_a_rollup_that_nobody_had_time_for_is_asked_for_again(consensus: Meddlin
 def test_a_group_that_does_not_fit_costs_one_blob_and_not_one_for_each_command(consensus: Meddling) -> None:
     policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=20_000)
     location = memory_location(consensus=consensus, policy=policy)
+    location.background = Busy()
     shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
     for first in range(0, 4000, 100):
         shard.insert(rows(*range(first, first + 100)))

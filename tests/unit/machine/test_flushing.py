@@ -13,7 +13,6 @@ from persist.embedded import EmbeddedTransport
 from persist.flushing import flushed
 from persist.handles import Shard
 from persist.location import Location
-from rpc.flushing import InlineFlusher
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
@@ -82,14 +81,15 @@ def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Loca
 
 
 def test_a_busy_shard_is_flushed_and_a_quiet_one_is_not(location: Location, shard: Shard) -> None:
-    flusher = InlineFlusher(location)
-    flusher.consider(location.machine("orders"))
-    flusher.close()
-    assert flusher.flushes == 0
-    flusher = InlineFlusher(location)
-    while location.machine("orders").state().trace.inline_bytes * 4 < 1024 * 1024:
+    machine = location.machine("orders")
+    assert machine.metrics.flushes == 0
+    while machine.metrics.flushes == 0:
         shard.insert([{"id": "x" * 30_000, "amount": 1}])
-    flusher.consider(location.machine("orders"))
-    flusher.close()
-    assert flusher.flushes == 1
-    assert location.machine("orders").state().trace.inline_bytes == 0
+        assert machine.state().trace.inline_bytes * 4 < 2 * 1024 * 1024
+    assert machine.state().trace.inline_bytes == 0
+
+
+def test_many_small_batches_are_flushed_too(location: Location, shard: Shard) -> None:
+    for n in range(200):
+        shard.insert([{"id": "small", "amount": n}])
+        assert len(location.machine("orders").state().trace.batches) < 40
