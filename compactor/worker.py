@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -123,6 +124,9 @@ class Worker:
         except PersistError:
             self.metrics.add(merges_failed=1)
             raise
+        if outcome is Outcome.REFUSED:
+            with suppress(PersistError):  # else it lapses; until then nobody could merge what is left of its inputs
+                claim.release()
         self.metrics.add(**{"merges_applied" if outcome is Outcome.APPLIED else "merges_refused": 1})
         log.info(
             "merge %s", outcome.value,
@@ -141,7 +145,6 @@ class Worker:
         found = state.trace.covering(frozenset(request.inputs))
         since = taken.since if taken.done else request.since
         if found is None or since.element is None:
-            claim.release()
             return Outcome.REFUSED
         if taken.done:
             self.metrics.add(merges_resumed=1)
