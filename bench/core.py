@@ -40,7 +40,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = f"persist://{folder}/location"
         workers = [
-            subprocess.Popen([sys.executable, "-m", "persist.cli", name, "--dir", f"{folder}/location"])
+            subprocess.Popen(
+                [sys.executable, "-m", "persist.cli", name, "--dir", f"{folder}/location"], stdout=subprocess.DEVNULL
+            )
             for name in ("compactor", "gc")
         ]
         try:
@@ -71,7 +73,8 @@ def measure(url: str, commits: int, rows: int) -> None:
             young_writer = young.open_writer()
             for _ in range(EARLY):
                 young_writer.insert(table)
-            for index, (shard, writer) in enumerate(((young, young_writer), (old, old_writer))):
+            pairs = [(0, young, young_writer), (1, old, old_writer)]
+            for index, shard, writer in pairs if number % 2 else reversed(pairs):  # neither always goes first
                 opens[index].append(timed(opening(url, shard.name)))
                 loads[index].append(timed(loading(url, shard.name)))
                 for _ in range(STRIDE):
