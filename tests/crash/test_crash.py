@@ -18,7 +18,7 @@ from persist.client import Client
 from persist.embedded import EmbeddedTransport
 from tests.crash.actor import HANDLES, POINTS, SHARD, Fuse, location_of
 
-ROUNDS = 50 if os.environ.get("CI") == "true" else 2
+ROUNDS = 8 if os.environ.get("CI") == "true" else 2
 ROUND_S = 3.0
 ROLES = ("writer", "writer", "writer", "reader", "compactor", "compactor", "collector")
 SERVED = 1  # how many of the writers go through the server
