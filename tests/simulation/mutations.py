@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 import compactor.gc
 import compactor.orphans
-import persist.listening
 import persist.machine
 import persist.reading
 import persist.sending
@@ -40,6 +39,7 @@ from persist.transport import ViewRequest
 from tests.simulation.actors import WEATHER
 
 Broken = AbstractContextManager[Any]
+SLOW_S = 3
 
 
 def gc_ignores_leases() -> Broken:
@@ -178,16 +178,19 @@ def since_ignores_leased_readers() -> Broken:
 
 
 def listen_downgrades_before_reading() -> Broken:
-    """A listener gives up its hold on the parts that it is about to read, and is slow to read them."""
-    real = persist.listening.kept
+    """A listener gives up its hold on the updates that it is about to read, and is slow to read them."""
+    real = Listen.next_events
 
-    def kept(pieces: Any, lease: Any) -> Any:
+    def next_events(self: Listen, timeout_s: float) -> Iterator[Any]:
+        lease = self._lease
         view = lease._transport.view(lease._name, ViewRequest(with_batches=False))
         lease.downgrade(max(lease.since, Antichain(max(0, (view.upper.element or 1) - 1))), view.seqno)
-        lease._transport.clock.sleep(2.0)
-        return real(pieces, lease)
+        for _ in range(SLOW_S):
+            lease._transport.clock.sleep(1.0)
+            lease.keep()
+        yield from real(self, timeout_s)
 
-    return patch.object(persist.listening, "kept", kept)
+    return patch.object(Listen, "next_events", next_events)
 
 
 def listen_moves_before_reading() -> Broken:
