@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tests.simulation.runner import Outcome, Plan, report, run_plan, shrink
+
+SEEDS_AHEAD_MAX = 64  # seeds that wait for a processor
 
 
 @dataclass
@@ -53,8 +56,10 @@ def run_batch(seeds: Iterable[int], jobs: int, *, seconds: float | None = None, 
     """Run seeds until they, the seconds, or the patience with failures run out."""
     totals = Totals()
     started = time.monotonic()
+    room = threading.Semaphore(SEEDS_AHEAD_MAX)
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=200) as pool:
-        for outcome, said in pool.imap_unordered(_one, _while_time(seeds, started, seconds), chunksize=4):
+        for outcome, said in pool.imap_unordered(_one, _while_time(seeds, room, started, seconds)):
+            room.release()
             totals.add(outcome)
             if said:
                 totals.failures.append(said)
@@ -67,8 +72,12 @@ def run_batch(seeds: Iterable[int], jobs: int, *, seconds: float | None = None, 
     return totals
 
 
-def _while_time(seeds: Iterable[int], started: float, seconds: float | None) -> Iterator[int]:
+def _while_time(
+    seeds: Iterable[int], room: threading.Semaphore, started: float, seconds: float | None
+) -> Iterator[int]:
+    """The pool takes as many as it is given, so it is given few at a time."""
     for seed in seeds:
+        room.acquire()
         if seconds is not None and time.monotonic() - started > seconds:
             return
         yield seed

@@ -23,6 +23,7 @@ from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process,
 
 LOCKING = (persist.handles, persist.location, persist.machine, persist.parts.reader, persist.writing)
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
+CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
 WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "replica", "replica")
 READERS = ("snapshot_reader", "snapshot_reader", "listener", "listener", "holder", "forgetter", "forgetter")
@@ -131,7 +132,8 @@ def _chaos(run: Run, plan: Plan) -> None:
     for number, roles in enumerate(plan.roles):
         boot(run, world.process(f"p{number}"), roles)
     torment = world.start(Process("fate"), "torment", lambda: _torment(run, plan))
-    world.scheduler.run(lambda: run.stopping and not run.asleep)
+    world.scheduler.run(lambda: (run.stopping and not run.asleep) or world.scheduler.now_us > CHAOS_S * 1e6)
+    run.stopping = True
     run.over = True
     world.scheduler.kill([torment])
 
