@@ -160,8 +160,8 @@ def _all(cls: type[PersistError]) -> list[type[PersistError]]:
 
 
 def kinds() -> Mapping[str, type[PersistError]]:
-    """Every kind of the tree and its class."""
-    return {cls.kind: cls for cls in _all(PersistError)}
+    """Every kind of the tree and its class; a subclass that keeps its parent's kind does not stand for it."""
+    return {cls.kind: cls for cls in _all(PersistError) if "kind" in vars(cls)}
 
 
 def from_kind(kind: str, message: str, details: Mapping[str, Any]) -> PersistError:
