@@ -14,7 +14,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 
-SEEDS = 500 if os.environ.get("CI") == "true" else 100
+SEEDS = 300 if os.environ.get("CI") == "true" else 100
 # What a hundred seeds together must have walked through; each of them checks that its own faults struck.
 PATHS = (
     "blob collected",
