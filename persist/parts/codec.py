@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.errors import Corruption
 from persist.ids import PartId
-from persist.parts.columns import column, one_chunk
+from persist.parts.columns import extremes, is_bytes, one_chunk
 from persist.parts.consolidate import join
 from persist.parts.keycodec import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.schema import DIFF, TIME, ShardSchema
@@ -318,17 +318,11 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
         distinct = pc.count_distinct(values, mode="all").as_py()
         if distinct <= max(1, len(sample) * _DICTIONARY_SHARE):
             dictionary.append(field.name)
-        elif _is_bytes(kind):
+        elif is_bytes(kind):
             encodings[field.name] = "DELTA_BYTE_ARRAY" if field is table.schema[0] else "DELTA_LENGTH_BYTE_ARRAY"
         elif pa.types.is_integer(kind) or pa.types.is_temporal(kind):
             encodings[field.name] = "DELTA_BINARY_PACKED"
     return dictionary or False, encodings
-
-
-def _is_bytes(kind: Any) -> bool:
-    types = pa.types
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return any(test(kind) for test in tests)
 
 
 def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has_one_time: bool) -> bytes:
@@ -425,25 +419,6 @@ def _as_batch(table: pa.Table, schema: ShardSchema) -> pa.RecordBatch:
 
 def _bounds(batch: pa.RecordBatch, schema: ShardSchema) -> tuple[bytes, bytes | None]:
     """Bounds of unsorted rows: the least and greatest value of the first key column."""
-    name = schema.key[0]
-    values = batch.column(name)
-    order = column(values)
-    low, high = _extremes(order, len(values))
-    lower, upper = order.encode(low), order.encode(high)
+    lower, upper = extremes(batch.column(schema.key[0]))
     exact = upper if len(schema.key) == 1 else successor(upper)
     return lower_bound(lower, schema), None if exact is None else upper_bound(exact)
-
-
-def _extremes(order: Any, count: int) -> tuple[int, int]:
-    """A row with the least value and one with the greatest."""
-    import numpy as np
-
-    low = high = np.arange(count)
-    level = 0
-    while len(low) > 1 or len(high) > 1:
-        lows, highs = order.word(level, low), order.word(level, high)
-        if lows is None or highs is None:
-            break
-        low, high = low[lows == lows.min()], high[highs == highs.max()]
-        level += 1
-    return int(low[0]), int(high[0])

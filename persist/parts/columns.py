@@ -12,6 +12,7 @@ same words, so they cannot disagree.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +70,10 @@ class FixedColumn:
         return VALID + b"".join(int(word[row]).to_bytes(8, "big") for word in self._words)[-self._width :]
 
 
+def _terminated(raw: bytes) -> bytes:
+    return VALID + raw.replace(b"\x00", ESCAPE) + END
+
+
 class BytesColumn:
     """Byte strings: `data[offsets[row]:offsets[row] + lengths[row]]`."""
 
@@ -108,7 +113,7 @@ class BytesColumn:
             return NULL
         start = int(self._offsets[row])
         raw = self._data[start : start + int(self._lengths[row])].tobytes()
-        return VALID + raw if self._fixed else VALID + raw.replace(b"\x00", ESCAPE) + END
+        return VALID + raw if self._fixed else _terminated(raw)
 
     def _piece(self, skip: int, rows: Rows | None) -> Words:
         """Eight bytes from `skip` on, zeros past the end of the value."""
@@ -158,6 +163,34 @@ def column(array: pa.Array) -> Column:
     if pa.types.is_primitive(kind):
         return FixedColumn([_primitive_word(array)], kind.bit_width // 8, valid)
     return _bytes_column(array, valid)
+
+
+def extremes(array: pa.Array) -> tuple[bytes, bytes]:
+    """The least and the greatest of `array`'s values (at least one), encoded."""
+    if array.null_count == 0 and is_bytes(array.type):
+        low, high = (value.as_buffer().to_pybytes() for value in pc.min_max(array).values())
+        return _terminated(low), _terminated(high)
+    order = column(array)
+    return order.encode(_first(order, len(array), np.min)), order.encode(_first(order, len(array), np.max))
+
+
+def _first(order: Column, count: int, best: Callable[[Words], np.uint64]) -> int:
+    """A row with the least or the greatest value, as `best` tells of words."""
+    rows: Rows | None = None
+    level = 0
+    while (rows is None or len(rows) > 1) and (words := order.word(level, rows)) is not None:
+        found = np.flatnonzero(words == best(words))
+        rows = found if rows is None else rows[found]
+        level += 1
+    return 0 if rows is None else int(rows[0])
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are byte strings of any length, which Arrow orders as we do."""
+    types = pa.types
+    return bool(
+        types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    )
 
 
 def one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -24,6 +24,7 @@ DIFF = "__diff"
 COLUMNS_MAX = 2000
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 _DAY_MS = 86_400_000
+_ONE = pa.scalar(1, pa.int64())
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class ShardSchema:
     def updates_schema(self) -> pa.Schema:
         """The user's columns, then `__time` and `__diff` (int64, not null)."""
         return pa.schema([*self.arrow, *_RESERVED])
+
+    @cached_property
+    def _targets(self) -> dict[str, pa.Field]:
+        """The fields of `updates_schema` by name, in order."""
+        return {field.name: field for field in self.updates_schema}
 
     @cached_property
     def value(self) -> tuple[str, ...]:
@@ -131,33 +137,39 @@ class ShardSchema:
         column is absent, unknown or not losslessly castable, a null is not allowed, or a time is out of range.
         """
         names = rows.schema.names
-        known = self.updates_schema.names
         for name in names:
-            if name not in known:
-                raise InvalidUsage(f"column {name!r} is not in the shard's schema {known}")
+            if name not in self._targets:
+                raise InvalidUsage(f"column {name!r} is not in the shard's schema {self.updates_schema.names}")
         if len(set(names)) != len(names):
             raise InvalidUsage("a column occurs twice in the rows; column names must be unique")
         columns = []
-        for field in self.updates_schema:
-            if field.name in names:
-                column = rows.column(field.name)
+        for name, field in self._targets.items():
+            if name in names:
+                column = rows.column(name)
                 columns.append(_conform_column(column, field) if len(column) else _empty(column, field))
-            elif field.name == DIFF:
-                columns.append(pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows))
-            elif field.name == TIME and default_time is not None:
-                columns.append(pa.repeat(pa.scalar(default_time, pa.int64()), rows.num_rows))
+            elif name == DIFF:
+                columns.append(pa.repeat(_ONE, rows.num_rows))
+            elif name == TIME and default_time is not None:
+                columns.append(_times(default_time, rows.num_rows))
             else:
-                raise InvalidUsage(f"column {field.name!r} is absent from the rows")
+                raise InvalidUsage(f"column {name!r} is absent from the rows")
         table = pa.Table.from_arrays(columns, schema=self.updates_schema)
-        if len(table):
-            _check_times(table.column(TIME))
+        if TIME in names and len(table):
+            span = pc.min_max(table.column(TIME)).as_py()
+            _check_times(span["min"], span["max"])
         return table
 
 
-def _check_times(times: pa.ChunkedArray) -> None:
-    span = pc.min_max(times).as_py()
-    if span["min"] < TIME_MIN or span["max"] > TIME_MAX:
-        raise InvalidUsage(f"{TIME} is outside [{TIME_MIN}, {TIME_MAX}]: {span['min']} to {span['max']}")
+def _times(time: int, count: int) -> pa.Array:
+    if not count:
+        return pa.array([], pa.int64())
+    _check_times(time, time)
+    return pa.repeat(pa.scalar(time, pa.int64()), count)
+
+
+def _check_times(low: int, high: int) -> None:
+    if low < TIME_MIN or high > TIME_MAX:
+        raise InvalidUsage(f"{TIME} is outside [{TIME_MIN}, {TIME_MAX}]: {low} to {high}")
 
 
 def _empty(column: Any, field: pa.Field) -> pa.Array:

@@ -55,8 +55,8 @@ def stage(
     """
     time = UNASSIGNED_TIME if default_time is None else default_time
     runs: list[list[Part]] = []
-    for rows, is_all in _buffers(updates, schema, time, part_bytes_target):
-        if is_all and inline_bytes_max > 0 and rows.nbytes <= 2 * inline_bytes_max:
+    for rows, nbytes, is_all in _buffers(updates, schema, time, part_bytes_target):
+        if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
             part = encode_inline(rows, schema, schema_id, PartId.mint(ids))
             if part.size <= inline_bytes_max:
                 if on_part is not None:
@@ -200,24 +200,32 @@ def _follows(last: Part, part: Part) -> bool:
     return last.key_upper is not None and part.key_lower > last.key_upper
 
 
-def _buffers(updates: Updates, schema: ShardSchema, time: int, target: int) -> Iterator[tuple[pa.Table, bool]]:
-    """The rows in buffers of about `target` bytes, and whether the buffer holds all of them."""
+def _buffers(updates: Updates, schema: ShardSchema, time: int, target: int) -> Iterator[tuple[pa.Table, int, bool]]:
+    """The rows in buffers of about `target` bytes, their bytes in memory, and whether the buffer holds all of them."""
     pending: list[pa.Table] = []
     size = 0
     flushed = False
     for piece in _pieces(updates):
-        rows = schema.conform(piece, time)
-        step = max(1, len(rows) * target // max(1, rows.nbytes))
-        for start in range(0, len(rows), step):
-            part = rows.slice(start, step)
-            nbytes = part.nbytes
+        for rows, nbytes in _slices(schema.conform(piece, time), target):
             if pending and size + nbytes > target:
-                yield pa.concat_tables(pending), False
+                yield pa.concat_tables(pending), size, False
                 pending, size, flushed = [], 0, True
-            pending.append(part)
+            pending.append(rows)
             size += nbytes
     if pending:
-        yield pa.concat_tables(pending), not flushed
+        yield pending[0] if len(pending) == 1 else pa.concat_tables(pending), size, not flushed
+
+
+def _slices(rows: pa.Table, target: int) -> Iterator[tuple[pa.Table, int]]:
+    """The rows in slices of about `target` bytes, and the bytes of each."""
+    nbytes = rows.nbytes
+    if nbytes <= target:
+        yield rows, nbytes
+        return
+    step = max(1, len(rows) * target // nbytes)
+    for start in range(0, len(rows), step):
+        part = rows.slice(start, step)
+        yield part, part.nbytes
 
 
 def _pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
