@@ -16,7 +16,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
@@ -199,23 +198,23 @@ class Machine:
         self._lead()
         return pending.outcome()
 
-    def submit(self, command: c.Command, run: Callable[[Callable[[], None]], object]) -> Future[c.Result]:
-        """As `apply`, without waiting. `run` runs a commit on another thread when it falls to this command to lead."""
-        future: Future[c.Result] = Future()
-        future.set_running_or_notify_cancel()  # nobody may cancel it: others are committed with it
+    def submit(
+        self, command: c.Command, run: Callable[[Callable[[], None]], object], answered: Callable[[Pending], None]
+    ) -> None:
+        """As `apply`, without waiting: `answered` is called once, on any thread, when the command has its outcome.
+
+        `run` runs a commit on another thread when it falls to this command to lead. Nobody can cancel it: others are
+        committed with it.
+        """
 
         def wake(pending: Pending) -> None:
-            if not pending.answered:
-                run(self._lead)
-            elif pending.error is not None:
-                future.set_exception(pending.error)
+            if pending.answered:
+                answered(pending)
             else:
-                future.set_result(pending.outcome())
+                run(self._lead)
 
-        pending = Pending(command, wake)
-        if self._enqueue(pending):
+        if self._enqueue(Pending(command, wake)):
             run(self._lead)
-        return future
 
     def _enqueue(self, pending: Pending) -> bool:
         """Queue a command; whether it has to lead."""

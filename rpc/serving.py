@@ -12,6 +12,7 @@ import uvicorn
 from persist.errors import InvalidUsage
 from persist.location import Location
 from rpc.app import create_app
+from rpc.joining import JoiningProtocol
 from rpc.service import Service
 from rpc.settings import ServerSettings
 
@@ -64,6 +65,7 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
     service: Service = app.state.service
     config = uvicorn.Config(
         app,
+        http=JoiningProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

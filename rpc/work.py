@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from persist import commands as c
 from persist.errors import Overloaded, Unavailable
 from persist.machine import Machine
+from persist.pending import Pending
 from rpc.settings import Limits
 
 T = TypeVar("T")
@@ -46,7 +47,15 @@ class Work:
             raise Overloaded("the server has too many commands queued; slow down", retry_after_s=RETRY_AFTER_S)
         self.commands += 1
         try:
-            return await _outcome(machine.submit(command, self._lead))
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[c.Result] = loop.create_future()
+
+            def answered(pending: Pending) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(_settle, waiter, pending)
+
+            machine.submit(command, self._lead, answered)
+            return await waiter
         finally:
             self.commands -= 1
 
@@ -71,26 +80,13 @@ class Work:
             lead()
 
 
-def _outcome(future: Future[c.Result]) -> asyncio.Future[c.Result]:
-    """Await a commit's future without ever cancelling it: others are committed with it."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[c.Result] = loop.create_future()
-
-    def settle() -> None:
-        if waiter.done():
-            return
-        error = future.exception()
-        if error is not None:
-            waiter.set_exception(error)
-        else:
-            waiter.set_result(future.result())
-
-    def done(_: Future[c.Result]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle)
-
-    future.add_done_callback(done)
-    return waiter
+def _settle(waiter: asyncio.Future[c.Result], pending: Pending) -> None:
+    if waiter.done():  # whoever asked has gone away
+        return
+    if pending.error is not None:
+        waiter.set_exception(pending.error)
+    else:
+        waiter.set_result(pending.outcome())
 
 
 def _closing(error: RuntimeError) -> Exception:
