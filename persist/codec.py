@@ -21,6 +21,7 @@ from persist.attribute import IndexRoot
 from persist.batch import HollowBatch
 from persist.errors import Corruption, InvalidUsage
 from persist.ids import SeqNo, ShardId
+from persist.records import Payload
 from persist.state import State
 from persist.state_diff import MAPPINGS, MapDiff, StateDiff, TraceDiff
 from persist.trace import trace_of
@@ -43,29 +44,9 @@ _RECORD_SCALARS: Mapping[str, type] = {
 _BATCHES = tuple[HollowBatch, ...]
 
 
-class _Payload:
-    """Byte strings beside the JSON head."""
-
-    def __init__(self, data: bytes = b"") -> None:
-        self.chunks: list[bytes] = []
-        self.size = 0
-        self.data = data
-
-    def put(self, data: bytes) -> list[int]:
-        self.chunks.append(data)
-        self.size += len(data)
-        return [self.size - len(data), len(data)]
-
-    def take(self, reference: Any) -> bytes:
-        offset, length = reference
-        if type(offset) is not int or type(length) is not int or not 0 <= offset <= offset + length <= len(self.data):
-            raise InvalidUsage(f"reference {reference!r:.80} lies outside the payload")
-        return self.data[offset : offset + length]
-
-
 def encode_diff(change: StateDiff) -> bytes:
     """The durable bytes of a state diff."""
-    payload = _Payload()
+    payload = Payload()
     head: dict[str, Any] = {
         "seqno": change.seqno,
         "walltime_ms": change.walltime_ms,
@@ -118,7 +99,7 @@ def decode_diff(data: bytes) -> StateDiff:
         raise Corruption(f"a state diff of {len(data)} bytes does not make sense: {error}") from error
 
 
-def _map_diff(name: str, value: Any, payload: _Payload) -> MapDiff:
+def _map_diff(name: str, value: Any, payload: Payload) -> MapDiff:
     hint = _MAPPING_HINTS[name]
     key_type = typing.get_args(hint)[0]
     entries, deleted = value
@@ -127,7 +108,7 @@ def _map_diff(name: str, value: Any, payload: _Payload) -> MapDiff:
 
 def encode_state(state: State) -> bytes:
     """The durable bytes of a whole State: a rollup."""
-    payload = _Payload()
+    payload = Payload()
     head: dict[str, Any] = {
         "name": state.name,
         "shard_id": state.shard_id,
@@ -163,7 +144,7 @@ def decode_state(data: bytes) -> State:
         raise Corruption(f"a rollup of {len(data)} bytes does not make sense: {error}") from error
 
 
-def _frame(kind: bytes, head: dict[str, Any], payload: _Payload) -> bytes:
+def _frame(kind: bytes, head: dict[str, Any], payload: Payload) -> bytes:
     text = json.dumps(head, separators=(",", ":")).encode()
     body = b"".join([text, *payload.chunks])
     return (
@@ -175,7 +156,7 @@ def _checksum(kind: bytes, version: int, body: bytes | memoryview) -> int:
     return zlib.crc32(body, zlib.crc32(kind + bytes([version])))
 
 
-def _unframe(kind: bytes, data: bytes, what: str) -> tuple[dict[str, Any], _Payload]:
+def _unframe(kind: bytes, data: bytes, what: str) -> tuple[dict[str, Any], Payload]:
     if len(data) < _HEADER.size:
         raise Corruption(f"a {what} has only {len(data)} bytes")
     magic, found_kind, version, head_size, payload_size, checksum = _HEADER.unpack_from(data)
@@ -194,7 +175,7 @@ def _unframe(kind: bytes, data: bytes, what: str) -> tuple[dict[str, Any], _Payl
         raise Corruption(f"a {what} holds no JSON: {error}") from error
     if not isinstance(head, dict):
         raise Corruption(f"a {what} holds no JSON object")
-    return head, _Payload(bytes(body[head_size:]))
+    return head, Payload(bytes(body[head_size:]))
 
 
 __all__ = ["FORMAT_VERSION", "FRAME_BYTES_MAX", "decode_diff", "decode_state", "encode_diff", "encode_state"]

@@ -43,6 +43,29 @@ def text_to_bytes(text: Json) -> bytes:
         raise InvalidUsage(f"bytes are not valid base64: {error}") from error
 
 
+class Payload:
+    """Byte strings beside the JSON, which refers to them as `[offset, length]`."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.chunks: list[bytes] = []
+        self.size = 0
+        self.data = data
+
+    def put(self, data: bytes) -> list[int]:
+        self.chunks.append(data)
+        self.size += len(data)
+        return [self.size - len(data), len(data)]
+
+    def take(self, reference: Any) -> bytes:
+        """Raises InvalidUsage when the reference leads out of the payload."""
+        if not isinstance(reference, list) or len(reference) != 2:
+            raise InvalidUsage(f"bytes are written as [offset, length], not {reference!r:.80}")
+        offset, length = reference
+        if type(offset) is not int or type(length) is not int or not 0 <= offset <= offset + length <= len(self.data):
+            raise InvalidUsage(f"reference {reference!r:.80} lies outside the payload")
+        return self.data[offset : offset + length]
+
+
 def encode(value: Any, hint: Any, bytes_out: BytesOut = bytes_to_text) -> Json:
     """The JSON value of `value`, which is of the type `hint`."""
     return _encoder(hint)(value, bytes_out)
@@ -175,20 +198,34 @@ def _scalar_decoder(hint: Any) -> _Decode:
 
 def _record_decoder(cls: Any) -> _Decode:
     hints = typing.get_type_hints(cls)
-    fields = [(f.name, _decoder(hints[f.name])) for f in dataclasses.fields(cls)]
-    names = frozenset(name for name, _ in fields)
+    # Most fields are numbers and strings that are taken as they are: no call for these.
+    fields = [(f.name, _taken_as_is(hints[f.name]), _decoder(hints[f.name])) for f in dataclasses.fields(cls)]
+    names = frozenset(name for name, _, _ in fields)
 
     def read_array(value: Json, take: BytesIn) -> Any:
         if not isinstance(value, list) or len(value) > len(fields):
             raise InvalidUsage(f"a {cls.__name__} is written as an array of at most {len(fields)} values")
-        return cls(*[dec(x, take) for x, (_, dec) in zip(value, fields, strict=False)])
+        return cls(*[x if type(x) is kind else dec(x, take) for x, (_, kind, dec) in zip(value, fields, strict=False)])
 
     def read_object(value: Json, take: BytesIn) -> Any:
         if not isinstance(value, dict) or not names.issuperset(value):
             raise InvalidUsage(f"a {cls.__name__} is written as an object with fields {sorted(names)}")
-        return cls(**{name: dec(value[name], take) for name, dec in fields if name in value})
+        return cls(
+            **{
+                name: value[name] if type(value[name]) is kind else dec(value[name], take)
+                for name, kind, dec in fields
+                if name in value
+            }
+        )
 
     return read_array if cls in _AS_ARRAY else read_object
 
 
-__all__ = ["BytesIn", "BytesOut", "Json", "SeqNo", "bytes_to_text", "decode", "encode", "text_to_bytes"]
+def _taken_as_is(hint: Any) -> type | None:
+    """The type whose values need no look at all, if there is one."""
+    if _is_union(hint):
+        hint = _optional_of(hint)
+    return hint if hint in (bool, int, str) else None
+
+
+__all__ = ["BytesIn", "BytesOut", "Json", "Payload", "SeqNo", "bytes_to_text", "decode", "encode", "text_to_bytes"]

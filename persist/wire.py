@@ -1,11 +1,16 @@
 """What crosses HTTP: commands, results, views and errors as JSON values; the names of media types and headers.
 
 Frontiers are `[7]` or `[]`, bytes are base64, ids print their letter. A command is `{"command": "insert", ...fields}`.
+
+A command that carries rows may also be written as a frame, without base64: the length of the JSON (u32, little-endian),
+the JSON, then the byte strings, to which the JSON refers as `[offset, length]`.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +21,9 @@ from persist.transport import ShardView, ViewRequest
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
+COMMAND_FRAME = "application/vnd.persist.command"
 API_VERSION = "v1"
+_HEAD_SIZE = struct.Struct("<I")
 
 _COMMANDS: tuple[type[Any], ...] = (
     c.RegisterWriter,
@@ -83,6 +90,25 @@ def command_from_json(value: Any) -> c.Command:
     return _tagged(value, "command", _COMMAND_CLASSES)  # type: ignore[no-any-return]
 
 
+def command_to_frame(command: c.Command) -> bytes:
+    payload = records.Payload()
+    fields = records.encode(command, type(command), payload.put)
+    head = json.dumps({"command": COMMAND_NAMES[type(command)], **fields}, separators=(",", ":")).encode()
+    return b"".join([_HEAD_SIZE.pack(len(head)), head, *payload.chunks])
+
+
+def command_from_frame(data: bytes) -> c.Command:
+    """Raises InvalidUsage on anything that is not a command."""
+    end = _HEAD_SIZE.size + (_HEAD_SIZE.unpack_from(data)[0] if len(data) >= _HEAD_SIZE.size else len(data))
+    if end > len(data):
+        raise InvalidUsage(f"a command's frame of {len(data)} bytes is cut short")
+    try:
+        head = json.loads(data[_HEAD_SIZE.size : end])
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"a command's frame holds no JSON: {error}") from error
+    return _tagged(head, "command", _COMMAND_CLASSES, records.Payload(data[end:]).take)  # type: ignore[no-any-return]
+
+
 def result_to_json(result: c.Result) -> dict[str, Any]:
     return {"result": RESULT_NAMES[type(result)], **records.encode(result, type(result))}
 
@@ -127,20 +153,25 @@ def error_from_json(value: Any) -> PersistError:
     return from_kind(value["kind"], str(value.get("detail", "")), details if isinstance(details, dict) else {})
 
 
-def _tagged(value: Any, tag: str, classes: Mapping[str, type[Any]]) -> Any:
+def _tagged(
+    value: Any, tag: str, classes: Mapping[str, type[Any]], take: records.BytesIn = records.text_to_bytes
+) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get(tag), str) or value[tag] not in classes:
         raise InvalidUsage(f"a JSON object needs the field {tag!r} with one of {', '.join(sorted(classes))}")
     fields = {k: v for k, v in value.items() if k != tag}
-    return records.decode(fields, classes[value[tag]])
+    return records.decode(fields, classes[value[tag]], take)
 
 
 __all__ = [
     "API_VERSION",
     "ARROW_STREAM",
+    "COMMAND_FRAME",
     "COMMAND_NAMES",
     "PROBLEM_JSON",
     "ViewRequest",
+    "command_from_frame",
     "command_from_json",
+    "command_to_frame",
     "command_to_json",
     "error_from_json",
     "error_to_json",

@@ -58,7 +58,8 @@ class Edge:
             scope["persist.principal"] = self._principal(scope["path"], headers)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
-                await self._command(shard[0], scope, receive, answering)
+                media_type = headers.get(b"content-type", b"").decode("latin-1")
+                await self._command(shard[0], media_type, scope, receive, answering)
             else:
                 await self._app(scope, receive, answering)
         except ClientDisconnect:
@@ -75,11 +76,11 @@ class Edge:
             if self._service.settings.access_log:
                 self._log(scope, shard, verb, status, request_id, started)
 
-    async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _command(self, name: str, media_type: str, scope: Scope, receive: Receive, send: Send) -> None:
         body = Body(self._service.work)
         try:
             data = await body.read(receive, self._service.limits.command_bytes_max)
-            result = await answer(self._service, name, scope["persist.principal"], data)
+            result = await answer(self._service, name, scope["persist.principal"], data, media_type)
         finally:
             body.release()
         await send(

@@ -19,7 +19,7 @@ from persist.records import bytes_to_text
 from persist.state import Policy, SchemaRecord
 from persist.system import Clock, SystemClock, SystemIds
 from persist.transport import ShardView, ViewRequest
-from persist.wire import command_to_json, result_from_json, view_from_json
+from persist.wire import COMMAND_FRAME, command_to_frame, result_from_json, view_from_json
 from rpc import identity
 from rpc.connections import Reply
 from rpc.follow import follow
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from persist.client import Connection
 
 _JSON = {"content-type": "application/json"}
+_FRAME = {"content-type": COMMAND_FRAME}
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
 LOCATION_VERSION = 1
 
@@ -77,9 +78,9 @@ class HttpTransport:
         return [str(name) for name in found["shards"]]
 
     def apply(self, name: str, command: c.Command) -> c.Result:
-        body = json.dumps(command_to_json(command), separators=(",", ":")).encode()
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
-        answer = self._calls.call("POST", path, shard=name, body=body, headers=_JSON, safe=False)
+        body = command_to_frame(command)
+        answer = self._calls.call("POST", path, shard=name, body=body, headers=_FRAME, safe=False)
         return result_from_json(_json(answer))
 
     def view(self, name: str, request: ViewRequest) -> ShardView:

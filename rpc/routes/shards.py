@@ -14,7 +14,7 @@ from persist.errors import Forbidden, InvalidUsage
 from persist.ids import CriticalReaderId, check_shard_name
 from persist.state import State
 from persist.transport import ViewRequest, view_of
-from persist.wire import result_to_json, view_to_json
+from persist.wire import COMMAND_FRAME, result_to_json, view_to_json
 from rpc.auth import ADMIN, READ, WRITE
 from rpc.commanding import answer
 from rpc.routes.parameters import Frontier, frontier
@@ -63,7 +63,8 @@ _COMMAND_BODY = {
                         }
                     },
                 },
-            }
+            },
+            COMMAND_FRAME: {"schema": {"type": "string", "format": "binary"}},
         },
     }
 }
@@ -145,9 +146,9 @@ async def drop(
 async def commands(request: Request) -> Response:
     service = service_of(request)
     async with service.body(request, service.limits.command_bytes_max) as data:
-        return Response(
-            await answer(service, shard_of(request), principal_of(request), data), media_type="application/json"
-        )
+        media_type = request.headers.get("content-type", "")
+        done = await answer(service, shard_of(request), principal_of(request), data, media_type)
+        return Response(done, media_type="application/json")
 
 
 @router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")

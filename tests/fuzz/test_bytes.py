@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from blob.memory import MemoryBlob
 from persist.batch import Part, Run
 from persist.codec import decode_diff, decode_state, encode_diff, encode_state
+from persist.commands import Insert
 from persist.errors import Corruption, PersistError
-from persist.ids import PartId, ShardId, WriterId
+from persist.ids import PartId, ShardId, Token, WriterId
 from persist.parts import PartReader, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
 from persist.state import initial_state
 from persist.state_diff import diff
-from persist.wire import command_from_json
+from persist.wire import command_from_frame, command_from_json, command_to_frame
 from tests.conftest import SeededIds
 
 SCHEMA = ShardSchema(pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())]), ("k",))
@@ -149,6 +150,23 @@ def test_part_files_with_a_checksum_put_right(file: bytes) -> None:
 def test_commands_from_the_wire(value: object) -> None:
     try:
         command_from_json(value)
+    except PersistError:
+        return
+
+
+INSERT = Insert(WriterId("w" + "0" * 32), Token("i" + "0" * 32), (Run((INLINE,)), Run((PARQUET,))))
+FRAME = command_to_frame(INSERT)
+
+
+def test_a_commands_frame_comes_back() -> None:
+    assert command_from_frame(FRAME) == INSERT
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.binary(max_size=200) | damaged(FRAME))
+def test_frames_of_commands(data: bytes) -> None:
+    try:
+        command_from_frame(data)
     except PersistError:
         return
 

@@ -177,9 +177,9 @@ def test_the_client_sends_its_token_and_keeps_it_to_itself(tokens: Tokens, tmp_p
         command_line = Path(f"/proc/{server.process.pid}/cmdline").read_text()
         server.stop()
         said = server.said()
-    for token in tokens.by_name.values():
+    for name, token in tokens.by_name.items():
         assert token not in command_line
-        assert token.rpartition("_")[2] not in said
+        assert token.removeprefix(f"pt_{name}_") not in said
     lines = [json.loads(line) for line in said.splitlines()]
     logged = [line for line in lines if line.get("verb") == "commands"]
     assert {line["principal"] for line in logged} == {"writer"}
