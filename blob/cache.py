@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from blob.errors import BlobMisconfigured, BlobNotFound
-from blob.interface import Blob, BlobStat, check_range
+from blob.forwarding import ForwardingBlob
+from blob.interface import Blob, check_range
 
 __all__ = ["CachedBlob", "ENTRY_OVERHEAD_BYTES"]
 
@@ -25,13 +26,13 @@ ENTRY_SHARE_MAX = 4
 _Slot = tuple[int, int] | None
 
 
-class CachedBlob(Blob):
+class CachedBlob(ForwardingBlob):
     """`inner` behind a cache of at most `bytes_max` bytes. `hits` and `misses` count reads."""
 
     def __init__(self, inner: Blob, bytes_max: int) -> None:
         if bytes_max < 0:
             raise BlobMisconfigured(f"the cache size must be at least 0 bytes, not {bytes_max}")
-        self._inner = inner
+        super().__init__(inner)
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, _Slot], bytes] = OrderedDict()
@@ -41,16 +42,9 @@ class CachedBlob(Blob):
         self.misses = 0
 
     @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
     def cached_bytes(self) -> int:
         """Bytes now charged to the cache, overhead included; never above `bytes_max`."""
         return self._bytes
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self._inner.put(key, data)
 
     def get(self, key: str) -> bytes:
         found = self._find(key, None)
@@ -66,9 +60,6 @@ class CachedBlob(Blob):
             self._keep(key, (start, length), found)
         return found
 
-    def stat(self, key: str) -> BlobStat | None:
-        return self._inner.stat(key)
-
     def delete(self, keys: Sequence[str]) -> None:
         try:
             self._inner.delete(keys)
@@ -78,27 +69,12 @@ class CachedBlob(Blob):
                     for slot in list(self._slots.get(key, ())):
                         self._drop(key, slot)
 
-    def list(self, prefix: str) -> Iterator[BlobStat]:
-        return self._inner.list(prefix)
-
-    def check(self) -> None:
-        self._inner.check()
-
     def close(self) -> None:
         with self._lock:
             self._entries.clear()
             self._slots.clear()
             self._bytes = 0
         self._inner.close()
-
-    def presign_get(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_get(key, expires_s)
-
-    def presign_put(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_put(key, expires_s)
-
-    def local_path(self, key: str) -> str | None:
-        return self._inner.local_path(key)
 
     def _find(self, key: str, slot: _Slot) -> bytes | None:
         with self._lock:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from blob.errors import BlobMisconfigured, BlobUnavailable
+from blob.forwarding import ForwardingBlob
 from blob.interface import Blob, BlobStat
 
 __all__ = ["FaultPlan", "FaultyBlob", "FAULT_KINDS"]
@@ -89,16 +90,12 @@ class FaultPlan:
         return data
 
 
-class FaultyBlob(Blob):
+class FaultyBlob(ForwardingBlob):
     """`inner`, with the faults of `plan`."""
 
     def __init__(self, inner: Blob, plan: FaultPlan) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._plan = plan
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self._before("put")
@@ -125,21 +122,6 @@ class FaultyBlob(Blob):
     def list(self, prefix: str) -> Iterator[BlobStat]:
         self._before("list")
         return self._inner.list(prefix)
-
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def presign_get(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_get(key, expires_s)
-
-    def presign_put(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_put(key, expires_s)
-
-    def local_path(self, key: str) -> str | None:
-        return self._inner.local_path(key)
 
     def _before(self, operation: str) -> None:
         self._plan.delay()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
+from blob.forwarding import ForwardingBlob
 from blob.interface import Blob, BlobStat
 
-__all__ = ["MeteredBlob", "Observe"]
+__all__ = ["Meter", "MeteredBlob", "Observe"]
 
 T = TypeVar("T")
 
@@ -16,66 +18,66 @@ Observe = Callable[[str, str, float, int], None]
 """`observe(operation, outcome, seconds, bytes)`; the outcome is `ok` or the name of the error's class."""
 
 
-class MeteredBlob(Blob):
-    """`inner`, with every call observed. `clock` counts seconds from anywhere."""
+class Meter:
+    """Times calls and tells `observe`. `clock` counts seconds from anywhere."""
 
-    def __init__(self, inner: Blob, observe: Observe, *, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._inner = inner
+    def __init__(self, observe: Observe, clock: Callable[[], float]) -> None:
         self._observe = observe
         self._clock = clock
 
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self._measured("put", lambda: self._inner.put(key, data), lambda _: memoryview(data).nbytes)
-
-    def get(self, key: str) -> bytes:
-        return self._measured("get", lambda: self._inner.get(key), len)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._measured("get_range", lambda: self._inner.get_range(key, start, length), len)
-
-    def stat(self, key: str) -> BlobStat | None:
-        return self._measured("stat", lambda: self._inner.stat(key), lambda _: 0)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._measured("delete", lambda: self._inner.delete(keys), lambda _: 0)
-
-    def list(self, prefix: str) -> Iterator[BlobStat]:
-        """Observed once it has been read to its end (or has failed, or was given up)."""
-        started = self._clock()
-        outcome = "ok"
-        try:
-            yield from self._inner.list(prefix)
-        except Exception as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            self._observe("list", outcome, self._clock() - started, 0)
-
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def presign_get(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_get(key, expires_s)
-
-    def presign_put(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_put(key, expires_s)
-
-    def local_path(self, key: str) -> str | None:
-        return self._inner.local_path(key)
-
-    def _measured(self, operation: str, call: Callable[[], T], size: Callable[[T], int]) -> T:
+    def measured(
+        self,
+        operation: str,
+        call: Callable[[], T],
+        size: Callable[[T], int],
+        outcome: Callable[[T], str] = lambda _: "ok",
+    ) -> T:
+        """What `call` returns; `size` and `outcome` tell how many bytes that was and what became of it."""
         started = self._clock()
         try:
             result = call()
         except Exception as error:
             self._observe(operation, type(error).__name__, self._clock() - started, 0)
             raise
-        self._observe(operation, "ok", self._clock() - started, size(result))
+        self._observe(operation, outcome(result), self._clock() - started, size(result))
         return result
+
+    @contextmanager
+    def timed(self, operation: str) -> Iterator[None]:
+        started = self._clock()
+        outcome = "ok"
+        try:
+            yield
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._observe(operation, outcome, self._clock() - started, 0)
+
+
+class MeteredBlob(ForwardingBlob):
+    """`inner`, with every call observed. `clock` counts seconds from anywhere."""
+
+    def __init__(self, inner: Blob, observe: Observe, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(inner)
+        self._meter = Meter(observe, clock)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._meter.measured("put", lambda: self._inner.put(key, data), lambda _: memoryview(data).nbytes)
+
+    def get(self, key: str) -> bytes:
+        return self._meter.measured("get", lambda: self._inner.get(key), len)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._meter.measured("get_range", lambda: self._inner.get_range(key, start, length), len)
+
+    def stat(self, key: str) -> BlobStat | None:
+        return self._meter.measured("stat", lambda: self._inner.stat(key), lambda _: 0)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._meter.measured("delete", lambda: self._inner.delete(keys), lambda _: 0)
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        """Observed once it has been read to its end (or has failed, or was given up)."""
+        with self._meter.timed("list"):
+            yield from self._inner.list(prefix)

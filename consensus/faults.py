@@ -14,25 +14,18 @@ from collections.abc import Callable
 
 from blob.faults import FaultPlan
 from consensus.errors import ConsensusIndeterminate, ConsensusUnavailable
+from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Consensus, Entry
 
 __all__ = ["FaultyConsensus", "FaultPlan"]
 
 
-class FaultyConsensus(Consensus):
+class FaultyConsensus(ForwardingConsensus):
     """`inner`, with the faults of `plan`."""
 
     def __init__(self, inner: Consensus, plan: FaultPlan) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._plan = plan
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def value_bytes_max(self) -> int:
-        return self._inner.value_bytes_max
 
     def head(self, key: str) -> Entry | None:
         self._before("head")
@@ -59,12 +52,6 @@ class FaultyConsensus(Consensus):
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
         self._before("keys")
         return self._inner.keys(prefix, after, limit)
-
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
         def perhaps(key: str) -> None:

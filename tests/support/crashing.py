@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from blob import Blob, BlobStat
+from blob.forwarding import ForwardingBlob
 from consensus import Consensus, Entry
+from consensus.forwarding import ForwardingConsensus
 
 T = TypeVar("T")
 
@@ -35,16 +37,12 @@ class Fuse:
         return result
 
 
-class CrashingBlob(Blob):
+class CrashingBlob(ForwardingBlob):
     """`inner`, used by a process that ends when its fuse says so."""
 
     def __init__(self, inner: Blob, fuse: Fuse) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fuse = fuse
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self._fuse.step(lambda: self._inner.put(key, data))
@@ -65,27 +63,16 @@ class CrashingBlob(Blob):
     def list(self, prefix: str) -> Iterator[BlobStat]:
         return iter(self._fuse.step(lambda: list(self._inner.list(prefix))))
 
-    def check(self) -> None:
-        self._inner.check()
-
     def close(self) -> None:
         return
 
 
-class CrashingConsensus(Consensus):
+class CrashingConsensus(ForwardingConsensus):
     """`inner`, used by a process that ends when its fuse says so."""
 
     def __init__(self, inner: Consensus, fuse: Fuse) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fuse = fuse
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def value_bytes_max(self) -> int:
-        return self._inner.value_bytes_max
 
     def head(self, key: str) -> Entry | None:
         return self._fuse.step(lambda: self._inner.head(key))
@@ -101,9 +88,6 @@ class CrashingConsensus(Consensus):
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
         return self._fuse.step(lambda: self._inner.keys(prefix, after, limit))
-
-    def check(self) -> None:
-        self._inner.check()
 
     def close(self) -> None:
         return

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from consensus import Consensus, ConsensusIndeterminate, ConsensusUnavailable, Entry
+from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
+from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist import commands as c
 from persist.antichain import Antichain
@@ -24,50 +25,27 @@ from tests.support.location import AscendingIds, TestClock, memory_location
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-class Meddling(Consensus):
+class Meddling(ForwardingConsensus):
     """A consensus store whose next compare-and-sets go as the test says."""
 
     def __init__(self) -> None:
-        self.inner = MemoryConsensus("mem:")
+        super().__init__(MemoryConsensus("mem:"))
         self.script: list[Callable[[Callable[[], bool]], bool]] = []
         self.reads = 0
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def value_bytes_max(self) -> int:
-        return self.inner.value_bytes_max
-
     def head(self, key: str) -> Entry | None:
         self.reads += 1
-        return self.inner.head(key)
+        return self._inner.head(key)
 
     def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
         def real() -> bool:
-            return self.inner.compare_and_set(key, seqno, data)
+            return self._inner.compare_and_set(key, seqno, data)
 
         return self.script.pop(0)(real) if self.script else real()
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         self.reads += 1
-        return self.inner.scan(key, from_seqno, limit)
-
-    def truncate(self, key: str, seqno: int) -> int:
-        return self.inner.truncate(key, seqno)
-
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self.inner.keys(prefix, after, limit)
-
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
-        return None
-
-    def check(self) -> None:
-        self.inner.check()
-
-    def close(self) -> None:
-        self.inner.close()
+        return self._inner.scan(key, from_seqno, limit)
 
 
 class Busy:

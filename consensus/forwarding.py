@@ -1,0 +1,48 @@
+"""A store around another one that does as it does: what decorators begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from consensus.interface import Consensus, Entry
+
+__all__ = ["ForwardingConsensus"]
+
+
+class ForwardingConsensus(Consensus):
+    """Every call goes to `inner`; a decorator overrides the calls that it changes."""
+
+    def __init__(self, inner: Consensus) -> None:
+        self._inner = inner
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    @property
+    def value_bytes_max(self) -> int:
+        return self._inner.value_bytes_max
+
+    def head(self, key: str) -> Entry | None:
+        return self._inner.head(key)
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        return self._inner.compare_and_set(key, seqno, data)
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        return self._inner.scan(key, from_seqno, limit)
+
+    def truncate(self, key: str, seqno: int) -> int:
+        return self._inner.truncate(key, seqno)
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        return self._inner.keys(prefix, after, limit)
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+        return self._inner.subscribe(callback)
