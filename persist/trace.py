@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from persist.antichain import MINIMUM, Antichain
-from persist.batch import Description, HollowBatch, Part, batch_of
+from persist.batch import Description, HollowBatch, Part, Run, batch_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,12 @@ class Trace:
             fused = HollowBatch(Description(last.desc.lower, batch.desc.upper, last.desc.since), (), 0)
             return Trace((*self.batches[:-1], fused), self.inline_bytes, self.rows)
         return Trace((*self.batches, batch), self.inline_bytes + batch.inline_size, self.rows + batch.rows)
+
+    def extend_last(self, runs: tuple[Run, ...]) -> Trace:
+        """The trace with more runs in its last batch. Costs what is added, not what is there."""
+        last, added = self.batches[-1], batch_of(self.batches[-1].desc, runs)
+        joined = HollowBatch(last.desc, (*last.runs, *runs), last.rows + added.rows)
+        return Trace((*self.batches[:-1], joined), self.inline_bytes + added.inline_size, self.rows + added.rows)
 
     def splice(self, first: int, count: int, replacement: Sequence[HollowBatch]) -> Trace:
         """The trace with `count` batches from index `first` replaced."""

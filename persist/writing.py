@@ -63,7 +63,10 @@ class WriteHandle:
         self.writer_id = writer_id or WriterId.mint(transport.ids)
 
     def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
-        """Append rows at the next time, which the service chooses; the result tells it (`lower`)."""
+        """Append rows at the next time, which the service chooses; the result tells it (`lower`).
+
+        No rows take no time, nor may rows that cancel out: then the result's interval is empty.
+        """
         return self.commit_insert(self.stage(updates, None), token=token, attributes=attributes)
 
     def compare_and_append(

@@ -19,7 +19,7 @@ from persist.errors import InvalidUsage
 from persist.parts.ahead import in_order
 from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.columns import one_chunk
-from persist.parts.consolidate import Times, merge
+from persist.parts.consolidate import Times, join, merge
 from persist.parts.files import BlobReads, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
@@ -139,26 +139,30 @@ class PartReader:
         inline = []
         for item in items:
             if item.part.is_inline:
-                inline.append(self._prepare(self._files.inline(item.part), item.part, times))
+                inline.append(self._whole(self._files.inline(item.part), item.part))
             else:
                 runs.setdefault(item.run, []).append(item.part)
         cursors = [
             Cursor(parts, self._files, self.schema, key_range, times, lambda t, p: self._prepare(t, p, times))
             for parts in runs.values()
         ]
-        rows = merge(inline, self.schema, times)
-        if len(rows):
+        rows = merge([join(inline)], self.schema, times) if inline else None
+        if rows is not None and len(rows):
             rows = clip_rows(rows, SortedKeys(rows, self.schema.key), key_range)
             cursors.append(Cursor.of_table(rows, self._files, self.schema, settled=True))
         return cursors
 
     def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
+        return times.apply(self._whole(table, part))
+
+    def _whole(self, table: pa.Table, part: Part) -> pa.Table:
+        """Whole rows of a part as rows of the current schema, at the times that they were committed with."""
         table = self.schema.migrate(table)
         table = at_part_time(table, part)
         if part.clip is not None:
             table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
-        return times.apply(table)
+        return table
 
     def _is_straight(self, part: Part, times: Times) -> bool:
         """Whether a sorted part's rows come out as they are: the read merges no two of them."""

@@ -122,6 +122,8 @@ class ShardSchema:
 
     def migrate(self, table: pa.Table) -> pa.Table:
         """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
+        if table.schema.equals(self.updates_schema):
+            return table
         columns, fields = [], []
         for field in self.updates_schema:
             index = table.schema.get_field_index(field.name)

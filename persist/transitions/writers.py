@@ -151,8 +151,7 @@ def update_attributes(state: State, command: c.UpdateAttributes, context: Contex
 
 def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
     last = state.trace.batches[-1]
-    joined = batch_of(last.desc, (*last.runs, *_at(command.runs, time)))
-    trace = state.trace.splice(len(state.trace.batches) - 1, 1, [joined])
+    trace = state.trace.extend_last(_at(command.runs, time))
     _check_inline(trace.inline_bytes, command.runs, context)
     result = c.Appended(last.desc.lower, last.desc.upper)
     return _recorded(_with_trace(state, trace, command.runs), command.writer, command.token, result, context), result

@@ -6,9 +6,10 @@ compaction worker, the collector, the sweep, and processes that start anew.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compactor.engine import EngineSettings
@@ -70,6 +71,9 @@ class Played:
             return
         done = self.world.shard.insert([{"k": k, "v": v, "__diff": d} for k, v, _, d in updates])
         assert done.lower.element == self.upper
+        if done.upper == done.lower:  # rows that cancel out before they are written take no time
+            assert not any(_sums(updates).values())
+            return
         self.world.rows += [(key, value, self.upper, diff) for key, value, _, diff in updates]
         self.upper += 1
 
@@ -103,8 +107,16 @@ class Played:
             assert self.world.contents(as_of, fresh) == self.world.expected(as_of), f"as of {as_of}"
 
 
+def _sums(updates: list[Row]) -> Counter[tuple[str, int]]:
+    sums: Counter[tuple[str, int]] = Counter()
+    for key, value, _, diff in updates:
+        sums[key, value] += diff
+    return sums
+
+
 @settings(max_examples=1_000)
 @given(st.booleans(), st.lists(STEPS, min_size=1, max_size=12))
+@example(False, [("insert", [("k0", 0, 0, 1), ("k0", 0, 0, -1)])])
 def test_every_readable_time_reads_as_the_model_says(inline: bool, steps: list[tuple[str, object]]) -> None:
     played = Played(inline)
     for step, argument in steps:
