@@ -1,4 +1,4 @@
-"""Inline rows of a State, merged into one part in the blob store, so that small writes keep having room."""
+"""Merging adjacent batches into one part in the blob store, in this process: for inline rows and other small merges."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from persist import commands as c
 from persist.batch import HollowBatch, Part, Run
 from persist.ids import IdSource, WriterId
 from persist.parts import PartReader, PartWriter, ShardSchema
+from persist.small_merges import inline_stretch
 from persist.state import State
 from persist.store_errors import translated
 
@@ -22,7 +23,14 @@ def flushed(state: State, blob: Blob, ids: IdSource) -> c.MergeRes | None:
 
     A part that is never named is an orphan, which maintenance sweeps.
     """
-    batches = _stretch(state.trace.batches)
+    return merged(state, inline_stretch(state.trace.batches), blob, ids)
+
+
+def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeRes | None:
+    """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
+
+    Raises Unavailable, and Corruption also when an input is gone because another has merged it.
+    """
     inputs = [part for batch in batches for part in batch.parts()]
     if len(inputs) < 2 or state.since.element is None:
         return None
@@ -39,25 +47,12 @@ def flushed(state: State, blob: Blob, ids: IdSource) -> c.MergeRes | None:
         part_bytes_target=PART_BYTES_TARGET,
     )
     outputs: list[Part] = []
+    runs = [run for batch in batches for run in batch.runs]
     with translated():
-        runs = [Run((part,)) for part in inputs]
         for table in reader.read_range(runs, since=state.since.element, memory_bytes=MEMORY_BYTES):
             outputs += writer.write(table)
         outputs += writer.finish()
     return c.MergeRes(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
 
 
-def _stretch(batches: Sequence[HollowBatch]) -> list[HollowBatch]:
-    """Adjacent batches that hold inline rows only (or none), the stretch with the most bytes."""
-    best = (0, 0, 0)  # bytes, first, end
-    first = size = 0
-    for index, batch in enumerate(batches):
-        if all(part.is_inline for part in batch.parts()):
-            size += batch.inline_size
-            best = max(best, (size, first, index + 1))
-        else:
-            first, size = index + 1, 0
-    return list(batches[best[1] : best[2]])
-
-
-__all__ = ["FLUSHER", "flushed"]
+__all__ = ["FLUSHER", "flushed", "merged"]

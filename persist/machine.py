@@ -34,7 +34,6 @@ from persist.errors import (
     Unavailable,
     UnknownShard,
 )
-from persist.flushing import flushed
 from persist.ids import IdSource
 from persist.machine_metrics import MachineMetrics
 from persist.pending import Pending, inline_bytes
@@ -58,10 +57,14 @@ OVERLOADED_RETRY_AFTER_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests)."""
+    """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests).
+
+    `small_merges`: whether upkeep merges small batches; not in a process of maintenance, which merges by its own plan.
+    """
 
     retry_s: float = 30.0
     check_all: bool = False
+    small_merges: bool = True
 
 
 class Machine:
@@ -97,6 +100,7 @@ class Machine:
             ids=ids,
             background=background,
             metrics=self.metrics,
+            merges=settings.small_merges,
         )
         self._lock = threading.Lock()  # guards the queue and the cached State; never held across I/O
         self._refresh_lock = threading.Lock()  # so that many waiters make one read
@@ -316,16 +320,10 @@ class Machine:
                 self._attributes.indexed(state, [command])
 
     def _relief(self, base: State, group: Sequence[Pending]) -> c.MergeRes | None:
-        """Where the group's inline rows do not fit beside those in the State: the merge that moves these to one blob.
-
-        One blob for all of them, instead of one for each command of the group.
-        """
-        held = base.trace.inline_bytes
-        if not held or held + sum(map(inline_bytes, group)) <= self.policy.inline_shard_bytes_max:
+        """The merge that this commit takes along because what waits for upkeep may not become more."""
+        if any(isinstance(pending.command, c.MergeRes) for pending in group):
             return None
-        with contextlib.suppress(PersistError):  # then the commands' own rows go to the blob store
-            return flushed(base, self._versions.blob, self._ids)
-        return None
+        return self._upkeep.relief(base, sum(map(inline_bytes, group)))
 
     def _step_all(self, base: State, group: Sequence[Pending], indexed: Indexed, relief: c.MergeRes | None) -> State:
         """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed."""

@@ -13,7 +13,9 @@ class MachineMetrics:
         self.retries = 0
         self.spills = 0
         self.flushes = 0
+        self.reliefs = 0
         self.upkeep_failed = 0
+        self.upkeep_refused = 0
         self.group_max = 0
 
     def committed(self, commands: int, lost: int) -> None:

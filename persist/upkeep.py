@@ -1,31 +1,33 @@
-"""What a committer does after its commits, in the background: rollups, and flushes of what the State should not keep.
+"""What a committer does after its commits, in the background: rollups, flushes of attributes, small merges.
 
-Each kind of work is under way at most once at a time. Losing any of it is safe: a later commit asks again, and the
-workers of maintenance do it at the latest. It is done here as well because a commit of the process that commits anyway
-joins its group, while another process has to win races against a busy writer.
+Each kind of work is under way at most once at a time, and no two merges have a part in common. Losing any of it is
+safe: a later commit asks again, and the workers of maintenance do it at the latest. Where the background falls behind,
+a commit does the merge itself (`relief`): so writers are slowed, and what waits stays bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Sequence, Set
 
 from persist import commands as c
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import StaleIndex
+from persist.batch import HollowBatch
 from persist.errors import PersistError
-from persist.flushing import flushed
+from persist.flushing import flushed, merged
 from persist.ids import IdSource
 from persist.machine_metrics import MachineMetrics
+from persist.small_merges import GARBAGE_PERCENT_MAX, claimed, garbage_due, inline_due, inline_overdue, tier_due
 from persist.state import Policy, State
 from persist.system import Background
+from persist.trace import Trace
 from persist.versions import Versions
-
-INLINE_ROOM_PART = 4  # inline rows are flushed when they take this part of their room
-INLINE_BATCHES = 24  # or when that many batches in a row hold nothing else
 
 
 class Upkeep:
-    """The upkeep of one shard by one machine. Thread-safe in so far as `apply` is."""
+    """The upkeep of one shard by one machine. Thread-safe. `merges`: whether it also does the small merges."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Upkeep:
         ids: IdSource,
         background: Background,
         metrics: MachineMetrics,
+        merges: bool,
     ) -> None:
         self._apply = apply
         self._current = current
@@ -47,21 +50,63 @@ class Upkeep:
         self._ids = ids
         self._background = background
         self._metrics = metrics
-        self._under_way: set[str] = set()
+        self._merges = merges
+        self._lock = threading.Lock()  # guards the two below; never held across I/O
+        self._under_way: dict[str, frozenset[str]] = {}  # kinds of work, and the parts that each merges
+        self._looked_at: Trace | None = None
 
     def after(self, state: State) -> None:
         """Begin what the State that was just committed asks for. Does not wait."""
         if len(state.attributes) >= self._policy.attributes_flush_at:
             self._begin("attributes", lambda: self._flush_attributes(state))
-        if self._inline_due(state):
-            self._begin("inline", lambda: self._flush_inline(state))
         if state.seqno - max(state.rollups, default=0) >= self._policy.rollup_every:
             self._begin("rollup", lambda: self._roll_up(state))
+        if self._merges and state.trace is not self._looked_at:
+            self._looked_at = state.trace
+            self._merge_what_is_due(state)
 
-    def _begin(self, kind: str, work: Callable[[], None]) -> None:
-        if kind in self._under_way:
-            return
-        self._under_way.add(kind)
+    def relief(self, state: State, inline_bytes: int) -> c.MergeRes | None:
+        """The merge that a commit has to take along, if any; `inline_bytes` are those that the commit adds.
+
+        One for inline rows that find no room (instead of one blob for each command), or for what should have been
+        merged long ago. When the store fails, none: it is asked for again, and rows without room go to the blob store.
+        """
+        held, blob = state.trace.inline_bytes, self._versions.blob
+        with contextlib.suppress(PersistError):
+            if held and held + inline_bytes > self._policy.inline_shard_bytes_max:
+                return flushed(state, blob, self._ids)
+            if self._merges and inline_bytes and (late := self._overdue(state)):
+                command = merged(state, late, blob, self._ids)
+                self._metrics.reliefs += 1
+                return command
+        return None
+
+    def _overdue(self, state: State) -> Sequence[HollowBatch]:
+        taken = claimed(state)
+        return garbage_due(state, taken, GARBAGE_PERCENT_MAX) or inline_overdue(state.trace, taken | self._busy())
+
+    def _merge_what_is_due(self, state: State) -> None:
+        taken = claimed(state) | self._busy()
+        garbage = garbage_due(state, taken)
+        self._begin_merge("garbage", state, garbage)
+        if not garbage:
+            self._begin_merge("inline", state, inline_due(state.trace, self._policy, taken))
+            self._begin_merge("tier", state, tier_due(state.trace, taken))
+
+    def _begin_merge(self, kind: str, state: State, batches: Sequence[HollowBatch]) -> None:
+        inputs = frozenset(part.id for batch in batches for part in batch.parts())
+        if len(inputs) > 1:
+            self._begin(kind, lambda: self._merge(state, batches), inputs)
+
+    def _busy(self) -> Set[str]:
+        with self._lock:
+            return frozenset().union(*self._under_way.values())
+
+    def _begin(self, kind: str, work: Callable[[], None], inputs: frozenset[str] = frozenset()) -> None:
+        with self._lock:
+            if kind in self._under_way or any(not inputs.isdisjoint(held) for held in self._under_way.values()):
+                return
+            self._under_way[kind] = inputs
 
         def run() -> None:
             try:
@@ -69,25 +114,24 @@ class Upkeep:
             except (PersistError, StaleIndex):
                 self._metrics.upkeep_failed += 1
             finally:
-                self._under_way.discard(kind)
+                self._end(kind)
 
         if not self._background.submit(run):
-            self._under_way.discard(kind)
+            self._end(kind)
 
-    def _inline_due(self, state: State) -> bool:
-        trace = state.trace
-        if trace.inline_bytes * INLINE_ROOM_PART >= self._policy.inline_shard_bytes_max:
-            return True
-        if not trace.inline_bytes or len(trace.batches) < INLINE_BATCHES:
-            return False
-        newest = trace.batches[-INLINE_BATCHES:]
-        return all(batch.runs and all(part.is_inline for part in batch.parts()) for batch in newest)
+    def _end(self, kind: str) -> None:
+        with self._lock:
+            del self._under_way[kind]
 
-    def _flush_inline(self, state: State) -> None:
-        command = flushed(self._current() or state, self._versions.blob, self._ids)
-        if command is not None:
-            self._apply(command)
+    def _merge(self, state: State, batches: Sequence[HollowBatch]) -> None:
+        command = merged(state, batches, self._versions.blob, self._ids)
+        if command is None:
+            return
+        result = self._apply(command)
+        if isinstance(result, c.MergeApplied) and result.applied:
             self._metrics.flushes += 1
+        else:
+            self._metrics.upkeep_refused += 1
 
     def _flush_attributes(self, state: State) -> None:
         self._apply(self._attributes.flush(self._current() or state))

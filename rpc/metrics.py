@@ -24,8 +24,10 @@ _COUNTERS = {
     "races_lost": "Compare-and-sets lost to another server",
     "retries": "Compare-and-sets repeated because the store gave no definite answer",
     "spills": "Commands whose inline rows found no room in the State",
-    "flushes": "Inline rows moved to the blob store in one part",
-    "upkeep_failed": "Rollups and flushes that could not be written",
+    "flushes": "Small batches merged in the background, inline rows among them",
+    "reliefs": "Such merges that a commit took along, because the background had fallen behind",
+    "upkeep_failed": "Rollups, flushes and small merges that could not be written",
+    "upkeep_refused": "Small merges refused, because another had merged an input meanwhile",
 }
 
 

@@ -64,7 +64,7 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
     with connect(f"persist://{tmp_path}/x") as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         other = client.create_shard("other", SCHEMA, ["k"])
-        for number in range(20):  # fewer than upkeep moves out by itself
+        for number in range(10):  # fewer than upkeep merges by itself
             shard.insert(rows(number))
             other.insert(rows(number))
         before = shard.snapshot().to_arrow()

@@ -57,12 +57,13 @@ def memory_location(
     ids: AscendingIds | None = None,
     policy: Policy | None = None,
     retry_s: float = 5.0,
+    small_merges: bool = True,
 ) -> Location:
     """A location over memory stores (or those given) that checks every invariant at every commit."""
     return Location(
         blob if blob is not None else MemoryBlob("mem:"),
         consensus if consensus is not None else MemoryConsensus("mem:"),
-        settings=LocationSettings(policy or Policy(), MachineSettings(retry_s=retry_s, check_all=True)),
+        settings=LocationSettings(policy or Policy(), MachineSettings(retry_s, True, small_merges)),
         clock=clock or TestClock(),
         ids=ids or AscendingIds(),
         background=InlineBackground(),

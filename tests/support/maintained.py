@@ -69,6 +69,7 @@ class World:
             clock=self.clock,
             ids=AscendingIds(self._processes),
             policy=self.policy,
+            small_merges=False,  # tests say what is merged when
         )
 
     def worker(self, fuse: Fuse | None = None, settings: WorkerSettings = WORKER) -> Worker:

@@ -20,7 +20,8 @@ SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 
 @pytest.fixture
 def location() -> Iterator[Location]:
-    opened = memory_location()
+    """A process that merges nothing by itself."""
+    opened = memory_location(small_merges=False)
     yield opened
     opened.close()
 
@@ -78,18 +79,3 @@ def test_there_is_nothing_to_flush_in_a_shard_without_inline_rows(location: Loca
     assert command is not None
     machine.apply(command)
     assert flushed(machine.state(), location.blob, location.ids) is None
-
-
-def test_a_busy_shard_is_flushed_and_a_quiet_one_is_not(location: Location, shard: Shard) -> None:
-    machine = location.machine("orders")
-    assert machine.metrics.flushes == 0
-    while machine.metrics.flushes == 0:
-        shard.insert([{"id": "x" * 30_000, "amount": 1}])
-        assert machine.state().trace.inline_bytes * 4 < 2 * 1024 * 1024
-    assert machine.state().trace.inline_bytes == 0
-
-
-def test_many_small_batches_are_flushed_too(location: Location, shard: Shard) -> None:
-    for n in range(200):
-        shard.insert([{"id": "small", "amount": n}])
-        assert len(location.machine("orders").state().trace.batches) < 40

@@ -1,0 +1,199 @@
+"""Whoever commits merges the newest batches while they are small: readers see no difference, writers no error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from blob import BlobUnavailable
+from blob.memory import MemoryBlob
+from persist import commands as c
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.handles import Shard
+from persist.location import Location
+from persist.small_merges import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
+from persist.state import State
+from tests.support.location import memory_location
+
+SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
+NAME = "orders"
+
+
+class LateBackground:
+    """Keeps work until it is asked to do it."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        self.waiting.append(work)
+        return True
+
+    def run(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for work in waiting:
+            work()
+
+    def close(self) -> None:
+        return
+
+
+class FailingBlob(MemoryBlob):
+    """A store that takes nothing while `away`."""
+
+    away = False
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.away:
+            raise BlobUnavailable("away")
+        super().put(key, data)
+
+
+@pytest.fixture
+def location() -> Iterator[Location]:
+    opened = memory_location()
+    yield opened
+    opened.close()
+
+
+def shard_of(location: Location) -> Shard:
+    return Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+
+
+def batches_of(state: State) -> int:
+    return sum(1 for batch in state.trace.batches if batch.runs)
+
+
+def contents(shard: Shard, as_of: int) -> list[dict[str, object]]:
+    return shard.snapshot(as_of).to_arrow().to_pylist()
+
+
+def update(shard: Shard, key: str, old: int | None, new: int) -> None:
+    retracted = [] if old is None else [{"id": key, "amount": old, "__diff": -1}]
+    shard.insert([*retracted, {"id": key, "amount": new, "__diff": 1}])
+
+
+def test_a_quiet_shard_is_left_alone(location: Location) -> None:
+    shard = shard_of(location)
+    for n in range(INLINE_BATCHES - 1):
+        shard.insert([{"id": "k", "amount": n}])
+    assert location.machine(NAME).metrics.flushes == 0
+
+
+def test_inline_rows_leave_the_state_when_they_take_a_good_part_of_their_room(location: Location) -> None:
+    shard, machine = shard_of(location), location.machine(NAME)
+    while machine.metrics.flushes == 0:
+        shard.insert([{"id": "x" * 30_000, "amount": 1}])
+        assert machine.state().trace.inline_bytes * 4 < 2 * 1024 * 1024
+    assert machine.state().trace.inline_bytes == 0
+
+
+def test_small_batches_stay_few_and_are_rewritten_a_logarithm_of_times(location: Location) -> None:
+    shard, machine = shard_of(location), location.machine(NAME)
+    for n in range(800):
+        shard.insert([{"id": f"k{n % 7}", "amount": n}])
+        assert batches_of(machine.state()) <= INLINE_BATCHES + 3 * 4
+    assert machine.metrics.flushes <= 800 / INLINE_BATCHES * 1.5, "mostly one merge for as many appends as it takes"
+    assert machine.metrics.reliefs == 0
+    assert machine.metrics.upkeep_refused == 0
+    for as_of in (0, 11, 12, 400, 799):
+        assert len(contents(shard, as_of)) == as_of + 1
+
+
+def test_a_shard_that_is_updated_for_ever_stays_at_its_live_size(location: Location) -> None:
+    shard, machine = shard_of(location), location.machine(NAME)
+    for n in range(400):
+        key = n % 20
+        update(shard, f"k{key}", n - 20 if n >= 20 else None, n)
+        if n >= 20:
+            shard.downgrade_since(n)
+            assert machine.state().trace.rows <= 3 * 20
+    assert [row["amount"] for row in contents(shard, 399)] == sorted(range(380, 400), key=lambda n: f"k{n % 20}")
+
+
+def test_with_nobody_in_the_background_a_commit_merges_itself() -> None:
+    location = memory_location()
+    location.background = LateBackground()
+    shard, machine = shard_of(location), location.machine(NAME)
+    for n in range(3 * INLINE_BATCHES_MAX):
+        update(shard, f"k{n % 5}", n - 5 if n >= 5 else None, n)
+        newest = machine.state().trace.batches[-INLINE_BATCHES_MAX - 1 :]
+        assert (
+            not all(part.is_inline for batch in newest for part in batch.parts()) or len(newest) <= INLINE_BATCHES_MAX
+        )
+    assert machine.metrics.reliefs > 0
+    assert [row["amount"] for row in contents(shard, 3 * INLINE_BATCHES_MAX - 1)] == [70, 71, 67, 68, 69]
+
+
+def test_a_merge_in_the_background_is_not_done_again_by_a_commit() -> None:
+    location, background = memory_location(), LateBackground()
+    location.background = background
+    shard, machine = shard_of(location), location.machine(NAME)
+    for n in range(INLINE_BATCHES_MAX + 1):
+        shard.insert([{"id": "k", "amount": n}])
+    assert machine.metrics.reliefs == 1
+    background.run()
+    assert machine.metrics.flushes == 1, "both are applied: they have no part in common"
+    assert machine.metrics.upkeep_refused == 0
+    assert len(contents(shard, INLINE_BATCHES_MAX)) == INLINE_BATCHES_MAX + 1
+
+
+def test_a_writer_sees_no_error_while_nothing_can_be_merged() -> None:
+    blob = FailingBlob("mem:")
+    location = memory_location(blob=blob)
+    shard, machine = shard_of(location), location.machine(NAME)
+    blob.away = True
+    for n in range(2 * INLINE_BATCHES_MAX):
+        shard.insert([{"id": "k", "amount": n}])
+    assert machine.metrics.upkeep_failed > 0
+    blob.away = False
+    shard.insert([{"id": "k", "amount": 99}])
+    assert batches_of(machine.state()) < INLINE_BATCHES
+    assert len(contents(shard, 2 * INLINE_BATCHES_MAX)) == 2 * INLINE_BATCHES_MAX + 1
+
+
+def test_what_a_worker_has_claimed_is_left_to_it(location: Location) -> None:
+    shard, machine = shard_of(location), location.machine(NAME)
+    for n in range(INLINE_BATCHES - 1):
+        shard.insert([{"id": "k", "amount": n}])
+    inputs = tuple(part.id for part in machine.state().trace.parts())
+    taken = machine.apply(c.TakeClaim("merge:0", "somebody", 60_000, inputs))
+    assert isinstance(taken, c.Claimed)
+    assert taken.granted
+    for n in range(INLINE_BATCHES - 1):
+        shard.insert([{"id": "k", "amount": n}])
+    assert machine.metrics.flushes == 0
+    shard.insert([{"id": "k", "amount": n}])
+    assert machine.metrics.flushes == 1
+    assert machine.state().trace.covering(frozenset(inputs)) == (0, INLINE_BATCHES - 1)
+
+
+def test_a_process_of_maintenance_leaves_small_merges_to_its_plan() -> None:
+    location = memory_location(small_merges=False)
+    shard = shard_of(location)
+    for n in range(2 * INLINE_BATCHES_MAX):
+        shard.insert([{"id": "k", "amount": n}])
+    assert batches_of(location.machine(NAME).state()) == 2 * INLINE_BATCHES_MAX
+
+
+def test_large_batches_are_not_upkeeps(location: Location) -> None:
+    shard = shard_of(location)
+    for n in range(6):
+        shard.insert(pa.table({"id": [f"k{row}" for row in range(SMALL_ROWS + 1)], "amount": [n] * (SMALL_ROWS + 1)}))
+    state = location.machine(NAME).state()
+    assert not any(is_small(batch) for batch in state.trace.batches)
+    assert not tier_due(state.trace, frozenset())
+    assert batches_of(state) == 6
+
+
+def test_rows_beyond_since_are_no_garbage(location: Location) -> None:
+    shard = shard_of(location)
+    for n in range(8):
+        update(shard, "k", n - 1 if n else None, n)
+    state = location.machine(NAME).state()
+    assert not garbage_due(state, frozenset())
+    assert not garbage_due(replace(state, tombstone=True), frozenset())
