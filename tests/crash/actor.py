@@ -1,7 +1,7 @@
-"""One process of a crash test: `python -m tests.crash.actor ROLE JOURNAL SEED POINT CONNECTION...`.
+"""A client in a process of its own: `python -m tests.crash.actor ROLE JOURNAL SEED POINT:CALLS CONNECTION...`.
 
-It writes what it attempts and what it is told to its journal, a line each, before and after. At a named point of its
-n-th call of a store it kills itself with SIGKILL; the test kills it at random moments besides.
+It says in the journal what it is about to do and what it was told, a line each. CONNECTION is the URLs of servers, or
+the URLs of the two stores; then its stores have a fuse.
 """
 
 from __future__ import annotations
@@ -9,184 +9,158 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from blob import open_blob
-from blob.interface import Blob, BlobStat
-from compactor.engine import EngineSettings
-from compactor.gc import Collector, GcSettings
-from compactor.merge import MergePolicy
-from compactor.worker import Worker, WorkerSettings
 from consensus import open_consensus
-from consensus.interface import Consensus, Entry
+from persist.antichain import Antichain
 from persist.client import Client, connect
+from persist.commands import Appended
 from persist.embedded import EmbeddedTransport
-from persist.errors import Conflict, Expired, Indeterminate, Overloaded, PersistError, Unavailable
-from persist.handles import HandleSettings
-from persist.location import Location, LocationSettings
-from persist.machine import MachineSettings
-from persist.reading import ReadSettings
-from persist.state import Policy
-from persist.writing import WriteSettings
+from persist.errors import (
+    Expired,
+    Indeterminate,
+    NotReadable,
+    Overloaded,
+    PersistError,
+    Unavailable,
+    UpperMismatch,
+)
+from persist.handles import Shard
+from persist.ids import Token
+from persist.location import Location
+from persist.writing import WriteHandle
+from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
+from tests.crash.small import HANDLES, LOCATION, TIMEOUT_S
 
 SHARD = "crash"
-SCHEMA = pa.schema([pa.field("who", pa.string()), pa.field("n", pa.int64())])
-POLICY = Policy(inline_part_bytes_max=600, inline_shard_bytes_max=4_000, rollup_every=8)
-HANDLES = HandleSettings(
-    write=WriteSettings(lease_ms=30_000, retry_s=5.0), read=ReadSettings(lease_ms=10_000, retry_s=5.0)
-)
-POINTS = ("put.before", "put.after", "set.before", "set.after", "delete.before", "delete.after", "truncate.after")
+SCHEMA = pa.schema([pa.field("who", pa.string()), pa.field("n", pa.int64()), pa.field("size", pa.int64())])
+SIZES = (1, 1, 2, 80)  # rows of a write; the last does not fit inline
+RETRIES_MAX = 3
+KEPT_TIMES = 20  # how far since stays behind upper
+STEPS_MAX = 20  # of a listener, before it begins anew
+WEATHER = (Unavailable, Overloaded, Indeterminate)
+PAUSE_S = 0.02
 
-
-class Fuse:
-    """Kills this process at the `calls`-th time that `point` is reached."""
-
-    def __init__(self, point: str, calls: int) -> None:
-        self._point = point
-        self._left = calls
-
-    def __call__(self, point: str) -> None:
-        if point == self._point:
-            self._left -= 1
-            if self._left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-class FusedBlob(Blob):
-    """A blob store whose caller may die before or after a call."""
-
-    def __init__(self, inner: Blob, fuse: Fuse) -> None:
-        self._inner = inner
-        self._fuse = fuse
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self._fuse("put.before")
-        self._inner.put(key, data)
-        self._fuse("put.after")
-
-    def get(self, key: str) -> bytes:
-        return self._inner.get(key)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._inner.get_range(key, start, length)
-
-    def stat(self, key: str) -> BlobStat | None:
-        return self._inner.stat(key)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        self._fuse("delete.before")
-        self._inner.delete(keys)
-        self._fuse("delete.after")
-
-    def list(self, prefix: str) -> Iterator[BlobStat]:
-        return self._inner.list(prefix)
-
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class FusedConsensus(Consensus):
-    """A consensus store whose caller may die before or after a call."""
-
-    def __init__(self, inner: Consensus, fuse: Fuse) -> None:
-        self._inner = inner
-        self._fuse = fuse
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def value_bytes_max(self) -> int:
-        return self._inner.value_bytes_max
-
-    def head(self, key: str) -> Entry | None:
-        return self._inner.head(key)
-
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
-        self._fuse("set.before")
-        won = self._inner.compare_and_set(key, seqno, data)
-        self._fuse("set.after")
-        return won
-
-    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
-        return self._inner.scan(key, from_seqno, limit)
-
-    def truncate(self, key: str, seqno: int) -> int:
-        deleted = self._inner.truncate(key, seqno)
-        self._fuse("truncate.after")
-        return deleted
-
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self._inner.keys(prefix, after, limit)
-
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
-        return self._inner.subscribe(callback)
-
-
-def location_of(blob_url: str, consensus_url: str, fuse: Fuse) -> Location:
-    settings = LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=3.0))
-    return Location(
-        FusedBlob(open_blob(blob_url), fuse), FusedConsensus(open_consensus(consensus_url), fuse), settings=settings
-    )
+Ranges = dict[str, list[list[int]]]
 
 
 class Journal:
     """Lines that survive the process: each is one write to a file opened for appending."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, who: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._who = who
 
-    def say(self, **line: Any) -> None:
-        os.write(self._file, (json.dumps(line) + "\n").encode())
+    def say(self, what: str, **line: Any) -> None:
+        told = {"what": what, "who": self._who, "ns": time.monotonic_ns(), **line}
+        os.write(self._file, (json.dumps(told, separators=(",", ":")) + "\n").encode())
+
+
+def connected(connection: Sequence[str], fuse: Fuse) -> Client:
+    """A client, as soon as the weather lets it be."""
+    while True:
+        try:
+            if len(connection) == 1:
+                return connect(connection[0], handles=HANDLES, timeout_s=TIMEOUT_S)
+            blob, consensus = FusedBlob(open_blob(connection[0]), fuse), open_consensus(connection[1])
+            location = Location(blob, FusedConsensus(consensus, fuse), settings=LOCATION)
+            return Client(EmbeddedTransport(location), HANDLES)
+        except WEATHER:
+            time.sleep(PAUSE_S)
+
+
+def opened(client: Client) -> Shard:
+    while True:
+        try:
+            return client.create_shard(SHARD, SCHEMA, ["who"])
+        except WEATHER:
+            time.sleep(PAUSE_S)
+
+
+# --- writing
 
 
 def write(client: Client, journal: Journal, seed: int) -> None:
-    """Inserts and compare-and-appends; every write holds rows that no other has."""
-    shard = client.create_shard(SHARD, SCHEMA, ["who"])
+    """Inserts and compare-and-appends; no two writes have rows alike."""
+    shard = opened(client)
+    writer = shard.open_writer()
     pick = random.Random(seed)
     number = 0
     while True:
         number += 1
-        count = pick.choice((1, 1, 2, 80))
-        name = f"{seed}.{number}"
-        rows = pa.table({"who": [name] * count, "n": list(range(count))})
-        journal.say(write=name, rows=count)
-        try:
-            if pick.random() < 0.5:
-                told = shard.insert(rows)
-            else:
-                upper = shard.upper()
-                told = shard.compare_and_append(rows, upper, (upper.element or 0) + pick.choice((1, 3)))
-            journal.say(ok=name, at=[told.lower.element, told.upper.element])
-        except (Unavailable, Overloaded, Conflict):
-            journal.say(refused=name)
-        except (Indeterminate, Expired):
-            journal.say(unknown=name)
+        if not _write(shard, writer, journal, pick, seed, number):
+            writer = shard.open_writer()
+
+
+def _write(shard: Shard, writer: WriteHandle, journal: Journal, pick: random.Random, seed: int, number: int) -> bool:
+    """One write, recorded; whether its outcome is known."""
+    size = pick.choice(SIZES)
+    rows = pa.table({"who": [f"{seed}.{number}"] * size, "n": list(range(size)), "size": [size] * size})
+    lower: int | None = None
+    if pick.random() < 0.5:
+        lower = upper_of(shard, journal)
+        if lower is None:
+            return True
+    upper = None if lower is None else lower + pick.choice((1, 3))
+    token = Token.mint(shard._transport.ids)
+    journal.say("write", name=f"{seed}.{number}", size=size, lower=lower, upper=upper)
+    answer: dict[str, Any] = {}
+    try:
+        runs = writer.stage(rows, lower)
+    except WEATHER:
+        journal.say("answer", name=f"{seed}.{number}", answer="refused")
+        return True
+    for _ in range(RETRIES_MAX):
+        answer = _committed(writer, runs, lower, upper, token, is_retry=bool(answer))
+        if answer["answer"] != "unknown":
+            break
+    journal.say("answer", name=f"{seed}.{number}", **answer)
+    return bool(answer["answer"] == "ok")
+
+
+def _committed(
+    writer: WriteHandle, runs: Any, lower: int | None, upper: int | None, token: Token, *, is_retry: bool
+) -> dict[str, Any]:
+    """What the caller knows after one call. A retry that is refused for now leaves the first try's outcome unknown."""
+    try:
+        if lower is None or upper is None:
+            told: Appended = writer.commit_insert(runs, token=token)
+        else:
+            told = writer.commit_compare_and_append(runs, lower, upper, token=token)
+    except UpperMismatch as error:
+        actual = Antichain.from_json(error.details["actual"])
+        return {"answer": "refused", "actual": actual.element}
+    except (Unavailable, Overloaded):
+        return {"answer": "unknown" if is_retry else "refused"}
+    except (Indeterminate, Expired):
+        return {"answer": "unknown"}
+    return {"answer": "ok", "told": [told.lower.element, told.upper.element]}
+
+
+def upper_of(shard: Shard, journal: Journal) -> int | None:
+    """The shard's upper, recorded with its since as the reads of registers that they are."""
+    invoked = time.monotonic_ns()
+    try:
+        view = shard.view()
+    except WEATHER:
+        return None
+    journal.say("view", invoked=invoked, upper=view.upper.element, since=view.since.element)
+    return view.upper.element
+
+
+# --- reading
 
 
 def read(client: Client, journal: Journal, seed: int) -> None:
-    """Snapshots of random times, in splits."""
-    shard = client.create_shard(SHARD, SCHEMA, ["who"])
+    """Snapshots of random times, in splits; now and then history is forgotten."""
+    shard = opened(client)
     pick = random.Random(seed)
     while True:
         try:
@@ -195,48 +169,80 @@ def read(client: Client, journal: Journal, seed: int) -> None:
             if upper > since:
                 as_of = pick.randrange(since, upper)
                 table = shard.snapshot(as_of, num_splits=pick.choice((1, 3)), wait_s=5.0).to_arrow()
-                journal.say(read=as_of, rows=sorted(map(list, zip(*table.to_pydict().values(), strict=True))))
-            if pick.random() < 0.1 and upper > 20:
-                shard.downgrade_since(max(since, upper - 20))
-        except (Unavailable, Overloaded, Indeterminate, Expired):
-            journal.say(weather=True)
-        except PersistError as error:
-            if error.kind != "not_readable":
-                journal.say(broken=repr(error))
-        time.sleep(0.02)
+                journal.say("read", as_of=as_of, names=_ranges(_whole(table)))
+            if pick.random() < 0.1 and upper > KEPT_TIMES:
+                shard.downgrade_since(max(since, upper - KEPT_TIMES))
+        except (*WEATHER, Expired, NotReadable):
+            journal.say("weather")
+        time.sleep(PAUSE_S)
 
 
-def maintain(location: Location, journal: Journal, role: str) -> None:
-    """A compaction worker or a collector."""
-    engine = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 14, chunk_bytes=1 << 12)
-    policy = MergePolicy(fan_in=2, fan_in_small=2, batches_soft=4, inline_flush_bytes=2_000)
-    worker = Worker(location, WorkerSettings(policy=policy, engine=engine, lease_ms=2_000, idle_ms=500))
-    collector = Collector(location, GcSettings(rollup_after=8, delete_batch=4))
+def listen(client: Client, journal: Journal, seed: int) -> None:
+    """A snapshot and every update after it; what that makes is what a snapshot of each later time would show."""
+    shard = opened(client)
     while True:
         try:
-            if role == "compactor":
-                worker.run(SHARD, merges_max=5)
+            as_of = None if shard.upper().element else 0
+            with shard.snapshot(as_of, wait_s=5.0) as snapshot:
+                names = _whole(snapshot.to_arrow())
+                events = shard.listen(snapshot.as_of)
+            with events:
+                for _ in range(STEPS_MAX):
+                    for event in events.next_events(1.0):
+                        _merge(names, _whole(event.updates))
+                    frontier = events.frontier.element
+                    assert frontier is not None
+                    journal.say("read", as_of=frontier - 1, names=_ranges(names), listened=True)
+        except (*WEATHER, Expired, NotReadable):
+            journal.say("weather")
+            time.sleep(PAUSE_S)
+
+
+def _whole(table: pa.Table) -> set[str]:
+    """The names of the writes in a table. Every write is there as a whole and once, or it is not definite."""
+    found = table.group_by("who").aggregate(
+        [("n", "count"), ("n", "count_distinct"), ("n", "max"), ("size", "min"), ("size", "max"), ("__diff", "sum")]
+    )
+    size = found.column("size_max")
+    for column in ("n_count", "n_count_distinct", "size_min", "__diff_sum"):
+        if not pc.all(pc.equal(found.column(column), size)).as_py() and found.num_rows:
+            raise AssertionError(f"a write is there by halves, or twice: {found.to_pylist()[:5]}")
+    return set(found.column("who").to_pylist())
+
+
+def _merge(names: set[str], more: set[str]) -> None:
+    if names & more:
+        raise AssertionError(f"a listener hears of {sorted(names & more)[:5]} twice")
+    names |= more
+
+
+def _ranges(names: Iterable[str]) -> Ranges:
+    """Names by writer, as ranges of their numbers with both ends: there are many, and few gaps."""
+    numbers: dict[str, list[int]] = {}
+    for name in names:
+        seed, _, number = name.partition(".")
+        numbers.setdefault(seed, []).append(int(number))
+    found: Ranges = {}
+    for seed, ascending in numbers.items():
+        spans: list[list[int]] = []
+        for number in sorted(ascending):
+            if spans and spans[-1][1] == number - 1:
+                spans[-1][1] = number
             else:
-                collector.run(SHARD)
-        except PersistError as error:
-            if error.kind not in ("unavailable", "indeterminate", "overloaded", "unknown_shard"):
-                journal.say(broken=repr(error))
-        time.sleep(0.05)
+                spans.append([number, number])
+        found[seed] = spans
+    return found
 
 
 def main() -> None:
-    role, journal_path, seed, point, *connection = sys.argv[1:]
-    journal = Journal(journal_path)
-    name, _, calls = point.partition(":")
-    fuse = Fuse(name, int(calls or 0))
-    if len(connection) == 1:
-        client = connect(connection[0], handles=HANDLES)
-    else:
-        location = location_of(connection[0], connection[1], fuse)
-        if role in ("compactor", "collector"):
-            maintain(location, journal, role)
-        client = Client(EmbeddedTransport(location), HANDLES)
-    {"writer": write, "reader": read}[role](client, journal, int(seed))
+    role, path, seed, point, *connection = sys.argv[1:]
+    journal = Journal(path, f"{role} {seed}")
+    client = connected(connection, Fuse.of(point))
+    try:
+        {"writer": write, "reader": read, "listener": listen}[role](client, journal, int(seed))
+    except (PersistError, AssertionError) as error:  # nothing else may happen, whatever the weather
+        journal.say("broken", error=repr(error))
+        raise
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@
     reset     connections are accepted and reset at once; open ones are reset
     hang      nothing moves any more, nothing is closed
     swallow   requests reach the server, its replies are thrown away
+    delay     every piece arrives DELAY_S later
 
-`hang` and then `cut` is a connection reset before the server saw the request; `swallow` and then `cut` is
-one reset after the server carried it out. `upload_limit` resets a connection that has sent more bytes than that.
+`half_close` ends one direction of every open connection; the other goes on. `hang` and then `cut` is a connection
+reset before the server saw the request; `swallow` and then `cut` is one reset after the server carried it out.
+`upload_limit` resets a connection that has sent more bytes than that.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import threading
 
 from tests.services.process import free_ports
 
-MODES = ("pass", "refuse", "reset", "hang", "swallow")
+MODES = ("pass", "refuse", "reset", "hang", "swallow", "delay")
+ENDS = ("client", "server")
 CHUNK = 64 * 1024
 LOOK_S = 0.02
+DELAY_S = 0.05
 
 
 class FaultProxy:
@@ -34,6 +38,7 @@ class FaultProxy:
         self.upload_limit: int | None = None
         self._mode = "pass"
         self._cuts = 0
+        self._half_closes: list[str] = []
         self._live: dict[int, int] = {}
         self._changed = threading.Condition()
         self._threads: list[threading.Thread] = []
@@ -57,6 +62,11 @@ class FaultProxy:
             self._cuts += 1
             cuts = self._cuts
             self._changed.wait_for(lambda: all(born >= cuts for born in self._live.values()), 5)
+
+    def half_close(self, end: str) -> None:
+        """On every connection that is open now `end` hears that the other will send no more; what it sends arrives."""
+        assert end in ENDS, end
+        self._half_closes.append(end)
 
     def close(self) -> None:
         self._stop_listening()
@@ -116,10 +126,15 @@ class FaultProxy:
 
     def _forward(self, client: socket.socket, server: socket.socket, born: int) -> None:
         sent = 0
+        half_closes = len(self._half_closes)
+        ended: set[socket.socket] = set()  # what would go to these is thrown away
         while self._cuts == born:
+            for end in self._half_closes[half_closes:]:
+                half_closes += 1
+                ended.add(client if end == "client" else server)
+                (client if end == "client" else server).shutdown(socket.SHUT_WR)
             if self._mode == "hang":
-                with self._changed:
-                    self._changed.wait(LOOK_S)
+                self._pause(LOOK_S)
                 continue
             for source in select.select([client, server], [], [], LOOK_S)[0]:
                 if self._mode == "hang":
@@ -127,13 +142,20 @@ class FaultProxy:
                 data = source.recv(CHUNK)
                 if not data:
                     return
+                if self._mode == "delay":
+                    self._pause(DELAY_S)
                 if source is client:
                     sent += len(data)
                     if self.upload_limit is not None and sent > self.upload_limit:
                         return
-                    server.sendall(data)
-                elif self._mode != "swallow":
+                    if server not in ended:
+                        server.sendall(data)
+                elif self._mode != "swallow" and client not in ended:
                     client.sendall(data)
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait(seconds)
 
 
 def _reset(each: socket.socket) -> None:

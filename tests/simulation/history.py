@@ -6,6 +6,7 @@ the crash tests do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,7 +22,7 @@ class Read:
     rows: frozenset[tuple[Row, int]]
 
 
-UpperRead = tuple[str, str, int, int, int | None]  # shard, who, invoked, returned, upper
+UpperRead = tuple[str, str, int, int, int | None]  # shard, who, invoked, returned, upper (or since)
 
 
 @dataclass
@@ -29,6 +30,7 @@ class History:
     writes: list[Write] = field(default_factory=list)
     reads: list[Read] = field(default_factory=list)
     uppers: list[UpperRead] = field(default_factory=list)
+    sinces: list[UpperRead] = field(default_factory=list)
 
     def check(self) -> None:
         """Raises Violation."""
@@ -36,6 +38,26 @@ class History:
             writes = [write for write in self.writes if write.shard == shard]
             check_linearisable(writes, [read for read in self.uppers if read[0] == shard])
         check_definite(self.reads)
+        check_ascending(self.sinces)
+
+
+def check_ascending(sinces: Iterable[UpperRead]) -> None:
+    """Nobody sees a since that is behind one which was seen before he began to look."""
+    found = list(sinces)
+    by_return = sorted(found, key=lambda read: read[3])
+    highest: dict[str, float] = {}
+    at = 0
+    for shard, who, invoked, _, since in sorted(found, key=lambda read: read[2]):
+        while at < len(by_return) and by_return[at][3] < invoked:
+            other, _, _, _, seen = by_return[at]
+            highest[other] = max(highest.get(other, 0), math.inf if seen is None else seen)
+            at += 1
+        value = math.inf if since is None else since
+        expect(
+            highest.get(shard, 0) <= value,
+            "monotone",
+            f"{who} sees since {since} of {shard} after {highest.get(shard)}",
+        )
 
 
 def check_definite(reads: Iterable[Read]) -> None:
@@ -151,4 +173,4 @@ def _check_values(writes: list[Write], acknowledged: list[Write], points: list[_
             expect(value < 0 or value in made, "linearisable", f"{point.what} saw the upper {value}, which nobody made")
 
 
-__all__ = ["History", "Read", "UpperRead", "check_definite", "check_linearisable"]
+__all__ = ["History", "Read", "UpperRead", "check_ascending", "check_definite", "check_linearisable"]

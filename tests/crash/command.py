@@ -1,0 +1,51 @@
+"""The `persist` command as users run it, with small settings, and a fuse in its stores.
+
+python -m tests.crash.command POINT:CALLS serve --blob URL --consensus URL --port N
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import persist.cli.compactor
+import persist.cli.gc
+import persist.cli.serve
+import persist.location
+from blob import open_blob
+from compactor.jobs import gc_job
+from compactor.loop import LoopSettings
+from consensus import open_consensus
+from persist.cli.__main__ import main
+from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
+from tests.crash.small import GC, LOOK_EVERY_S, POLICY, WORKER
+
+
+def run(fuse: Fuse, arguments: list[str]) -> int:
+    """The command's exit code, if it lives to tell."""
+    loop = partial(LoopSettings, rescan_without_push_s=LOOK_EVERY_S)
+    serve = persist.cli.serve.from_environment
+
+    def worker_settings(**_: Any) -> Any:
+        return WORKER
+
+    def gc_settings(**_: Any) -> Any:
+        return GC
+
+    with (
+        patch.object(persist.location, "open_blob", lambda url: FusedBlob(open_blob(url), fuse)),
+        patch.object(persist.location, "open_consensus", lambda url: FusedConsensus(open_consensus(url), fuse)),
+        patch.object(persist.cli.serve, "from_environment", lambda: {**serve(), "policy": POLICY}),
+        patch.object(persist.cli.compactor, "WorkerSettings", worker_settings),
+        patch.object(persist.cli.compactor, "LoopSettings", loop),
+        patch.object(persist.cli.gc, "GcSettings", gc_settings),
+        patch.object(persist.cli.gc, "LoopSettings", loop),
+        patch.object(persist.cli.gc, "gc_job", partial(gc_job, every_s=LOOK_EVERY_S)),
+    ):
+        return main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Fuse.of(sys.argv[1]), sys.argv[2:]))

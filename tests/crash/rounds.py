@@ -1,0 +1,118 @@
+"""Rounds of torment over two stores, then everything that must be true afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from blob import open_blob
+from compactor.gc import Collector
+from compactor.merge import claim_is_for_merge
+from compactor.orphans import Sweeper
+from compactor.worker import Worker
+from consensus import open_consensus
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.ids import SeqNo
+from persist.keys import shard_prefix
+from persist.location import Location
+from persist.system import SystemClock
+from tests.crash.actor import SHARD
+from tests.crash.arena import WEATHER, Arena
+from tests.crash.journal import Account
+from tests.crash.small import GC, HANDLES, LOCATION, WORKER
+from tests.simulation.oracle import expect
+
+ROUND_S = 3.0
+HOUR_MS = 3_600_000
+LAPSED_MS = HOUR_MS  # beyond every lease
+SWEPT_MS = 25 * HOUR_MS  # beyond the age at which orphans are swept
+SETTLE_ROUNDS_MAX = 50
+SETTLED_LOG_MAX = 4 * LOCATION.policy.rollup_every
+SETTLED_ROLLUPS_MAX = 2
+SETTLED_BATCHES_MAX = 16
+
+
+class LaterClock(SystemClock):
+    """A clock that is `ahead_ms` ahead: for it the leases of the dead have lapsed."""
+
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._ahead_ms
+
+
+def run_rounds(directory: Path, blob: str, consensus: str, rounds: int, seed: int = 1) -> str:
+    """Torment, then check; what was done and seen, in a few lines. Raises Violation."""
+    with Arena(directory, blob, consensus, seed) as arena:
+        arena.start()
+        for _ in range(rounds):
+            arena.torment(ROUND_S)
+    account = Account.read(arena.journal)
+    account.check()
+    held = _held(blob, consensus)
+    account.check_held(held)
+    settle(blob, consensus)
+    expect(_held(blob, consensus) == held, "definite", "maintenance at rest changed what the shard holds")
+    _check_not_vacuous(account.counts, arena.struck)
+    counted = ("ok", "refused", "unknown", "read", "listened", "view")
+    seen = ", ".join(f"{what} {account.counts[what]}" for what in counted)
+    struck = ", ".join(f"{what} {count}" for what, count in sorted(arena.struck.items()))
+    return f"{rounds} rounds; writes and reads: {seen}\nstruck: {struck}"
+
+
+def settle(blob: str, consensus: str) -> None:
+    """Maintenance of a shard whose users are all dead: it comes to rest, small, and without orphans."""
+    with Client(EmbeddedTransport(location := _location(blob, consensus, LAPSED_MS)), HANDLES):
+        worker, collector = Worker(location, WORKER), Collector(location, GC)
+        for _ in range(SETTLE_ROUNDS_MAX):
+            merged, report = worker.run(SHARD, idle=True), collector.run(SHARD)
+            claims = location.machine(SHARD).state().claims
+            if not merged and report.done and not any(map(claim_is_for_merge, claims)):
+                break
+        else:
+            expect(False, "liveness", f"maintenance finds no end in {SETTLE_ROUNDS_MAX} rounds")
+        state = location.machine(SHARD).refresh()
+        entries = len(location.versions.diffs(SHARD, SeqNo(1), 1_000))
+        batches = sum(1 for batch in state.trace.batches if batch.runs)
+        expect(entries <= SETTLED_LOG_MAX, "bounded", f"the log at rest has {entries} entries")
+        expect(len(state.rollups) <= SETTLED_ROLLUPS_MAX, "bounded", f"{len(state.rollups)} rollups at rest")
+        expect(batches <= SETTLED_BATCHES_MAX, "bounded", f"{batches} batches at rest")
+    with Client(EmbeddedTransport(location := _location(blob, consensus, SWEPT_MS)), HANDLES):
+        Sweeper(location).sweep(SHARD)
+        state = location.machine(SHARD).refresh()
+        named = set(state.blob_keys())
+        known = named | {key for change in location.versions.diffs(SHARD, SeqNo(1), 1_000) for key in change.gone}
+        stored = {stat.key for stat in location.blob.list(shard_prefix(state.shard_id))}
+        expect(named <= stored, "reachable", f"named but not there: {sorted(named - stored)[:3]}")
+        expect(stored <= known, "swept", f"orphans survive the sweep: {sorted(stored - known)[:3]}")
+
+
+def _location(blob: str, consensus: str, ahead_ms: int) -> Location:
+    return Location(open_blob(blob), open_consensus(consensus), settings=LOCATION, clock=LaterClock(ahead_ms))
+
+
+def _held(blob: str, consensus: str) -> Counter[str]:
+    """Rows by write, as of the last time."""
+    with Client(EmbeddedTransport(_location(blob, consensus, 0)), HANDLES) as client:
+        table = client.shard(SHARD).snapshot(num_splits=3).to_arrow()
+    expect(set(table.column("__diff").to_pylist()) <= {1}, "atomic", "rows are there more than once")
+    return Counter(table.column("who").to_pylist())
+
+
+def _check_not_vacuous(counts: Counter[str], struck: Counter[str]) -> None:
+    """Everything was tried, and everything that can go wrong did."""
+    unseen = [what for what in ("ok", "read", "listened", "view") if not counts[what]]
+    expect(not unseen, "vacuity", f"never: {unseen}")
+    unfired = [kind for kind in WEATHER if not struck[kind]]
+    expect(not unfired, "vacuity", f"these never struck: {unfired}")
+    killed = sum(count for what, count in struck.items() if what.endswith("at a named point"))
+    expect(killed > 0, "vacuity", "nobody died at a named point")
+    gave_up = [
+        what for what in struck if what.endswith("gave up") and what.split()[0] in ("writer", "reader", "listener")
+    ]
+    expect(not gave_up, "broken", f"clients ended by themselves: {gave_up}")
+
+
+__all__ = ["ROUND_S", "run_rounds", "settle"]
