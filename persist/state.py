@@ -7,7 +7,7 @@ compared by identity. Mappings are never mutated after they are put into a State
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from persist.antichain import EMPTY, MINIMUM, Antichain, meet
 from persist.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
@@ -181,17 +181,22 @@ def held_since(state: State) -> Antichain:
     return meet(holds) if holds else state.since
 
 
-def initial_state(name: str, schema: SchemaRecord, now_ms: int) -> State:
-    """The State of a shard that was just created; its seqno is v1 once committed."""
+def blank_state(name: str) -> State:
+    """What the first State of a shard is a change of; never committed itself."""
     return State(
         name=name,
         shard_id=ShardId.of(name),
-        seqno=SeqNo(1),
-        walltime_ms=now_ms,
+        seqno=SeqNo(0),
+        walltime_ms=0,
         since=MINIMUM,
         trace=EMPTY_TRACE,
-        schemas={1: schema},
+        schemas={},
     )
+
+
+def initial_state(name: str, schema: SchemaRecord, now_ms: int) -> State:
+    """The State of a shard that was just created; its seqno is v1 once committed."""
+    return replace(blank_state(name), seqno=SeqNo(1), walltime_ms=now_ms, schemas={1: schema})
 
 
 __all__ = [
@@ -208,6 +213,7 @@ __all__ = [
     "State",
     "WriterState",
     "auxiliary_blob_keys",
+    "blank_state",
     "held_since",
     "initial_state",
 ]

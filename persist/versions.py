@@ -14,10 +14,11 @@ from persist.codec import decode_diff, decode_state, encode_diff, encode_state
 from persist.errors import Corruption
 from persist.ids import IdSource, SeqNo
 from persist.keys import rollup_key
-from persist.state import Rollup, State
+from persist.state import Rollup, State, blank_state
 from persist.state_diff import StateDiff
 from persist.store_errors import translated, translated_but_missing
 
+FIRST = SeqNo(1)
 SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
 CATCH_UP_DIFFS_MAX = 2_000  # further behind than this, loading anew is cheaper
@@ -39,7 +40,7 @@ class Versions:
             if head is None:
                 return None
             newest = decode_diff(head.data)
-            state = self._rollup(newest)
+            state = self._rollup(newest) or self._first(name, newest)
             if state is None:
                 continue
             tail = self._tail(name, state)
@@ -73,24 +74,15 @@ class Versions:
     def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
         """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
 
-        The State v1 names its own rollup, so the log begins at a rollup from the start.
+        The State v1 names its own rollup, so the log begins at a rollup from the start. The entry is the change from
+        the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept.
         """
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = _with_rollup(state, state.seqno, key, 0)
         data = encode_state(named)
         with translated():
             self.blob.put(key, data)
-        first = StateDiff(
-            seqno=named.seqno,
-            walltime_ms=named.walltime_ms,
-            commit_id=commit_id,
-            rollup_seqno=named.seqno,
-            rollup_key=key,
-            gone=(),
-            scalars={},
-            mappings={},
-            trace=None,
-        )
+        first = state_diff.diff(blank_state(state.name), named, commit_id)
         return encode_diff(first), named
 
     def write_rollup(self, state: State) -> tuple[str, int]:
@@ -111,6 +103,15 @@ class Versions:
         if state.seqno != newest.rollup_seqno:
             raise Corruption(f"rollup {newest.rollup_key} holds {state.seqno}, not {newest.rollup_seqno}")
         return state
+
+    def _first(self, name: str, newest: StateDiff) -> State | None:
+        """The State v1 by the first log entry, where no later rollup is named and the log goes back so far."""
+        if newest.rollup_seqno != FIRST:
+            return None
+        found = self.diffs(name, FIRST, 1)
+        if not found or found[0].seqno != FIRST or "schemas" not in found[0].mappings:
+            return None
+        return state_diff.apply(found[0], blank_state(name))
 
     def _tail(self, name: str, state: State) -> State | None:
         """The State after all live diffs, or None where the log no longer begins at or before the rollup."""

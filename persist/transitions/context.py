@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from persist.attribute import AttributeKey
+from persist.keys import born_ms
 from persist.state import Policy
 
 
@@ -45,3 +46,7 @@ class Context:
     policy: Policy
     inserted_at: int | None = None
     indexed: Indexed = NOTHING_INDEXED
+
+    def may_be_swept(self, key: str) -> bool:
+        """Whether a blob that nothing names yet is so old that the orphan sweep may have taken it."""
+        return self.now_ms - born_ms(key) > self.policy.staged_ms_max

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from persist import commands as c
 from persist.antichain import meet
 from persist.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.errors import Corruption, InvalidUsage
-from persist.keys import belongs_to, born_ms
+from persist.keys import belongs_to
 from persist.state import Claim, Rollup, State
 from persist.transitions.context import Context
 
@@ -26,8 +27,8 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
     newest = max(state.rollups, default=0)
     if command.seqno < newest or not belongs_to(command.key, state.shard_id):
         return state, c.RollupAdded(False)  # late: its key may have been removed already, and dead keys never return
-    if context.now_ms - born_ms(command.key) > context.policy.staged_ms_max:
-        return state, c.RollupAdded(False)  # very late: it may have been swept
+    if context.may_be_swept(command.key):
+        return state, c.RollupAdded(False)  # very late
     rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
     return replace(state, rollups=rollups), c.RollupAdded(True)
 
@@ -62,6 +63,8 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
         return state, c.Claimed(False, held.owner if held else "")
     if state.trace.covering(frozenset(command.inputs)) is None:
         return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
+    if _are_swept(held, command.done, context):
+        return state, c.Claimed(False, command.owner)
     if held.inputs not in ((), command.inputs) or command.done[: len(held.done)] != held.done:
         raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
     _check_outputs(state, command.done)
@@ -122,13 +125,22 @@ def _merged(state: State, inputs: frozenset[str], command: c.MergeRes, batches: 
 
 
 def _may_apply(state: State, command: c.MergeRes, context: Context) -> bool:
-    """Whether the claim is still held. One that lapsed long ago could be gone: its outputs may have been swept."""
+    """Whether the outputs are there for sure: the claim, if there is one, is still held, and none is too old."""
+    outputs = [part for run in command.outputs for part in run.parts]
     if not command.claim_key:
-        return True
+        return not _are_swept(None, outputs, context)
     held = state.claims.get(command.claim_key)
     if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
         return False
-    return context.now_ms <= held.heartbeat_ms + CLAIM_KEPT_LEASES * held.lease_ms
+    if context.now_ms > held.heartbeat_ms + CLAIM_KEPT_LEASES * held.lease_ms:
+        return False
+    return not _are_swept(held, outputs, context)
+
+
+def _are_swept(held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
+    """Whether an output that no claim has kept may have been swept since it was written."""
+    kept = frozenset(part.key for part in held.done) if held is not None else frozenset()
+    return any(part.key is not None and part.key not in kept and context.may_be_swept(part.key) for part in outputs)
 
 
 def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:

@@ -10,7 +10,7 @@ from persist.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
 from persist.ids import Token, WriterId
-from persist.keys import belongs_to, born_ms
+from persist.keys import belongs_to
 from persist.state import State, WriterState
 from persist.trace import Trace
 from persist.transitions.attributes import with_updates
@@ -241,7 +241,7 @@ def _check_parts(state: State, runs: Iterable[Run], context: Context) -> None:
             raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
         if part.key is not None and not belongs_to(part.key, state.shard_id):
             raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
-        if part.key is not None and context.now_ms - born_ms(part.key) > context.policy.staged_ms_max:
+        if part.key is not None and context.may_be_swept(part.key):
             raise Expired(
                 f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
                 "since; write its rows again"

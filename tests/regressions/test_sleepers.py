@@ -1,0 +1,141 @@
+"""Processes that sleep, between writing a blob and naming it, for longer than the orphan sweep waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from blob.memory import MemoryBlob
+from compactor.orphans import Sweeper
+from consensus.memory import MemoryConsensus
+from persist import commands as c
+from persist.antichain import Antichain
+from persist.attribute import AttributeUpdate
+from persist.attributes.index import AttributeIndex
+from persist.attributes.storage import NodeCache
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.errors import Corruption
+from persist.flushing import flushed
+from persist.handles import Shard
+from persist.location import Location
+from persist.system import SystemClock
+
+SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
+A_DAY_AND_MORE_MS = 25 * 3600 * 1000
+NAME = "orders"
+KEY = bytes(range(16))
+
+
+class SleepyClock(SystemClock):
+    """The machine's clock, and how long everybody has slept."""
+
+    slept_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.slept_ms
+
+
+@pytest.fixture
+def clock() -> SleepyClock:
+    return SleepyClock()
+
+
+@pytest.fixture
+def location(clock: SleepyClock) -> Iterator[Location]:
+    location = Location(MemoryBlob("mem:"), MemoryConsensus("mem:"), clock=clock)
+    yield location
+    location.close()
+
+
+@pytest.fixture
+def shard(location: Location) -> Shard:
+    return Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
+
+
+def elsewhere(location: Location) -> Shard:
+    """The shard as a process sees it that has read nothing yet."""
+    other = Location(location.blob, location.consensus, clock=location.clock)
+    return Client(EmbeddedTransport(other)).shard(NAME)
+
+
+def test_inline_rows_whose_blob_was_swept_stay_inline(shard: Shard, location: Location, clock: SleepyClock) -> None:
+    """A flush of inline rows put its blob and slept; the blob was swept, and then the State named it."""
+    for key in "abc":
+        shard.insert([{"k": key, "v": 1}])
+    machine = location.machine(NAME)
+    command = flushed(machine.refresh(), location.blob, location.ids)
+    assert command is not None
+    clock.slept_ms = A_DAY_AND_MORE_MS
+    assert Sweeper(location).sweep(NAME).deleted == 1
+    assert machine.apply(command) == c.MergeApplied(False)
+    assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
+
+
+def test_a_merge_with_a_long_lease_is_refused_once_its_output_was_swept(
+    shard: Shard, location: Location, clock: SleepyClock
+) -> None:
+    """A claim of a day kept a merge alive whose output, not saved with the claim, was swept."""
+    for key in "abc":
+        shard.insert([{"k": key, "v": 1}])
+    machine = location.machine(NAME)
+    merge = flushed(machine.refresh(), location.blob, location.ids)
+    assert merge is not None
+    machine.apply(c.TakeClaim("merge:[0]", "worker", A_DAY_AND_MORE_MS - 3600_000, merge.inputs))
+    clock.slept_ms = A_DAY_AND_MORE_MS
+    assert Sweeper(location).sweep(NAME).deleted == 1
+    done = merge.outputs[0].parts
+    saved = machine.apply(c.SaveMergeProgress("merge:[0]", "worker", merge.inputs, done, b"", Antichain(0)))
+    assert isinstance(saved, c.Claimed)
+    assert not saved.granted
+    late = c.MergeRes(merge.inputs, merge.outputs, merge.since, "merge:[0]", "worker")
+    assert machine.apply(late) == c.MergeApplied(False)
+    assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
+
+
+def test_attributes_whose_chunk_was_swept_stay_in_the_state(
+    shard: Shard, location: Location, clock: SleepyClock
+) -> None:
+    """A flush of attributes wrote its chunk and slept; the chunk was swept, and then the index was made of it."""
+    shard.attributes.update(AttributeUpdate.replace(KEY, 7))
+    machine = location.machine(NAME)
+    command = AttributeIndex(location.blob, location.ids, NodeCache()).flush(machine.refresh())
+    clock.slept_ms = A_DAY_AND_MORE_MS
+    assert Sweeper(location).sweep(NAME).deleted == 1
+    assert machine.apply(command) == c.Flushed(False)
+    assert elsewhere(location).attributes.get(KEY) == 7
+
+
+def test_a_shard_whose_first_rollup_was_swept_can_be_opened(location: Location, clock: SleepyClock) -> None:
+    """A creator slept between the first rollup and the first commit; the rollup of a shard unborn was swept."""
+
+    class Asleep(MemoryConsensus):
+        """Its caller falls asleep before its first compare-and-set."""
+
+        swept = 0
+
+        def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+            if not clock.slept_ms:
+                clock.slept_ms = A_DAY_AND_MORE_MS
+                Asleep.swept = Sweeper(location).sweep_unborn().deleted
+            return super().compare_and_set(key, seqno, data)
+
+    location.consensus = Asleep("mem:")
+    location.versions.consensus = location.consensus
+    created = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
+    assert Asleep.swept == 1
+    assert elsewhere(location).schema == created.schema
+    created.insert([{"k": "a", "v": 1}])
+    assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a"]
+
+
+def test_a_log_that_lacks_its_rollup_beyond_the_first_is_corrupt(shard: Shard, location: Location) -> None:
+    """Only the first entry of a log can stand for a rollup; nothing is guessed where a later one is gone."""
+    machine = location.machine(NAME)
+    shard.insert([{"k": "a", "v": 1}])
+    machine.apply(c.AddRollup(machine.state().seqno, *location.versions.write_rollup(machine.state())))
+    location.blob.delete([stat.key for stat in location.blob.list("") if stat.key.endswith(".rollup")])
+    with pytest.raises(Corruption, match="rollup"):
+        elsewhere(location)
