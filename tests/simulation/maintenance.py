@@ -12,18 +12,9 @@ from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.errors import Corruption
-from tests.simulation.actors import (
-    COPIES,
-    MAIN,
-    PART_BYTES,
-    POLICY,
-    WEATHER,
-    WRITE_LEASE_MS,
-    Host,
-    expect_damage,
-    read_once,
-)
+from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect
+from tests.simulation.readers import read_once
 from tests.simulation.world import CLOCK_JUMP_MS_MAX
 
 ORPHAN_AGE_MS = 60_000

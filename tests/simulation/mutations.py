@@ -36,7 +36,7 @@ from persist.state import State, held_since
 from persist.trace import Trace
 from persist.transitions import maintenance, writers
 from persist.transport import ViewRequest
-from tests.simulation.actors import WEATHER
+from tests.simulation.host import WEATHER
 
 Broken = AbstractContextManager[Any]
 SLOW_S = 3

@@ -14,12 +14,14 @@ import persist.location
 import persist.machine
 import persist.parts.reader
 import persist.writing
-from tests.simulation.actors import COPIES, MAIN, ROLES, Host, Run, definite_rows
+from tests.simulation.actors import ROLES
 from tests.simulation.history import History
+from tests.simulation.host import COPIES, MAIN, Host, Run
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.scheduler import cooperative
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process, World
+from tests.simulation.writers import definite_rows
 
 LOCKING = (persist.handles, persist.location, persist.machine, persist.parts.reader, persist.writing)
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000

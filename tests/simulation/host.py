@@ -1,0 +1,196 @@
+"""A simulated process: production code over the simulated world, and a record of every command it sends."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from blob import Blob
+from persist import commands as c
+from persist.antichain import EMPTY
+from persist.client import Client
+from persist.embedded import EmbeddedTransport
+from persist.errors import (
+    Corruption,
+    Indeterminate,
+    Overloaded,
+    Unavailable,
+)
+from persist.handles import HandleSettings, Shard
+from persist.location import Location, LocationSettings
+from persist.machine import MachineSettings
+from persist.reading import ReadSettings
+from persist.state import Policy
+from persist.transport import ShardView, ViewRequest
+from persist.writing import WriteSettings
+from tests.simulation.history import History
+from tests.simulation.oracle import Oracle, ShardTruth, expect
+from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
+
+MAIN = "main"  # compare-and-append, insert and advance
+COPIES = "copies"  # replicated writers of definite data
+SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
+KEYS = "abcdefgh"
+READ_LEASE_MS = 3_000
+WRITE_LEASE_MS = 6_000
+PART_BYTES = 4_096
+OPS_A_STRETCH = 8
+STAGED_MS_MAX = 30_000
+
+POLICY = Policy(
+    inline_part_bytes_max=700,
+    inline_shard_bytes_max=3_000,
+    rollup_every=8,
+    batches_max=400,
+    staged_ms_max=STAGED_MS_MAX,
+)
+HANDLES = HandleSettings(
+    write=WriteSettings(lease_ms=WRITE_LEASE_MS, retry_s=4.0, part_bytes_target=PART_BYTES),
+    read=ReadSettings(lease_ms=READ_LEASE_MS, retry_s=4.0, memory_bytes=64 * 1024),
+)
+# What may go wrong without any promise being broken; InvalidUsage and Conflict are looked at where they arise.
+WEATHER = (Unavailable, Overloaded, Indeterminate)
+
+
+class RecordingTransport:
+    """The embedded transport; the oracle hears of every command before it is sent."""
+
+    def __init__(self, inner: EmbeddedTransport, run: Run) -> None:
+        self.inner = inner
+        self._run = run
+
+    @property
+    def blob(self) -> Blob:
+        return self.inner.blob
+
+    @property
+    def clock(self) -> Any:
+        return self.inner.clock
+
+    @property
+    def ids(self) -> Any:
+        return self.inner.ids
+
+    @property
+    def policy(self) -> Policy:
+        return self.inner.policy
+
+    def create(self, name: str, schema: Any) -> ShardView:
+        return self.inner.create(name, schema)
+
+    def names(self, prefix: str, after: str, limit: int) -> list[str]:
+        return self.inner.names(prefix, after, limit)
+
+    def apply(self, name: str, command: c.Command) -> c.Result:
+        task = self._run.world.scheduler.current
+        token = getattr(command, "token", None)
+        if token is not None and task is not None:
+            self._run.oracle.writes[str(token)] = task.local["write"]
+            task.local["token"] = token
+        truth = self._run.oracle.shards[name]
+        if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)):
+            truth.since_asked = max(truth.since_asked, command.since)
+        if isinstance(command, c.Drop):
+            truth.since_asked = EMPTY
+        return self.inner.apply(name, command)
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        return self.inner.view(name, request)
+
+    def close(self) -> None:
+        return
+
+
+@dataclass
+class Run:
+    """One simulated run: its world, what is known of it, and how much is still to be done."""
+
+    world: World
+    oracle: Oracle
+    history: History
+    ops_left: int
+    seed: int
+    push: bool
+    faults: tuple[str, ...] = ()
+    stretches_left: int = 20  # how often the run is prolonged until every fault has struck
+    stopping: bool = False  # no new reads and writes
+    over: bool = False  # no maintenance either
+    asleep: int = 0  # processes that hibernate
+    boots: int = 0
+    numbers: int = 0
+
+    def truth(self, shard: str) -> ShardTruth:
+        return self.oracle.shards[shard]
+
+    def path(self, name: str) -> None:
+        self.oracle.paths[name] += 1
+
+
+class Host:
+    """One incarnation of a process: its location, its client, its own randomness."""
+
+    def __init__(self, run: Run, process: Process) -> None:
+        run.boots += 1
+        process.incarnation += 1
+        process.alive = True
+        world = run.world
+        self.run = run
+        self.process = process
+        self.random = random.Random(f"{run.seed} {process.name} {process.incarnation}")
+        self.clock = SimClock(world.scheduler, process)
+        self.ids = SimIds(self.clock, self.random.getrandbits(64))
+        self.location = Location(
+            SimBlob(world),
+            SimConsensus(world, process, run.push),
+            settings=LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=1.5)),
+            clock=self.clock,
+            ids=self.ids,
+            background=SimBackground(world, process),
+        )
+        if not run.push:
+            self.location.poll_s = 0.5
+        self.transport = RecordingTransport(EmbeddedTransport(self.location), run)
+        self.client = Client(self.transport, HANDLES)
+
+    def sleep(self, seconds: float) -> None:
+        """About that long."""
+        self.run.world.scheduler.sleep(seconds * 2 * self.random.random())
+
+    def work(self) -> bool:
+        """Whether there is an operation left to do; takes it."""
+        run = self.run
+        if run.ops_left <= 0 and not run.stopping:
+            struck = run.world.fired()
+            if run.stretches_left > 0 and not all(struck[fault] for fault in run.faults):
+                run.stretches_left -= 1
+                run.ops_left += OPS_A_STRETCH
+            else:
+                run.stopping = True
+        run.ops_left -= 1
+        return not run.stopping
+
+    def open(self, name: str) -> Shard:
+        while True:
+            try:
+                return self.client.create_shard(name, SCHEMA, ["k"])
+            except WEATHER:
+                self.sleep(0.5)
+            except Corruption:
+                expect_damage(self)
+                self.sleep(0.5)
+
+
+def expect_damage(host: Host) -> None:
+    damaged = {"flip", "truncate"} & set(host.run.world.fired())
+    expect(bool(damaged), "corruption", "bytes that nobody damaged were called corrupt")
+    host.run.path("damage noticed")
+
+
+def me(host: Host) -> str:
+    """The actor that runs now, and which life of its process it is."""
+    task = host.run.world.scheduler.current
+    assert task is not None
+    return f"{task.name}/{host.process.incarnation}"

@@ -1,0 +1,241 @@
+"""Writers: what they try, what they are told, and what they do when the outcome is unknown."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from persist import commands as c
+from persist.errors import (
+    Corruption,
+    Expired,
+    Indeterminate,
+    Overloaded,
+    Unavailable,
+    UpperMismatch,
+)
+from persist.handles import Shard
+from persist.ids import Token
+from persist.writing import WriteHandle
+from tests.simulation.host import (
+    COPIES,
+    KEYS,
+    MAIN,
+    WEATHER,
+    Host,
+    expect_damage,
+    me,
+)
+from tests.simulation.oracle import Update, Write
+
+
+def rows(host: Host, lower: int, upper: int) -> list[Update]:
+    """Random updates with times in `[lower, upper)`; now and then enough of them for several parts."""
+    many = host.random.random() < 0.1
+    count = host.random.randrange(60, 160) if many else host.random.randrange(0, 6)
+    pick = host.random
+    values = 1_000 if many else 4
+    return [
+        (pick.choice(KEYS), pick.randrange(values), pick.randrange(lower, upper), pick.choice((1, 1, 1, 2, -1)))
+        for _ in range(count)
+    ]
+
+
+def as_table(updates: list[Update], timed: bool = True) -> pa.Table:
+    keys, values, times, diffs = (list(x) for x in zip(*updates, strict=True)) if updates else ([], [], [], [])
+    columns = {
+        "k": pa.array(keys, pa.string()),
+        "v": pa.array(values, pa.int64()),
+        "__time": pa.array(times, pa.int64()),
+        "__diff": pa.array(diffs, pa.int64()),
+    }
+    if not timed:
+        columns.pop("__time")
+    return pa.table(columns)
+
+
+@contextmanager
+def attempted(host: Host, write: Write) -> Iterator[None]:
+    """Record one write: what was asked for, and what the caller was told."""
+    run = host.run
+    task = run.world.scheduler.current
+    assert task is not None
+    run.numbers += 1
+    write.number = run.numbers
+    write.invoked = run.oracle.tick()
+    task.local["write"] = write
+    run.history.writes.append(write)
+    run.oracle.note(f"{write.who} #{write.number} {write.kind} [{write.lower},{write.upper}) {len(write.updates)} rows")
+    try:
+        yield
+    except UpperMismatch as error:
+        write.answer = "refused"
+        actual = error.details["actual"]
+        write.actual = actual[0] if actual else None
+        run.path("upper mismatch")
+    except (Unavailable, Overloaded):
+        write.answer = "refused"
+        run.path("write unavailable")
+    except Indeterminate:
+        write.answer = "unknown"
+        run.path("write unknown")
+    except Expired:
+        write.answer = "unknown"
+        run.path("write expired")
+    except Corruption:
+        expect_damage(host)
+        write.answer = "unknown"
+    write.returned = run.oracle.tick()
+    run.oracle.note(f"{write.who} #{write.number} -> {write.answer} {write.told or write.actual or ''}")
+
+
+def told(write: Write, result: c.Appended) -> None:
+    write.answer = "ok"
+    write.told = (result.lower.element, result.upper.element)
+
+
+def retried(host: Host, write: Write, again: Callable[[Token], c.Appended]) -> None:
+    """Ask again with the same token, as callers may who were told "unknown"."""
+    task = host.run.world.scheduler.current
+    assert task is not None
+    token = task.local.get("token")
+    if token is None or host.run.oracle.writes.get(str(token)) is not write:
+        return
+    for _ in range(3):
+        if write.answer != "unknown":
+            return
+        host.sleep(1.0)
+        try:
+            told(write, again(token))
+            host.run.path("retry answered")
+        except UpperMismatch as error:
+            # Refused now, and never to land: so it did not land before either.
+            actual = error.details["actual"]
+            write.answer, write.actual = "refused", actual[0] if actual else None
+            host.run.path("retry refused")
+        except WEATHER:
+            continue
+        except Expired:
+            host.run.path("retry expired")
+            return
+        except Corruption:
+            expect_damage(host)
+        finally:
+            write.returned = host.run.oracle.tick()
+
+
+def cas_writer(host: Host) -> None:
+    """Reads the upper (or trusts what it remembers) and appends there."""
+    shard = host.open(MAIN)
+    writer = shard.open_writer()
+    upper: int | None = None
+    who = me(host)
+    while host.work():
+        if host.random.random() < 0.1:
+            writer = _reopened(host, shard, writer)
+        if upper is None or host.random.random() < 0.6:
+            seen = observed_upper(host, shard)
+            if seen is None:
+                continue
+            upper = seen
+        new_upper = upper + host.random.choice((1, 1, 2, 5))
+        write = Write(0, "compare_and_append", who, MAIN, rows(host, upper, new_upper), upper, new_upper)
+        low, high, table = upper, new_upper, as_table(write.updates)
+        with attempted(host, write):
+            runs = writer.stage(table, low)
+            told(write, writer.commit_compare_and_append(runs, low, high))
+        if write.answer == "unknown" and host.random.random() < 0.7:
+            retried(
+                host, write, lambda t, w=writer, r=runs, a=low, b=high: w.commit_compare_and_append(r, a, b, token=t)
+            )
+        if write.answer == "unknown":
+            writer = shard.open_writer()
+        upper = write.told[1] if write.answer == "ok" and write.told else write.actual
+        host.sleep(host.random.choice((0.0, 0.3)))
+
+
+def inserter(host: Host) -> None:
+    shard = host.open(MAIN)
+    writer = shard.open_writer()
+    who = me(host)
+    while host.work():
+        write = Write(0, "insert", who, MAIN, [(k, v, 0, d) for k, v, _, d in rows(host, 0, 1)])
+        if not write.updates:
+            continue
+        table = as_table(write.updates, timed=False)
+        with attempted(host, write):
+            runs = writer.stage(table, None)
+            told(write, writer.commit_insert(runs))
+        if write.answer == "unknown" and host.random.random() < 0.7:
+            retried(host, write, lambda t, w=writer, r=runs: w.commit_insert(r, token=t))
+        if write.answer == "unknown":
+            writer = shard.open_writer()
+        host.sleep(host.random.choice((0.0, 0.3)))
+
+
+def advancer(host: Host) -> None:
+    """Declares times complete without data."""
+    shard = host.open(MAIN)
+    while host.work():
+        seen = observed_upper(host, shard)
+        if seen is not None:
+            write = Write(0, "advance", me(host), MAIN, [], seen, seen + host.random.randrange(0, 3))
+            with attempted(host, write):
+                told(write, shard.advance_upper(write.upper))
+        host.sleep(1.0)
+
+
+def definite_rows(seed: int, time: int) -> list[Update]:
+    """What every replica writes at `time`."""
+    pick = random.Random(seed * 1_000_003 + time)
+    count = 60 if pick.random() < 0.1 else pick.randrange(3)
+    return [(pick.choice(KEYS), pick.randrange(5), time, pick.choice((1, 1, -1))) for _ in range(count)]
+
+
+def replica(host: Host) -> None:
+    """One of several writers of the same definite data, each at its own pace and with its own cuts."""
+    shard = host.open(COPIES)
+    writer = shard.open_writer()
+    who = me(host)
+    lower = 0
+    while host.work():
+        if host.random.random() < 0.2:
+            lower = observed_upper(host, shard) or lower
+        upper = lower + host.random.choice((1, 2, 3, 6))
+        updates = [u for time in range(lower, upper) for u in definite_rows(host.run.seed, time)]
+        write = Write(0, "append", who, COPIES, updates, lower, upper)
+        with attempted(host, write):
+            told(write, writer.append(as_table(updates), lower, upper))
+        if write.answer == "ok":
+            lower = upper - host.random.choice((0, 0, 0, 1))
+        elif write.answer == "unknown":
+            writer = shard.open_writer()
+        host.sleep(0.4)
+
+
+def observed_upper(host: Host, shard: Shard) -> int | None:
+    """The shard's upper, recorded as a read of the register that it is."""
+    invoked = host.run.oracle.tick()
+    try:
+        seen = shard.upper()
+    except WEATHER:
+        host.sleep(0.3)
+        return None
+    except Corruption:
+        expect_damage(host)
+        return None
+    host.run.history.uppers.append((shard.name, me(host), invoked, host.run.oracle.tick(), seen.element))
+    return seen.element
+
+
+def _reopened(host: Host, shard: Shard, writer: WriteHandle) -> WriteHandle:
+    try:
+        writer.close()
+    except WEATHER:
+        host.run.path("writer not closed")
+    except Corruption:
+        expect_damage(host)
+    return shard.open_writer()
