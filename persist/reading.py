@@ -105,11 +105,13 @@ class SnapshotSplit:
     settings: ReadSettings
     columns: tuple[str, ...] | None = None
 
-    def read(self, transport: Transport, keeps: Keeps | None = None) -> Iterator[pa.Table]:
+    def read(
+        self, transport: Transport, keeps: Keeps | None = None, batch_rows: int | None = None
+    ) -> Iterator[pa.Table]:
         """The rows as of the snapshot, consolidated and in key order, piece by piece; columns and `__diff`.
 
-        `keeps` leaves row groups out by their statistics, as `PartReader` says. Raises Expired when the snapshot's
-        lease lapsed. Memory is bounded by `settings.memory_bytes`.
+        `keeps` leaves row groups out by their statistics, as `PartReader` says; `batch_rows` is as `read_range` says.
+        Raises Expired when the snapshot's lease lapsed. Memory is bounded by `settings.memory_bytes`.
         """
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
@@ -121,6 +123,7 @@ class SnapshotSplit:
             key_range=self.key_range,
             columns=self.columns,
             memory_bytes=self.settings.memory_bytes,
+            batch_rows=batch_rows,
         )
         yield from kept(pieces, lease)
 

@@ -263,13 +263,13 @@ def decode_row_groups(
 
 
 def decode_batches(
-    part: Part, footer: Footer, group: int, columns: Sequence[str], source: Any, rows: int
+    part: Part, footer: Footer, groups: Sequence[int], columns: Sequence[str], source: Any, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of one row group, at most `rows` rows at a time; as `decode_row_groups` otherwise."""
+    """Columns of some row groups, at most `rows` rows at a time; as `decode_row_groups` otherwise."""
     try:
         file = pq.ParquetFile(source, metadata=footer.metadata, pre_buffer=False)
         positions = [position for name in columns for position in footer.leaves[name]]
-        yield from file.reader.iter_batches(rows, row_groups=[group], column_indices=positions, use_threads=False)
+        yield from file.reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
     except _DATA_ERRORS as error:
         raise Corruption(f"part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
 

@@ -129,12 +129,33 @@ class PartFile:
         columns = (group.column(position) for position in range(group.num_columns))
         return {column.path_in_schema: column.statistics for column in columns if column.statistics is not None}
 
-    def batches(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Rows of one row group as `read` gives them, at most `rows` at a time."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its bytes are here already."""
+        return self._whole is not None
+
+    def source(self, groups: Sequence[int], columns: Sequence[str]) -> Any:
+        """The verified bytes of columns of row groups, for `batches`: fetch them here, decode them there."""
+        return self._source(groups, self._names(columns))
+
+    def batches(
+        self, groups: Sequence[int], columns: Sequence[str], rows: int, source: Any = None
+    ) -> Iterator[pa.Table]:
+        """Rows of row groups as `read` gives them, at most `rows` at a time, from `source` where it is here already."""
         names = self._names(columns)
-        source = self._source([group], names)
-        for batch in decode_batches(self.part, self._footer, group, names, source, rows):
+        total = sum(self.groups[group].rows for group in groups)
+        if not names:
+            for start in range(0, total, rows):
+                yield pa.table({"": pa.nulls(min(rows, total - start))})
+            return
+        seen = 0
+        if source is None:
+            source = self._source(groups, names)
+        for batch in decode_batches(self.part, self._footer, groups, names, source, rows):
+            seen += batch.num_rows
             yield pa.Table.from_batches([batch])
+        if seen != total:
+            raise Corruption(f"part {self.part.id} lacks rows", part=str(self.part.id))
 
     def _names(self, columns: Sequence[str]) -> list[str]:
         wanted = set(columns)

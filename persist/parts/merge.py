@@ -98,7 +98,7 @@ class Cursor:
         first = file.groups[self._groups[0]]
         if first.nbytes > 2 * nbytes and first.rows > BATCH_ROWS_MIN:
             rows = max(BATCH_ROWS_MIN, first.rows * nbytes // first.nbytes)
-            self._batches = file.batches(self._groups.pop(0), self._columns(), rows)
+            self._batches = file.batches([self._groups.pop(0)], self._columns(), rows)
             return
         taken = [self._groups.pop(0)]
         size = first.nbytes

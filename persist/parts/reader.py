@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from persist.parts.merge import Cursor, merge_cursors
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 DECODERS = 2  # tables that are fetched and decoded at the same time where a part is read straight through
+FETCHERS = 2  # pieces of a part that are fetched ahead where the caller decodes them batch by batch
 MEMORY_BYTES = 512 * 1024 * 1024
 STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of one table of a part that is read straight through
 
@@ -67,17 +69,21 @@ class PartReader:
         key_range: KeyRange = ALL_KEYS,
         columns: Sequence[str] | None = None,
         memory_bytes: int = MEMORY_BYTES,
+        batch_rows: int | None = None,
     ) -> Iterator[pa.Table]:
         """The rows of `key_range` of all runs, consolidated and in key order, table by table.
 
         With `as_of` a snapshot: the rows with `time <= as_of`; tables have `columns` (None: all; in the order
         given) and `__diff`, and at least one row. Without it a compaction: times before `since` become `since`,
         and tables have `__time` as well. Rows are consolidated as whole updates, before columns are left out.
+
+        `batch_rows` is for a caller that passes rows on as they come, one of several on the machine: parts that are
+        read straight through are decoded on the caller's thread, at most so many rows at a time, and fetched ahead.
         """
         if as_of is not None and since is not None:
             raise InvalidUsage("a read is as of a time or advances to a since, not both")
         times = Times(advance=since) if as_of is None else Times.snapshot(as_of)
-        return self._read(runs, times, key_range, columns, memory_bytes)
+        return self._read(runs, times, key_range, columns, memory_bytes, batch_rows)
 
     def read_updates(
         self,
@@ -109,7 +115,13 @@ class PartReader:
         return self._files.open(part).groups
 
     def _read(
-        self, runs: Iterable[Run], times: Times, key_range: KeyRange, columns: Sequence[str] | None, memory_bytes: int
+        self,
+        runs: Iterable[Run],
+        times: Times,
+        key_range: KeyRange,
+        columns: Sequence[str] | None,
+        memory_bytes: int,
+        batch_rows: int | None = None,
     ) -> Iterator[pa.Table]:
         names = list(self.schema.arrow.names if columns is None else columns)
         for name in names:
@@ -120,15 +132,27 @@ class PartReader:
         # A snapshot is as of one time, which its reader knows; changes have theirs, even where all are at one time.
         is_snapshot = times.after is None and times.upto is not None and times.upto == times.advance
         names += [DIFF] if is_snapshot else [TIME, DIFF]
-        return self._stretches(runs, times, key_range, names, memory_bytes)
+        return self._stretches(runs, times, key_range, names, memory_bytes, batch_rows)
 
     def _stretches(
-        self, runs: Iterable[Run], times: Times, key_range: KeyRange, names: list[str], memory_bytes: int
+        self,
+        runs: Iterable[Run],
+        times: Times,
+        key_range: KeyRange,
+        names: list[str],
+        memory_bytes: int,
+        batch_rows: int | None,
     ) -> Iterator[pa.Table]:
         for items in _plan(runs, times, key_range):
             part = items[0].part
-            if len(items) == 1 and part.sorted and self._is_straight(part, times):
-                yield from self._straight(part, times, key_range, names, memory_bytes)
+            file = self._alone(part, times) if len(items) == 1 else None
+            if file is not None:
+                plain = _Straight(file, self.schema, times, key_range, names)
+                limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4))
+                if batch_rows is None:
+                    yield from plain.tables(limit, self._decoders)
+                else:
+                    yield from plain.batches(limit, batch_rows)
                 continue
             for table in merge_cursors(self._cursors(items, times, key_range), self.schema, memory_bytes):
                 yield table.select(names)
@@ -164,58 +188,102 @@ class PartReader:
             table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
         return table
 
-    def _is_straight(self, part: Part, times: Times) -> bool:
-        """Whether a sorted part's rows come out as they are: the read merges no two of them."""
-        if part.is_inline or times.merges(part.time_min, part.time_max):
-            return False
-        return part.time is None or self._files.open(part).has_one_time
-
-    def _straight(
-        self, part: Part, times: Times, key_range: KeyRange, names: list[str], memory_bytes: int
-    ) -> Iterator[pa.Table]:
-        """The rows of a part that no other overlaps and that need no consolidation."""
+    def _alone(self, part: Part, times: Times) -> PartFile | None:
+        """The part, open, where its rows come out as they are: it is sorted, and the read merges no two of them."""
+        if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
+            return None
         file = self._files.open(part)
-        filters = not times.keeps_all(part.time_min, part.time_max) or part.clip is not None
+        return file if part.time is None or file.has_one_time else None
+
+
+class _Straight:
+    """A part that no other overlaps and that needs no consolidation: only the columns asked for are read."""
+
+    def __init__(
+        self, file: PartFile, schema: ShardSchema, times: Times, key_range: KeyRange, names: Sequence[str]
+    ) -> None:
+        part = file.part
+        self._file = file
+        self._schema = schema
+        self._times = times
+        self._range = key_range
+        self._names = list(names)
+        self._filters = not times.keeps_all(part.time_min, part.time_max) or part.clip is not None
         time, diff = _constants(part, times)
-        limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4) // self._decoders)
+        self._constants: dict[str, int] = {}
+        if time is not None and not self._filters:
+            self._constants[TIME] = time
+        if diff is not None:
+            self._constants[DIFF] = diff
+        self._stored = frozenset(file.schema.updates_schema.names)
+        self._schemas = {edge: pa.schema(self._fields(edge)) for edge in (False, True)}
+        self._filled: dict[str, pa.Array] = {}  # of each constant column: the longest yet, for slices of it
 
-        def read(batch: tuple[list[int], bool]) -> pa.Table:
-            groups, edge = batch
-            wanted = {*names, *(self.schema.key if edge else ()), *([TIME] if filters else ())}
-            constants: dict[str, int] = {}
-            if time is not None and not filters:
-                constants[TIME] = time
-            if diff is not None:
-                constants[DIFF] = diff
-            table = file.read(groups, [name for name in wanted if name not in constants])
-            table = self._complete(table, file, wanted, constants)
-            if part.clip is not None:
-                table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
-            if TIME in wanted and TIME not in constants:
-                table = times.apply(table)
-            if edge:
-                table = clip_rows(table, SortedKeys(table, self.schema.key), key_range)
-            return table.select(names)
+    def tables(self, limit: int, decoders: int) -> Iterator[pa.Table]:
+        """The rows in large tables, decoded on `decoders` threads, which hold about `limit` bytes together."""
 
-        for table in in_order(read, _batches(file, key_range, limit), self._decoders):
+        def read(piece: tuple[list[int], bool]) -> pa.Table:
+            groups, edge = piece
+            return self._finished(self._file.read(groups, self._columns(edge)), edge)
+
+        for table in in_order(read, _batches(self._file, self._range, max(1, limit // decoders)), decoders):
             if len(table):
                 yield table
 
-    def _complete(self, table: pa.Table, file: PartFile, wanted: set[str], constants: Mapping[str, int]) -> pa.Table:
+    def batches(self, limit: int, rows: int) -> Iterator[pa.Table]:
+        """The rows in tables of at most `rows` rows, decoded by the caller, their encoded bytes fetched ahead."""
+
+        def fetch(piece: tuple[list[int], bool]) -> tuple[list[int], bool, Any]:
+            groups, edge = piece
+            return groups, edge, self._file.source(groups, self._columns(edge))
+
+        fetchers = 1 if self._file.is_whole else FETCHERS
+        pieces = _batches(self._file, self._range, max(1, limit // FETCHERS))
+        for groups, edge, source in in_order(fetch, pieces, fetchers):
+            for batch in self._file.batches(groups, self._columns(edge), rows, source):
+                table = self._finished(batch, edge)
+                if len(table):
+                    yield table
+
+    def _fields(self, edge: bool) -> list[pa.Field]:
+        """What is needed of every row: the columns asked for, and those by which rows are left out."""
+        wanted = {*self._names, *(self._schema.key if edge else ()), *([TIME] if self._filters else ())}
+        return [field for field in self._schema.updates_schema if field.name in wanted]
+
+    def _columns(self, edge: bool) -> list[str]:
+        return [field.name for field in self._fields(edge) if field.name not in self._constants]
+
+    def _finished(self, table: pa.Table, edge: bool) -> pa.Table:
+        """The rows that are wanted of what was read: at the times of the read, within the key range."""
+        clip = self._file.part.clip
+        table = self._complete(table, self._schemas[edge])
+        if clip is not None:
+            table = table.filter(pc.greater_equal(table.column(TIME), clip))
+        if TIME in table.column_names and TIME not in self._constants:
+            table = self._times.apply(table)
+        if edge:
+            table = clip_rows(table, SortedKeys(table, self._schema.key), self._range)
+        return table if table.column_names == self._names else table.select(self._names)
+
+    def _complete(self, table: pa.Table, target: pa.Schema) -> pa.Table:
         """The columns read, in the current schema, with columns that are the same in every row filled in."""
-        arrays, fields = [], []
-        for field in self.schema.updates_schema:
-            if field.name not in wanted:
-                continue
-            if field.name in constants:
-                arrays.append(pa.repeat(pa.scalar(constants[field.name], pa.int64()), len(table)))
-            elif field.name in file.schema.updates_schema.names:
+        arrays = []
+        for field in target:
+            if field.name in self._constants:
+                arrays.append(self._constant(field.name, len(table)))
+            elif field.name in self._stored:
                 column = table.column(field.name)
                 arrays.append(column if column.type == field.type else column.cast(field.type))
             else:
                 arrays.append(pa.nulls(len(table), field.type))
-            fields.append(field)
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        return pa.Table.from_arrays(arrays, schema=target)
+
+    def _constant(self, name: str, rows: int) -> pa.Array:
+        filled = self._filled.get(name)
+        if filled is None or len(filled) < rows:
+            filled = pa.repeat(pa.scalar(self._constants[name], pa.int64()), rows)
+            self._filled[name] = filled
+        return filled.slice(0, rows)
 
 
 def _by_time(table: pa.Table) -> pa.Table:

@@ -58,7 +58,7 @@ class SnapshotReader(DataSourceReader):
         door = executors.transport(self._target.connection)
         split = partition.split
         wanted = planning.filter_of(self._options, split.schemas[split.schema_id])
-        tables = split.read(door, None if wanted is None else wanted.may_match)
+        tables = split.read(door, None if wanted is None else wanted.may_match, self._options.batch_rows)
         if wanted is not None:
             tables = (wanted.apply(table) for table in tables)
         rows = self._rows(tables, split)

@@ -85,6 +85,45 @@ def test_columns_are_left_out_after_consolidation(batches: Any, as_of: int, colu
     assert found.to_pylist() == whole.to_pylist()
 
 
+@given(
+    BATCHES,
+    st.integers(0, 7),
+    st.sampled_from([["v"], ["n", "k"], [], None]),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_batch_by_batch_the_rows_are_the_same(
+    batches: Any, as_of: int, columns: list[str] | None, rows: int, count: int, whole_files: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if not whole_files:
+            patch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
+        shard, runs, _ = staged(batches)
+        for key_range in plan_splits(runs, count, KEYED):
+            tables = list(shard.reader().read_range(runs, as_of=as_of, key_range=key_range, columns=columns))
+            pieces = list(
+                shard.reader().read_range(runs, as_of=as_of, key_range=key_range, columns=columns, batch_rows=rows)
+            )
+            assert all(map(len, pieces))
+            names = [*(KEYED.arrow.names if columns is None else columns), "__diff"]
+            schema = pa.schema([SNAPSHOT.field(name) for name in names])
+            assert joined(pieces, schema).equals(joined(tables, schema))
+
+
+def test_a_part_that_is_read_batch_by_batch_gives_small_tables_and_is_fetched_once() -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int64())]), ("k",))
+    shard = Shard(schema)
+    part = shard.part(pa.table({"k": np.arange(100)})).at(
+        7
+    )  # its time was chosen at commit, so its footer is looked at
+    blob = Counting(shard.blob)
+    reader = PartReader(blob, {1: schema}, schema)
+    pieces = list(reader.read_range([Run((part,))], as_of=7, batch_rows=16))
+    assert [len(piece) for piece in pieces] == [16] * 6 + [4]
+    assert blob.reads == [part.size]
+
+
 @given(BATCHES, st.integers(0, 7), st.integers(0, 7))
 def test_updates_of_an_interval_keep_their_times(batches: Any, lower: int, length: int) -> None:
     shard, runs, tables = staged(batches)
@@ -186,7 +225,8 @@ def test_a_narrow_read_fetches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(blob.reads) < part.size / 20
 
 
-def test_no_thread_of_arrow_ever_holds_our_files(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("batch_rows", [None, 7])
+def test_no_thread_of_arrow_ever_holds_our_files(monkeypatch: pytest.MonkeyPatch, batch_rows: int | None) -> None:
     """Such a thread may outlive the interpreter, which aborts the process when it exits."""
     readers: list[threading.Thread] = []
     read = files_module._Sparse.read
@@ -202,6 +242,6 @@ def test_no_thread_of_arrow_ever_holds_our_files(monkeypatch: pytest.MonkeyPatch
     shard = Shard(schema)
     part = shard.part(pa.table({name: np.arange(300) for name in names}))
     reader = PartReader(shard.blob, {1: schema}, schema)
-    assert sum(len(piece) for piece in reader.read_range([Run((part,))], as_of=0)) == 300
+    assert sum(len(piece) for piece in reader.read_range([Run((part,))], as_of=0, batch_rows=batch_rows)) == 300
     assert readers
     assert not [thread for thread in readers if isinstance(thread, threading._DummyThread)]
