@@ -30,15 +30,6 @@ def count(directory: Path, name: str) -> dict[str, int]:
     return dict(zip(table["id"].to_pylist(), table["__diff"].to_pylist(), strict=True))
 
 
-def requests_of(server: Server, verb: str) -> int:
-    """How many requests of that verb a server has answered with 200."""
-    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f'persist_requests_total{{status="200",verb="{verb}"}}'):
-                return int(float(line.split()[-1]))
-    return 0
-
-
 class Writer(threading.Thread):
     """Inserts a row after another until it is told to stop; what it was promised, and what went wrong."""
 
@@ -68,7 +59,7 @@ def test_a_shard_always_goes_to_the_same_server(tmp_path: Path) -> None:
             shard.compare_and_append([{"id": "x"}], n, n + 1)
         home = rendezvous([a.url, b.url], "orders")[0]
         away = b if home == a.url else a
-        assert requests_of(away, "commands") == 0
+        assert away.requests("commands") == 0
 
 
 def test_two_servers_may_serve_one_shard_at_once(tmp_path: Path) -> None:
@@ -106,14 +97,14 @@ def test_a_killed_server_costs_nobody_anything_but_time_and_gets_its_shards_back
             writer.start()
         time.sleep(1)
         victim.kill()
-        before = requests_of(other, "commands")
+        before = other.requests("commands")
         time.sleep(1.5)
-        assert requests_of(other, "commands") > before
+        assert other.requests("commands") > before
         with Server(directory, "--port", str(victim.port)) as returned:
             deadline = time.monotonic() + WAIT_S
-            while requests_of(returned, "commands") == 0 and time.monotonic() < deadline:
+            while returned.requests("commands") == 0 and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert requests_of(returned, "commands") > 0
+            assert returned.requests("commands") > 0
             for writer in writers:
                 writer.enough.set()
                 writer.join(WAIT_S)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Self
 
@@ -17,7 +18,9 @@ class Server:
     """Started when made; its URL is its first line. Use it in a `with`."""
 
     def __init__(self, directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "persist.cli", "serve", "--dir", str(directory), "--no-maintenance"]
+        command = [sys.executable, "-m", "persist.cli", "serve", "--no-maintenance"]
+        if "--blob" not in arguments:
+            command += ["--dir", str(directory)]
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}
@@ -36,6 +39,13 @@ class Server:
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
+
+    def requests(self, verb: str) -> int:
+        """How many requests of that verb it has answered with 200 or 204."""
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        starts = tuple(f'persist_requests_total{{status="{status}",verb="{verb}"}}' for status in (200, 204))
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(starts))
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
