@@ -14,13 +14,15 @@ A plan never touches what another worker is at work on, nor can it conflict with
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from persist.batch import HollowBatch, Part
 from persist.commands import MergeReq
+from persist.small_merges import is_small
 from persist.state import Claim, State
 
 MERGE_CLAIM = "merge:"
+LEFT_BATCHES_MAX = 32  # with more of them those who commit do not keep up, or live too briefly to merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,11 @@ class MergePolicy:
     garbage_percent_idle: int = 120
     rewrite_old_schemas: bool = True
     requests_max: int = 64
+    left_batches_max: int = 0  # so many of the newest small batches are left to whoever commits, unless idle
+
+    def beside_writers(self) -> MergePolicy:
+        """This policy where writers do their small merges themselves, as `persist.small_merges` says."""
+        return replace(self, left_batches_max=LEFT_BATCHES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,8 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
     requests = list(_abandoned(state, now_ms))
     taken = {part for request in requests for part in request.inputs}
     taken.update(part for claim in _live(state, now_ms) for part in claim.inputs)
-    segments = list(_free_segments(state.trace.batches, taken))
+    left = 0 if idle else _left_to_writers(state.trace.batches, policy.left_batches_max)
+    segments = list(_free_segments(state.trace.batches[: len(state.trace.batches) - left], taken))
     rules = _rules(state, policy, idle)
     for segment in segments:
         requests.extend(_plan_segment(state, segment, rules))
@@ -93,6 +101,19 @@ def _abandoned(state: State, now_ms: int) -> Iterator[MergeReq]:
             held = frozenset(claim.inputs)
             yield _request(state, batches, [p for b in batches for p in b.parts() if p.id in held])
             busy.update(claim.inputs)
+
+
+def _left_to_writers(batches: Sequence[HollowBatch], most: int) -> int:
+    """How many of the newest batches, empty ones among them, are left to whoever commits: none if they are too many."""
+    count = with_rows = 0
+    for batch in reversed(batches):
+        if not is_small(batch):
+            break
+        count += 1
+        with_rows += bool(batch.runs)
+        if with_rows > most:
+            return 0
+    return count
 
 
 def _free_segments(batches: Sequence[HollowBatch], taken: set[str]) -> Iterator[list[_Unit]]:
@@ -300,4 +321,4 @@ def _request(state: State, batches: Sequence[HollowBatch], parts: Sequence[Part]
     )
 
 
-__all__ = ["MERGE_CLAIM", "MergePolicy", "claim_is_for_merge", "plan"]
+__all__ = ["LEFT_BATCHES_MAX", "MERGE_CLAIM", "MergePolicy", "claim_is_for_merge", "plan"]

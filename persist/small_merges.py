@@ -23,7 +23,7 @@ INLINE_BATCHES = 12  # or when so many of the newest batches hold nothing else
 INLINE_BATCHES_MAX = 24  # with so many a commit takes them along, if that comes before the background is done
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
-GARBAGE_PERCENT_MAX = 250  # as INLINE_BATCHES_MAX
+GARBAGE_PERCENT_MAX = 200  # as INLINE_BATCHES_MAX
 LOOKED_AT_MAX = 256  # newest batches
 
 

@@ -11,12 +11,14 @@ from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
 from compactor.jobs import gc_job, merge_job
 from compactor.loop import Loop, LoopSettings, in_turn
+from compactor.merge import MergePolicy
 from compactor.metering import Metrics, Throttle
 from compactor.progress import ProgressBar
 from compactor.worker import Worker, WorkerSettings
 from persist.cli import running, where
 from persist.errors import InvalidUsage
-from persist.location import Location
+from persist.location import Location, LocationSettings
+from persist.machine import MachineSettings
 
 MIB = 1024 * 1024
 
@@ -42,10 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     running.prepare(arguments)
-    location = where.where_of(arguments).open(must_exist=True)
+    location = where.where_of(arguments).open(
+        LocationSettings(machine=MachineSettings(small_merges=False)), must_exist=True
+    )
     try:
         location.check()
         settings = WorkerSettings(
+            policy=MergePolicy().beside_writers(),
             engine=EngineSettings(
                 memory_bytes=arguments.memory * MIB // arguments.concurrency,
                 part_bytes_target=arguments.part_size * MIB,

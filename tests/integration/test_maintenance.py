@@ -75,7 +75,7 @@ def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:
         assert list(figures["shards"]) == ["orders"]
         location = client.transport.location  # type: ignore[attr-defined]
         assert len(location.machine("orders").refresh().trace.batches) == 1
-        assert len(location.machine("other").refresh().trace.batches) == 20
+        assert len(location.machine("other").refresh().trace.batches) == 10
         assert shard.snapshot().to_arrow().equals(before)
         collected = command("gc", "--dir", f"{tmp_path}/x", "--once")
         assert collected.returncode == 0, collected.stderr
