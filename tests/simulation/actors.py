@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulation.accountant import accountant
 from tests.simulation.host import Host
+from tests.simulation.lifecycle import demolisher, evolver
+from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
 from tests.simulation.writers import advancer, cas_writer, inserter, replica
 
@@ -13,6 +16,10 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "inserter": inserter,
     "advancer": advancer,
     "replica": replica,
+    "accountant": accountant,
+    "pipeliner": pipeliner,
+    "evolver": evolver,
+    "demolisher": demolisher,
     "snapshot_reader": snapshot_reader,
     "listener": listener,
     "holder": holder,

@@ -7,10 +7,11 @@ the crash tests do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from tests.simulation.fencing import FenceOp, check_fenced
 from tests.simulation.oracle import Row, Write, expect
 
 
@@ -31,6 +32,8 @@ class History:
     reads: list[Read] = field(default_factory=list)
     uppers: list[UpperRead] = field(default_factory=list)
     sinces: list[UpperRead] = field(default_factory=list)
+    fences: list[FenceOp] = field(default_factory=list)
+    drops: dict[str, int] = field(default_factory=dict)  # by shard, when the first was acknowledged
 
     def check(self) -> None:
         """Raises Violation."""
@@ -39,6 +42,8 @@ class History:
             check_linearisable(writes, [read for read in self.uppers if read[0] == shard])
         check_definite(self.reads)
         check_ascending(self.sinces)
+        check_fenced(self.fences)
+        check_dropped(self.writes, self.drops)
 
 
 def check_ascending(sinces: Iterable[UpperRead]) -> None:
@@ -69,8 +74,15 @@ def check_definite(reads: Iterable[Read]) -> None:
             other.rows == read.rows,
             "definite",
             f"{read.shard} as of {read.as_of}: {other.who} and {read.who} differ in "
-            f"{sorted(other.rows ^ read.rows)[:4]}",
+            f"{sorted(other.rows ^ read.rows, key=repr)[:4]}",
         )
+
+
+def check_dropped(writes: Iterable[Write], drops: Mapping[str, int]) -> None:
+    """Nothing is written to a shard whose drop was acknowledged before."""
+    for write in writes:
+        late = write.shard in drops and write.invoked > drops[write.shard] and write.answer == "ok"
+        expect(not late, "dropped", f"#{write.number} of {write.who} was acknowledged after {write.shard} was dropped")
 
 
 @dataclass(frozen=True)

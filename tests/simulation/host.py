@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ from persist.errors import (
     Corruption,
     Indeterminate,
     Overloaded,
+    ShardExists,
     Unavailable,
 )
 from persist.handles import HandleSettings, Shard
@@ -27,13 +30,15 @@ from persist.state import Policy
 from persist.transport import ShardView, ViewRequest
 from persist.writing import WriteSettings
 from tests.simulation.history import History
-from tests.simulation.oracle import Oracle, ShardTruth, expect
+from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect
 from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
 
 MAIN = "main"  # compare-and-append, insert and advance
 COPIES = "copies"  # replicated writers of definite data
+DOOMED = "doomed"  # made while everything goes on, and dropped one day
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 KEYS = "abcdefgh"
+EXTRAS = ("w1", "w2")  # columns that come one day
 READ_LEASE_MS = 3_000
 WRITE_LEASE_MS = 6_000
 PART_BYTES = 4_096
@@ -46,6 +51,8 @@ POLICY = Policy(
     rollup_every=8,
     batches_max=400,
     staged_ms_max=STAGED_MS_MAX,
+    attributes_flush_at=8,
+    attributes_overlay_max=60,
 )
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=WRITE_LEASE_MS, retry_s=4.0, part_bytes_target=PART_BYTES),
@@ -88,7 +95,8 @@ class RecordingTransport:
         task = self._run.world.scheduler.current
         token = getattr(command, "token", None)
         if token is not None and task is not None:
-            self._run.oracle.writes[str(token)] = task.local["write"]
+            piped = self._run.piped(task.local["pipe"], command) if "pipe" in task.local else None
+            self._run.oracle.writes[str(token)] = piped or task.local["write"]
             task.local["token"] = token
         truth = self._run.oracle.shards[name]
         if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)):
@@ -102,6 +110,29 @@ class RecordingTransport:
 
     def close(self) -> None:
         return
+
+
+def extras_of(shard: Shard) -> tuple[str, ...]:
+    """The columns that have come since the shard was made, as its handle knows it."""
+    return tuple(name for name in shard.schema.arrow.names if name in EXTRAS)
+
+
+def split_value(value: Value) -> tuple[int | None, ...]:
+    """A value's columns: `v` and every extra one."""
+    return value if isinstance(value, tuple) else (value, *(None for _ in EXTRAS))
+
+
+def join_value(columns: Sequence[int | None]) -> Value:
+    """A value of its columns; the number alone where the extra ones are null."""
+    value, *extras = columns
+    assert value is not None
+    return (value, *extras) if any(extra is not None for extra in extras) else value
+
+
+def piped_rows(pipe: str, number: int) -> list[Update]:
+    """The rows of a pipelined writer's append of that number."""
+    count = 60 if number % 17 == 0 else 1 + number % 2
+    return [(f"{pipe}{number}", value, 0, 1) for value in range(count)]
 
 
 @dataclass
@@ -121,6 +152,20 @@ class Run:
     asleep: int = 0  # processes that hibernate
     boots: int = 0
     numbers: int = 0
+    acknowledged: Counter[str] = field(default_factory=Counter)  # appends, by pipelined writer
+
+    def piped(self, pipe: str, command: c.Command) -> Write:
+        """What a command of a pipelined writer writes: the appends between the two numbers that it names."""
+        assert isinstance(command, (c.Insert, c.UpdateAttributes))
+        write = Write(0, "attributes", pipe, MAIN, [], attributes=command.attributes)
+        self.history.writes.append(write)  # its answer is the writer's, not ours: it may have landed
+        if isinstance(command, c.Insert):
+            number = command.attributes[-1]
+            write.kind = "insert"
+            write.updates = [
+                u for n in range((number.expected or 0) + 1, number.value + 1) for u in piped_rows(pipe, n)
+            ]
+        return write
 
     def truth(self, shard: str) -> ShardTruth:
         return self.oracle.shards[shard]
@@ -176,6 +221,18 @@ class Host:
         while True:
             try:
                 return self.client.create_shard(name, SCHEMA, ["k"])
+            except ShardExists:  # its schema has evolved
+                return self._find(name)
+            except WEATHER:
+                self.sleep(0.5)
+            except Corruption:
+                expect_damage(self)
+                self.sleep(0.5)
+
+    def _find(self, name: str) -> Shard:
+        while True:
+            try:
+                return self.client.shard(name)
             except WEATHER:
                 self.sleep(0.5)
             except Corruption:

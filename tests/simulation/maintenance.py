@@ -12,6 +12,7 @@ from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.errors import Corruption
+from tests.simulation.accountant import read_attributes
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect
 from tests.simulation.readers import read_once
@@ -43,7 +44,7 @@ def compactor(host: Host) -> None:
     while not host.run.over:
         with maintaining(host):
             idle = host.random.choice((None, None, True))
-            worker.run(host.random.choice((MAIN, COPIES)), idle=idle, merges_max=3)
+            worker.run(some_shard(host), idle=idle, merges_max=3)
         host.sleep(0.6)
     counted(host, worker.metrics)
 
@@ -55,7 +56,7 @@ def collector(host: Host) -> None:
     gc = Collector(host.location, GC)
     while not host.run.over:
         with maintaining(host):
-            gc.run(host.random.choice((MAIN, COPIES)))
+            gc.run(some_shard(host))
         host.sleep(0.8)
     counted(host, gc.metrics)
 
@@ -67,10 +68,14 @@ def sweeper(host: Host) -> None:
     found = Sweeper(host.location, SWEEP)
     while not host.run.over:
         with maintaining(host):
-            found.sweep(host.random.choice((MAIN, COPIES)))
+            found.sweep(some_shard(host))
             if host.random.random() < 0.2:
                 found.sweep_unborn()
         host.sleep(4.0)
+
+
+def some_shard(host: Host) -> str:
+    return host.random.choice(sorted(host.run.oracle.shards))
 
 
 @contextmanager
@@ -94,18 +99,33 @@ def counted(host: Host, metrics: Metrics) -> None:
 
 def settle(host: Host) -> None:
     """Everybody has come to rest: merge and collect until nothing is left to do, then read every time there is."""
-    ahead_ms = max(host.run.truth(name).state.walltime_ms - host.clock.now_ms() for name in (MAIN, COPIES))
+    truths = host.run.oracle.shards
+    ahead_ms = max(truth.state.walltime_ms - host.clock.now_ms() for truth in truths.values())
     host.run.world.scheduler.sleep((max(0, ahead_ms) + 2 * WRITE_LEASE_MS) / 1000)  # what the dead held has lapsed
     worker, gc = Worker(host.location, WORKER), Collector(host.location, GC)
-    for name in (MAIN, COPIES):
+    for name in sorted(truths):
         _quiesce(host, name, worker, gc)
         _check_bounded(host, name)
     host.run.world.scheduler.sleep((ORPHAN_AGE_MS + 2 * CLOCK_JUMP_MS_MAX) / 1000)
-    for name in (MAIN, COPIES):
+    for name in sorted(truths):
         Sweeper(host.location, SWEEP).sweep(name)
         _check_swept(host, name)
-        _read_back(host, name)
+        if truths[name].state.is_closed:
+            _check_buried(host, name)
+        else:
+            _read_back(host, name)
         host.run.path("settled")
+    known = read_attributes(host, host.open(MAIN))
+    expect(known is not None, "liveness", "the attributes cannot be read in a healed world")
+
+
+def _check_buried(host: Host, name: str) -> None:
+    """Of a shard that was dropped only its tombstone is left."""
+    truth = host.run.truth(name)
+    expect(truth.state.tombstone, "buried", f"{name} was dropped, and is no tombstone yet")
+    stored = {stat.key for stat in host.run.world.blobs.list(f"{truth.state.shard_id}/")}
+    rollups = {rollup.key for rollup in truth.state.rollups.values()}
+    expect(stored <= rollups, "buried", f"{name} was dropped, but {sorted(stored - rollups)[:3]} are still there")
 
 
 def _check_swept(host: Host, name: str) -> None:

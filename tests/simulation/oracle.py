@@ -15,26 +15,17 @@ from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist import state_diff
 from persist.antichain import MINIMUM, Antichain
+from persist.attribute import AttributeUpdate
 from persist.codec import decode_diff, decode_state
 from persist.invariants import check_state, check_step
-from persist.state import State
+from persist.state import State, blank_state
+from tests.simulation.attributed import AttributeTruth
+from tests.simulation.oracle_errors import Violation, expect
 
-Row = tuple[str, int]  # key and value
-Update = tuple[str, int, int, int]  # key, value, time, diff
+Value = int | tuple[int | None, ...]  # of the column `v`; with more columns where these are not null
+Row = tuple[str, Value]  # key and value
+Update = tuple[str, Value, int, int]  # key, value, time, diff
 Contents = dict[Row, int]
-
-
-class Violation(Exception):
-    """A promise was broken. `check` names it."""
-
-    def __init__(self, check: str, message: str) -> None:
-        super().__init__(f"{check}: {message}")
-        self.check = check
-
-
-def expect(condition: bool, check: str, message: str) -> None:
-    if not condition:
-        raise Violation(check, message)
 
 
 @dataclass
@@ -60,6 +51,7 @@ class Write:
     actual: int | None = None  # the upper that a mismatch named
     landed: tuple[int | None, int | None] | None = None
     landed_seqno: int = 0
+    attributes: tuple[AttributeUpdate, ...] = ()
 
 
 @dataclass
@@ -77,6 +69,7 @@ class ShardTruth:
     first: int = 1  # the seqno at which the live log begins
     since_asked: Antichain = MINIMUM
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
+    attributes: AttributeTruth = field(default_factory=AttributeTruth)
 
     def contents(self, as_of: int) -> Contents:
         total: Contents = {}
@@ -85,9 +78,9 @@ class ShardTruth:
                 total[key, value] = total.get((key, value), 0) + diff
         return {row: count for row, count in total.items() if count}
 
-    def between(self, lower: int, upper: int) -> dict[tuple[str, int, int], int]:
+    def between(self, lower: int, upper: int) -> dict[tuple[str, Value, int], int]:
         """Updates with times in `[lower, upper)`, summed."""
-        total: dict[tuple[str, int, int], int] = {}
+        total: dict[tuple[str, Value, int], int] = {}
         for key, value, time, diff in self.updates:
             if lower <= time < upper:
                 total[key, value, time] = total.get((key, value, time), 0) + diff
@@ -121,7 +114,11 @@ class Oracle:
         change = decode_diff(data)
         truth = self.shards.get(name)
         if truth is None:
-            first = decode_state(self._blob(change.rollup_key, name))
+            first = state_diff.apply(change, blank_state(name))
+            assert self.blobs is not None
+            if self.blobs.stat(change.rollup_key) is not None:  # a creator may sleep for so long that it is swept
+                rollup = decode_state(self.blobs.get(change.rollup_key))
+                expect(rollup == first, "created", f"the first entry of {name} is not its first rollup")
             truth = self.shards[name] = ShardTruth(name, first)
             truth.named = set(first.blob_keys())
             truth.uppers.append((0, self.tick()))
@@ -132,6 +129,8 @@ class Oracle:
         self.note(f"{name} v{int(seqno)} upper {new.upper} since {new.since} {_changes(change)}")
         check_step(old, new)
         check_state(new)
+        kept = all(new.schemas.get(number) == schema for number, schema in old.schemas.items())
+        expect(kept, "schema", f"a schema of {name} changed at {new.seqno}")
         truth.state = new
         self._check_blobs(truth, new, change)
         self._check_since(truth, old, new)
@@ -189,6 +188,13 @@ class Oracle:
             write.landed = (entry.lower.element, entry.upper.element)
             write.landed_seqno = int(new.seqno)
             self._add_rows(truth, write, entry.lower.element)
+        changes = [
+            write.attributes for entry in fresh if (write := truth.landed[str(entry.token)]) and write.attributes
+        ]
+        if changes:
+            held = {str(key): value for key, value in new.attributes.items()}
+            truth.attributes.land(changes, held, self.tick())
+            self.paths["attributes changed"] += len(changes)
 
     def _add_rows(self, truth: ShardTruth, write: Write, lower: int | None) -> None:
         if truth.name in self.definite:
@@ -221,6 +227,10 @@ class Oracle:
             paths["merge applied"] += 1
         if new.since != old.since:
             paths["since moved"] += 1
+        paths["attributes flushed"] += new.attribute_root.flushes - old.attribute_root.flushes
+        paths["schema evolved"] += len(new.schemas) - len(old.schemas)
+        paths["shard dropped"] += new.is_closed and not old.is_closed
+        paths["shard finalised"] += new.tombstone and not old.tombstone
         if any(part.key is not None for b in new.trace.batches[len(old.trace.batches) :] for part in b.parts()):
             paths["blob part appended"] += 1
 
@@ -236,7 +246,8 @@ class Oracle:
         if gone is None:
             age = self.clock() - put_ms
             self.paths["orphan deleted"] += 1
-            expect(age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
+            dead = truth.state.tombstone  # nothing can be committed there any more
+            expect(dead or age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
             return
         held = truth.state.seqno_since
         expect(gone <= held, "leased", f"{key} left at v{gone} and is deleted, but a reader holds {held}")
@@ -307,6 +318,7 @@ __all__ = [
     "Row",
     "ShardTruth",
     "Update",
+    "Value",
     "Violation",
     "Write",
 ]

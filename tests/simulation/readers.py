@@ -11,22 +11,28 @@ import pyarrow as pa
 
 from persist.antichain import Antichain
 from persist.errors import (
-    Conflict,
     Corruption,
     Expired,
     NotReadable,
+    OpaqueMismatch,
+    Overloaded,
+    Unavailable,
 )
-from persist.handles import Shard
+from persist.handles import CriticalReaderHandle, Shard
+from tests.simulation.fencing import FenceOp
 from tests.simulation.history import Read
 from tests.simulation.host import (
     COPIES,
+    EXTRAS,
     MAIN,
     WEATHER,
     Host,
     expect_damage,
+    join_value,
     me,
 )
-from tests.simulation.oracle import Contents, expect
+from tests.simulation.oracle import Contents, Value, expect
+from tests.simulation.writers import observed_upper
 
 
 @contextmanager
@@ -104,11 +110,21 @@ def _snapshot(shard: Shard, as_of: int | None, splits: int) -> Iterator[Any]:
 
 
 def _gather(found: Contents, table: pa.Table, as_of: int) -> None:
-    columns = [table.column(name).to_pylist() for name in ("k", "v", "__diff")]
-    for key, value, diff in zip(*columns, strict=True):
+    for key, value, diff in zip(*keys_and_values(table), table.column("__diff").to_pylist(), strict=True):
         expect((key, value) not in found, "consolidated", f"row {(key, value)} comes twice as of {as_of}")
         expect(diff != 0, "consolidated", f"row {(key, value)} comes with multiplicity 0")
         found[key, value] = diff
+
+
+def keys_and_values(table: pa.Table) -> tuple[list[str], list[Value]]:
+    """What the oracle knows of rows."""
+    names = [name for name in EXTRAS if name in table.column_names]
+    values: list[Value] = table.column("v").to_pylist()
+    if names:
+        none = [None] * table.num_rows
+        extras = [table.column(name).to_pylist() if name in names else none for name in EXTRAS]
+        values = [join_value(columns) for columns in zip(values, *extras, strict=True)]
+    return table.column("k").to_pylist(), values
 
 
 def _difference(what: str, found: dict[Any, int], expected: dict[Any, int]) -> str:
@@ -147,8 +163,8 @@ def _listen(host: Host, shard: Shard, as_of: int | None) -> None:
         try:
             for event in listen.next_events(host.random.choice((0.2, 1.0, 5.0))):
                 expect(event.lower.element == at, "listen", f"an event begins at {event.lower}, not {at}")
-                columns = [event.updates.column(n).to_pylist() for n in ("k", "v", "__time", "__diff")]
-                for key, value, time, diff in zip(*columns, strict=True):
+                times, diffs = (event.updates.column(name).to_pylist() for name in ("__time", "__diff"))
+                for key, value, time, diff in zip(*keys_and_values(event.updates), times, diffs, strict=True):
                     partial[key, value, time] = partial.get((key, value, time), 0) + diff
                 if event.upper != event.lower:
                     found.update(partial)
@@ -193,27 +209,50 @@ def forgetter(host: Host) -> None:
     name = host.random.choice((MAIN, MAIN, COPIES))
     shard = host.open(name)
     cursor = host.random.choice(("one", "one", "two"))
-    opaque = f"{host.process.name}.{host.process.incarnation}"
-    handle = None
+    handle: CriticalReaderHandle | None = None
     while host.work():
         try:
             if handle is None:
-                handle = shard.critical_reader(cursor)
-            view = shard.view()
-            upper = view.upper.element or 0
-            to = max(0, upper - host.random.choice((1, 2, 5, 10)))
-            before = host.run.truth(name).state.since
-            moved = handle.downgrade_since(max(to, handle.since.element or 0), opaque=opaque)
-            expect(before <= moved, "monotone", f"since went from {before} back to {moved}")
+                handle = _held(host, shard, cursor)
+            _forget(host, shard, handle)
             host.run.path("downgraded")
         except WEATHER:
             handle = None
-        except Conflict:
+        except OpaqueMismatch:
             host.run.path("fenced")
-            handle = None
-        except Expired:
             handle = None
         except Corruption:
             expect_damage(host)
             handle = None
         host.sleep(0.7)
+
+
+def _held(host: Host, shard: Shard, cursor: str) -> CriticalReaderHandle:
+    op = FenceOp(f"{shard.name}/{cursor}", me(host), host.run.oracle.tick())
+    handle = shard.critical_reader(cursor)
+    op.seen, op.returned = handle.opaque, host.run.oracle.tick()
+    host.run.history.fences.append(op)
+    return handle
+
+
+def _forget(host: Host, shard: Shard, handle: CriticalReaderHandle) -> None:
+    run = host.run
+    upper = observed_upper(host, shard) or 0
+    to = max(0, upper - host.random.choice((1, 2, 5, 10)))
+    before = run.truth(shard.name).state.since
+    run.numbers += 1
+    op = FenceOp(f"{shard.name}/{handle.cursor}", me(host), run.oracle.tick(), expected=handle.opaque)
+    op.new = f"{op.who} {run.numbers}"
+    run.history.fences.append(op)
+    try:
+        moved = handle.downgrade_since(max(to, handle.since.element or 0), opaque=op.new)
+        op.answer = "ok"
+    except (Unavailable, Overloaded):
+        op.answer = "refused"
+        raise
+    except OpaqueMismatch as error:
+        op.answer, op.seen = "refused", error.details["actual"]
+        raise
+    finally:
+        op.returned = run.oracle.tick()
+    expect(before <= moved, "monotone", f"since went from {before} back to {moved}")

@@ -13,21 +13,31 @@ import persist.handles
 import persist.location
 import persist.machine
 import persist.parts.reader
+import persist.pipelined
 import persist.writing
 from tests.simulation.actors import ROLES
 from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
+from tests.simulation.pipelining import check_piped
 from tests.simulation.scheduler import cooperative
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process, World
 from tests.simulation.writers import definite_rows
 
-LOCKING = (persist.handles, persist.location, persist.machine, persist.parts.reader, persist.writing)
+LOCKING = (
+    persist.handles,
+    persist.location,
+    persist.machine,
+    persist.parts.reader,
+    persist.pipelined,
+    persist.writing,
+)
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
 WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "replica", "replica")
+OTHERS = ("accountant", "accountant", "pipeliner", "pipeliner", "evolver", "demolisher", "demolisher")
 READERS = ("snapshot_reader", "snapshot_reader", "listener", "listener", "holder", "forgetter", "forgetter")
 
 
@@ -53,7 +63,12 @@ class Plan:
         push = pick.random() < 0.5
         if not push:
             faults = [fault for fault in faults if fault != "drop_push"]
-        roles = [*pick.sample(WRITERS, 4), *pick.sample(READERS, 3), "forgetter"]
+        roles = [
+            *pick.sample(WRITERS, 4),
+            *pick.sample(OTHERS, pick.choice((0, 1, 1, 2))),
+            *pick.sample(READERS, 3),
+            "forgetter",
+        ]
         roles += ["compactor", "collector", *pick.sample(MAINTENANCE, 1)]
         pick.shuffle(roles)
         processes = pick.choice((2, 3, 4))
@@ -220,6 +235,7 @@ def _check(run: Run, plan: Plan) -> None:
     for write in run.history.writes:
         _check_write(run, write)
     run.history.check()
+    check_piped(run)
     unfired = [fault for fault in plan.faults if not run.world.fired()[fault]]
     expect(not unfired, "vacuity", f"these faults never struck: {unfired}")
 
@@ -230,11 +246,14 @@ def _check_write(run: Run, write: Write) -> None:
         expect(write.landed is None, "rejected", f"{what} was told that it failed, but it landed at {write.landed}")
     if write.answer != "ok" or write.kind == "advance":
         return
+    if write.kind == "attributes":
+        expect(write.landed is not None, "lost", f"{what} was acknowledged but never landed")
+        return
     if write.kind == "append":
         upper = run.truth(write.shard).state.upper
         expect(not upper.less_equal(write.upper - 1), "lost", f"{what} was acknowledged, but the upper is {upper}")
         return
-    if not write.landed and write.kind == "insert" and cancels(write.updates):
+    if not write.landed and write.kind == "insert" and cancels(write.updates) and not write.attributes:
         return  # nothing was left to write, and so nothing was written
     expect(write.landed is not None, "lost", f"{what} was acknowledged but never landed")
     expect(write.landed == write.told, "answer", f"{what} landed at {write.landed} but was told {write.told}")

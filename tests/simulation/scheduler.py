@@ -22,6 +22,7 @@ import greenlet
 __all__ = ["Deadlock", "Scheduler", "Stuck", "Task", "cooperative"]
 
 STEPS_MAX = 2_000_000
+JOIN_LOOK_S = 0.05
 
 
 class Deadlock(Exception):
@@ -75,6 +76,7 @@ class Scheduler:
         self._order = 0
         self._all: list[Task] = []
         self._ended = False
+        self.started: Callable[[Task], None] = lambda task: None  # hears of the threads that tasks start
         self.current: Task | None = None
 
     # --- from outside
@@ -297,9 +299,27 @@ class _Event:
         return self._set
 
 
-class _NoThread:
-    def __init__(self, *_: object, **__: object) -> None:
-        raise AssertionError("code under simulation must not start threads of its own")
+class _Thread:
+    """A task of the process of whoever starts it, to whom its commands are put down."""
+
+    def __init__(self, scheduler: Scheduler, target: Callable[[], object], name: str = "thread", daemon: bool = True):
+        self._scheduler = scheduler
+        self._target = target
+        self._name = name
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        starter = self._scheduler.current
+        assert starter is not None
+        self._task = self._scheduler.spawn(f"{starter.name}.{self._name}", starter.process, self._target)
+        self._task.local.update(starter.local)
+        self._scheduler.started(self._task)
+
+    def join(self, timeout: float | None = None) -> None:
+        assert self._task is not None
+        assert timeout is None, "nobody joins for a while only"
+        while self._task.alive:
+            self._scheduler.sleep(JOIN_LOOK_S)
 
 
 def one_by_one(work: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
@@ -315,7 +335,7 @@ def cooperative(scheduler: Scheduler, modules: Sequence[ModuleType]) -> Iterator
         RLock=lambda: _RLock(scheduler),
         Condition=lambda lock=None: _Condition(scheduler, lock),
         Event=lambda: _Event(scheduler),
-        Thread=_NoThread,
+        Thread=lambda **settings: _Thread(scheduler, **settings),
         get_ident=lambda: id(scheduler.current),
     )
     before = [(module, module.threading) for module in modules if hasattr(module, "threading")]

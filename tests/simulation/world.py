@@ -136,6 +136,7 @@ class World:
         self.damage = FaultPlan(seed + 1, damage, sleep=self.scheduler.sleep)
         self.blobs: Blob = MemoryBlob(now_ms=lambda: EPOCH_MS + self.scheduler.now_us // 1000)
         self.logs: Consensus = MemoryConsensus()
+        self.scheduler.started = self._adopt
 
     def strikes(self, fault: str) -> bool:
         if self.healed or fault not in self.enabled or self.random.random() >= RATES[fault]:
@@ -165,6 +166,12 @@ class World:
         task.frozen = any(other.frozen for other in process.tasks)
         process.tasks.append(task)
         return task
+
+    def _adopt(self, task: Task) -> None:
+        """A thread that a task started belongs to its process: it dies and sleeps with it."""
+        assert isinstance(task.process, Process)
+        task.frozen = any(other.frozen for other in task.process.tasks)
+        task.process.tasks.append(task)
 
     def crash(self, process: Process) -> None:
         self.scheduler.kill(process.tasks)

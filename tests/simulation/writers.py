@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from persist import commands as c
 from persist.errors import (
+    AttributeMismatch,
     Corruption,
     Expired,
     Indeterminate,
@@ -22,12 +23,15 @@ from persist.ids import Token
 from persist.writing import WriteHandle
 from tests.simulation.host import (
     COPIES,
+    EXTRAS,
     KEYS,
     MAIN,
     WEATHER,
     Host,
     expect_damage,
+    extras_of,
     me,
+    split_value,
 )
 from tests.simulation.oracle import Update, Write
 
@@ -44,11 +48,16 @@ def rows(host: Host, lower: int, upper: int) -> list[Update]:
     ]
 
 
-def as_table(updates: list[Update], timed: bool = True) -> pa.Table:
+def as_table(updates: list[Update], timed: bool = True, extras: Sequence[str] = ()) -> pa.Table:
+    """The updates as rows; `extras` are the columns that the schema has beyond the first ones."""
     keys, values, times, diffs = (list(x) for x in zip(*updates, strict=True)) if updates else ([], [], [], [])
     columns = {
         "k": pa.array(keys, pa.string()),
-        "v": pa.array(values, pa.int64()),
+        "v": pa.array([split_value(value)[0] for value in values], pa.int64()),
+        **{
+            name: pa.array([split_value(value)[EXTRAS.index(name) + 1] for value in values], pa.int64())
+            for name in extras
+        },
         "__time": pa.array(times, pa.int64()),
         "__diff": pa.array(diffs, pa.int64()),
     }
@@ -76,6 +85,8 @@ def attempted(host: Host, write: Write) -> Iterator[None]:
         actual = error.details["actual"]
         write.actual = actual[0] if actual else None
         run.path("upper mismatch")
+    except AttributeMismatch as error:
+        _mismatched(host, write, error)
     except (Unavailable, Overloaded):
         write.answer = "refused"
         run.path("write unavailable")
@@ -92,12 +103,22 @@ def attempted(host: Host, write: Write) -> Iterator[None]:
     run.oracle.note(f"{write.who} #{write.number} -> {write.answer} {write.told or write.actual or ''}")
 
 
-def told(write: Write, result: c.Appended) -> None:
+def _mismatched(host: Host, write: Write, error: AttributeMismatch) -> None:
+    """Refused; the values that it carries were those of the attributes."""
+    run = host.run
+    run.truth(write.shard).attributes.check(error.details["actual"].items(), write.invoked, run.oracle.tick())
+    write.answer = "refused"
+    run.path("attribute mismatch")
+
+
+def told(write: Write, result: c.Appended | None) -> None:
+    """An answer; None: it tells no interval."""
     write.answer = "ok"
-    write.told = (result.lower.element, result.upper.element)
+    if result is not None:
+        write.told = (result.lower.element, result.upper.element)
 
 
-def retried(host: Host, write: Write, again: Callable[[Token], c.Appended]) -> None:
+def retried(host: Host, write: Write, again: Callable[[Token], c.Appended | None]) -> None:
     """Ask again with the same token, as callers may who were told "unknown"."""
     task = host.run.world.scheduler.current
     assert task is not None
@@ -116,6 +137,8 @@ def retried(host: Host, write: Write, again: Callable[[Token], c.Appended]) -> N
             actual = error.details["actual"]
             write.answer, write.actual = "refused", actual[0] if actual else None
             host.run.path("retry refused")
+        except AttributeMismatch as error:
+            _mismatched(host, write, error)
         except WEATHER:
             continue
         except Expired:
@@ -130,6 +153,7 @@ def retried(host: Host, write: Write, again: Callable[[Token], c.Appended]) -> N
 def cas_writer(host: Host) -> None:
     """Reads the upper (or trusts what it remembers) and appends there."""
     shard = host.open(MAIN)
+    extras = extras_of(shard)
     writer = shard.open_writer()
     upper: int | None = None
     who = me(host)
@@ -143,7 +167,7 @@ def cas_writer(host: Host) -> None:
             upper = seen
         new_upper = upper + host.random.choice((1, 1, 2, 5))
         write = Write(0, "compare_and_append", who, MAIN, rows(host, upper, new_upper), upper, new_upper)
-        low, high, table = upper, new_upper, as_table(write.updates)
+        low, high, table = upper, new_upper, as_table(write.updates, extras=extras)
         with attempted(host, write):
             runs = writer.stage(table, low)
             told(write, writer.commit_compare_and_append(runs, low, high))
@@ -159,13 +183,14 @@ def cas_writer(host: Host) -> None:
 
 def inserter(host: Host) -> None:
     shard = host.open(MAIN)
+    extras = extras_of(shard)
     writer = shard.open_writer()
     who = me(host)
     while host.work():
         write = Write(0, "insert", who, MAIN, [(k, v, 0, d) for k, v, _, d in rows(host, 0, 1)])
         if not write.updates:
             continue
-        table = as_table(write.updates, timed=False)
+        table = as_table(write.updates, timed=False, extras=extras)
         with attempted(host, write):
             runs = writer.stage(table, None)
             told(write, writer.commit_insert(runs))
@@ -217,18 +242,20 @@ def replica(host: Host) -> None:
 
 
 def observed_upper(host: Host, shard: Shard) -> int | None:
-    """The shard's upper, recorded as a read of the register that it is."""
+    """The shard's upper, recorded with its since as the reads of registers that they are."""
     invoked = host.run.oracle.tick()
     try:
-        seen = shard.upper()
+        view = shard.view()
     except WEATHER:
         host.sleep(0.3)
         return None
     except Corruption:
         expect_damage(host)
         return None
-    host.run.history.uppers.append((shard.name, me(host), invoked, host.run.oracle.tick(), seen.element))
-    return seen.element
+    span = shard.name, me(host), invoked, host.run.oracle.tick()
+    host.run.history.uppers.append((*span, view.upper.element))
+    host.run.history.sinces.append((*span, view.since.element))
+    return view.upper.element
 
 
 def _reopened(host: Host, shard: Shard, writer: WriteHandle) -> WriteHandle:

@@ -1,0 +1,121 @@
+"""Schemas that evolve while others write and read, and a shard that is made, dropped and finalised meanwhile."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from persist.errors import Conflict, Corruption, SchemaMismatch, UnknownShard
+from persist.handles import Shard
+from persist.parts import ShardSchema
+from persist.writing import WriteHandle
+from tests.simulation.host import DOOMED, EXTRAS, MAIN, WEATHER, Host, expect_damage, extras_of, me
+from tests.simulation.oracle import Update, Write, expect
+from tests.simulation.readers import read_once, reading
+from tests.simulation.writers import as_table, attempted, observed_upper, retried, rows, told
+
+DROP_RATE = 0.15
+EVOLVE_RATE = 0.2
+
+
+def evolver(host: Host) -> None:
+    """Adds columns, and writes rows that have them."""
+    shard = host.open(MAIN)
+    writer = shard.open_writer()
+    while host.work():
+        known = extras_of(shard)
+        if len(known) < len(EXTRAS) and host.random.random() < EVOLVE_RATE:
+            _evolve(host, shard, EXTRAS[len(known)])
+        elif not _insert(host, writer, _extended(host, rows(host, 0, 1), known), known, MAIN):
+            writer = shard.open_writer()
+        host.sleep(0.4)
+
+
+def _evolve(host: Host, shard: Shard, column: str) -> None:
+    """Add the column, unless another was faster: then learn of it."""
+    known = shard.schema
+    try:
+        evolved = shard.evolve_schema(ShardSchema(known.arrow.append(pa.field(column, pa.int64())), known.key))
+        expect(column in evolved.arrow.names, "schema", f"{column} was added, but the schema is {evolved.arrow.names}")
+        return
+    except SchemaMismatch:
+        host.run.path("schema mismatch")
+    except WEATHER:
+        host.run.path("evolution failed")
+    except Corruption:
+        expect_damage(host)
+    try:
+        shard.refresh_schema()
+    except WEATHER:
+        host.run.path("evolution failed")
+    except Corruption:
+        expect_damage(host)
+
+
+def _extended(host: Host, updates: list[Update], known: tuple[str, ...]) -> list[Update]:
+    """The updates with values in the extra columns, now and then."""
+    found: list[Update] = []
+    for key, value, _, diff in updates:
+        if known and host.random.random() < 0.7:
+            extras = [host.random.randrange(3) if name in known else None for name in EXTRAS]
+            found.append((key, (value, *extras), 0, diff))
+        else:
+            found.append((key, value, 0, diff))
+    return found
+
+
+def _insert(host: Host, writer: WriteHandle, updates: list[Update], extras: tuple[str, ...], name: str) -> bool:
+    """Insert the rows, recorded; whether the outcome is known."""
+    write = Write(0, "insert", me(host), name, updates)
+    if not updates:
+        return True
+    with attempted(host, write):
+        runs = writer.stage(as_table(updates, timed=False, extras=extras), None)
+        told(write, writer.commit_insert(runs))
+    if write.answer == "unknown":
+        retried(host, write, lambda t: writer.commit_insert(runs, token=t))
+    return write.answer != "unknown"
+
+
+def demolisher(host: Host) -> None:
+    """Makes a shard that nobody else needs, writes to it, reads it, and drops it one day."""
+    try:
+        shard = host.open(DOOMED)
+        writer = shard.open_writer()
+        while host.work():
+            kind = host.random.random()
+            if kind < DROP_RATE:
+                _drop(host, shard)
+            elif kind < 0.5:
+                _read(host, shard)
+            elif not _insert(host, writer, [(k, v, 0, d) for k, v, _, d in rows(host, 0, 1)], (), DOOMED):
+                writer = shard.open_writer()
+            host.sleep(0.5)
+    except UnknownShard:
+        expect(host.run.truth(DOOMED).state.tombstone, "dropped", f"{DOOMED} is unknown, but nobody has buried it")
+        host.run.path("grave found")
+
+
+def _drop(host: Host, shard: Shard) -> None:
+    drops = host.run.history.drops
+    try:
+        shard.drop(force=host.random.random() < 0.6)
+        drops.setdefault(DOOMED, host.run.oracle.tick())
+        host.run.path("drop answered")
+        closed = host.run.truth(DOOMED).state.is_closed
+        expect(closed, "dropped", "a drop was acknowledged, but the shard is open")
+    except WEATHER:
+        host.run.path("drop unknown")
+    except Conflict:
+        host.run.path("drop refused")
+    except Corruption:
+        expect_damage(host)
+
+
+def _read(host: Host, shard: Shard) -> None:
+    upper = observed_upper(host, shard)
+    as_of = max(0, (upper or 0) - host.random.choice((0, 1, 3)))
+    with reading(host, DOOMED, as_of):
+        read_once(host, shard, as_of, pause_s=host.random.choice((0.0, 1.0)))
+
+
+__all__ = ["demolisher", "evolver"]
