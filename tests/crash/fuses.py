@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Self
 
-from blob.interface import Blob, BlobStat
-from consensus.interface import Consensus, Entry
+from blob.forwarding import ForwardingBlob
+from blob.interface import Blob
+from consensus.forwarding import ForwardingConsensus
+from consensus.interface import Consensus
 
 POINTS = (
     "put.before",
@@ -44,16 +46,12 @@ class Fuse:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class FusedBlob(Blob):
+class FusedBlob(ForwardingBlob):
     """A blob store whose caller may die before or after a call."""
 
     def __init__(self, inner: Blob, fuse: Fuse) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fuse = fuse
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self._fuse("put.before")
@@ -65,53 +63,18 @@ class FusedBlob(Blob):
         self._fuse("get.after")
         return found
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._inner.get_range(key, start, length)
-
-    def stat(self, key: str) -> BlobStat | None:
-        return self._inner.stat(key)
-
     def delete(self, keys: Sequence[str]) -> None:
         self._fuse("delete.before")
         self._inner.delete(keys)
         self._fuse("delete.after")
 
-    def list(self, prefix: str) -> Iterator[BlobStat]:
-        return self._inner.list(prefix)
 
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def presign_get(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_get(key, expires_s)
-
-    def presign_put(self, key: str, expires_s: int) -> str | None:
-        return self._inner.presign_put(key, expires_s)
-
-    def local_path(self, key: str) -> str | None:
-        return self._inner.local_path(key)
-
-
-class FusedConsensus(Consensus):
+class FusedConsensus(ForwardingConsensus):
     """A consensus store whose caller may die before or after a call."""
 
     def __init__(self, inner: Consensus, fuse: Fuse) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._fuse = fuse
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def value_bytes_max(self) -> int:
-        return self._inner.value_bytes_max
-
-    def head(self, key: str) -> Entry | None:
-        return self._inner.head(key)
 
     def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
         self._fuse("set.before")
@@ -119,26 +82,11 @@ class FusedConsensus(Consensus):
         self._fuse("set.after")
         return won
 
-    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
-        return self._inner.scan(key, from_seqno, limit)
-
     def truncate(self, key: str, seqno: int) -> int:
         self._fuse("truncate.before")
         deleted = self._inner.truncate(key, seqno)
         self._fuse("truncate.after")
         return deleted
-
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self._inner.keys(prefix, after, limit)
-
-    def check(self) -> None:
-        self._inner.check()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
-        return self._inner.subscribe(callback)
 
 
 __all__ = ["NEVER", "POINTS", "Fuse", "FusedBlob", "FusedConsensus"]
