@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 
 from compactor.engine import Engine, EngineSettings
@@ -72,15 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, in_turn(jobs), loop_settings, per_shard=arguments.concurrency)
-        running.on_signals(loop.stop, arguments)
-        if arguments.once:
-            failures = loop.once()
-            print(json.dumps(metrics.to_json()))
-            return 1 if failures else 0
-        print("persist compactor: running", file=sys.stderr, flush=True)
-        loop.run()
-        print(json.dumps(metrics.to_json()))
-        return 0
+        return running.run(loop, arguments, metrics, "compactor")
     finally:
         location.close()
 
@@ -103,9 +94,7 @@ def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerS
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("concurrency", "memory", "part_size"):
-        if getattr(arguments, name) <= 0:
-            raise InvalidUsage(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be more than 0")
+    running.check_positive(arguments, "concurrency", "memory", "part_size")
     if arguments.rate is not None and arguments.rate <= 0:
         raise InvalidUsage(f"--rate is {arguments.rate}; it must be more than 0 MiB/s")
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
 from compactor.gc import Collector, GcSettings
@@ -33,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name in ("concurrency", "delete_threads"):
-        if getattr(arguments, name) <= 0:
-            raise InvalidUsage(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be more than 0")
+    running.check_positive(arguments, "concurrency", "delete_threads")
     if arguments.dry_run and not arguments.orphans:
         raise InvalidUsage("--dry-run is for --orphans")
     running.prepare(arguments)
@@ -49,15 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _sweep(location, arguments, patterns, metrics)
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, gc_job(location, collector), loop_settings)
-        running.on_signals(loop.stop, arguments)
-        if arguments.once:
-            failures = loop.once()
-            print(json.dumps(metrics.to_json()))
-            return 1 if failures else 0
-        print("persist gc: running", file=sys.stderr, flush=True)
-        loop.run()
-        print(json.dumps(metrics.to_json()))
-        return 0
+        return running.run(loop, arguments, metrics, "gc")
     finally:
         location.close()
 

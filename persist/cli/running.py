@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from compactor.loop import Loop
+from compactor.metering import Metrics
 from persist.errors import InvalidUsage
 
 PARENT_POLL_S = 0.5
@@ -43,6 +45,26 @@ def prepare(arguments: argparse.Namespace) -> None:
     root = logging.getLogger("persist")
     root.addHandler(handler)
     root.setLevel(logging.INFO if arguments.verbose else logging.WARNING)
+
+
+def check_positive(arguments: argparse.Namespace, *names: str) -> None:
+    """Raises InvalidUsage unless these arguments are more than 0."""
+    for name in names:
+        if getattr(arguments, name) <= 0:
+            raise InvalidUsage(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be more than 0")
+
+
+def run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: str) -> int:
+    """Work until a signal, or through every shard once; print what was done. The exit code."""
+    on_signals(loop.stop, arguments)
+    failures = 0
+    if arguments.once:
+        failures = loop.once()
+    else:
+        print(f"persist {command}: running", file=sys.stderr, flush=True)
+        loop.run()
+    print(json.dumps(metrics.to_json()))
+    return 1 if failures else 0
 
 
 def on_signals(stop: Callable[[], None], arguments: argparse.Namespace) -> None:
@@ -76,4 +98,4 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-__all__ = ["JsonLines", "add_arguments", "on_signals", "prepare"]
+__all__ = ["JsonLines", "add_arguments", "check_positive", "on_signals", "prepare", "run"]
