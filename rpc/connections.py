@@ -11,13 +11,16 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 IDLE_MAX = 256  # connections kept open to one server; more are opened and closed again
 HEADER_BYTES_MAX = 64 * 1024
 RECEIVE_BYTES = 256 * 1024
 JOINED_BYTES_MAX = 64 * 1024  # a body up to this goes out in one piece with its header
+PROBE_AFTER_S = 1.0  # without an answer for so long, the server is asked whether it is there; then after twice that
+PROBE_S = 2.0  # how long it may take to say so
+PROBE_PATH = "/healthz"
 
 
 class NotSent(Exception):
@@ -62,8 +65,11 @@ class Pool:
     ) -> Reply:
         """One request and its whole answer. Raises NotSent, Broken, Untrusted."""
         connection = self._take()
+        head = self._head(method, path, headers, body)
         try:
-            reply = connection.exchange(self._head(method, path, headers, body), body, method == "HEAD", timeout_s)
+            connection.send(head, body, timeout_s)
+            connection.wait(timeout_s, self._is_there)
+            reply = connection.answer(method == "HEAD")
         except BaseException:
             connection.close()
             raise
@@ -91,6 +97,21 @@ class Pool:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def _is_there(self) -> bool:
+        """Whether the server answers at all: one that hangs keeps its connections open but does nothing."""
+        try:
+            connection = self._connect()
+        except (NotSent, Untrusted):
+            return False
+        try:
+            connection.send(self._head("GET", PROBE_PATH, {}, None), None, PROBE_S)
+            connection.answer(False)
+        except Broken:
+            return False
+        finally:
+            connection.close()
+        return True
 
     def _head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | memoryview | None) -> bytes:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -152,8 +173,15 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def exchange(self, head: bytes, body: bytes | memoryview | None, is_head: bool, timeout_s: float) -> Reply:
-        self.send(head, body, timeout_s)
+    def wait(self, timeout_s: float, is_there: Callable[[], bool]) -> None:
+        """Wait for the answer to begin, asking ever less often whether the server is still there. Raises Broken."""
+        waited, pause = 0.0, PROBE_AFTER_S
+        while waited < timeout_s and not self._poll.poll(min(pause, timeout_s - waited) * 1000):
+            if not is_there():
+                raise Broken("the server hangs")
+            waited, pause = waited + pause, 2 * pause
+
+    def answer(self, is_head: bool) -> Reply:
         reply = self.header()
         if not is_head and reply.status not in (204, 304):
             reply.data = self.body(reply.headers)

@@ -116,6 +116,28 @@ def test_a_killed_server_costs_nobody_anything_but_time_and_gets_its_shards_back
     assert sorted(seen) == sorted(promised)
 
 
+def test_a_server_that_hangs_is_passed_over_before_its_answer_is_given_up(tmp_path: Path) -> None:
+    directory = tmp_path / "d"
+    with (
+        Server(directory) as a,
+        Server(directory) as b,
+        persist.connect(f"{a.url},{b.url}", timeout_s=WAIT_S) as client,
+    ):
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": "before"}])
+        home, other = (a, b) if rendezvous([a.url, b.url], "orders")[0] == a.url else (b, a)
+        home.process.send_signal(signal.SIGSTOP)
+        inserting = threading.Thread(target=lambda: shard.insert([{"id": "meanwhile"}]))
+        inserting.start()
+        inserting.join(WAIT_S / 2)  # the answer itself would be given up after WAIT_S
+        waited_for_the_answer = inserting.is_alive()
+        home.process.send_signal(signal.SIGCONT)
+        inserting.join(WAIT_S)
+        assert not waited_for_the_answer
+        assert other.requests("commands") > 0
+    assert count(directory, "orders") == {"before": 1, "meanwhile": 1}
+
+
 def test_an_only_server_that_is_killed_and_started_again(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     with Server(directory) as first, persist.connect(first.url) as client:
