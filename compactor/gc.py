@@ -20,13 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
+from compactor.committing import Committer, CommitterOf
 from compactor.metering import Metrics
 from persist import commands as c
 from persist.errors import Corruption
 from persist.ids import SeqNo
 from persist.keys import is_rollup_key, shard_prefix
 from persist.location import Location
-from persist.machine import Machine
 from persist.state import State
 from persist.state_diff import StateDiff
 from persist.store_errors import translated
@@ -72,11 +72,13 @@ class Collector:
         *,
         owner: str | None = None,
         metrics: Metrics | None = None,
+        committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or GcSettings()
         self.metrics = metrics or Metrics()
         self.owner = owner or f"gc-{location.ids.uuid7()}"
         self._location = location
+        self._committer_of = committer_of or location.machine
         self._versions = location.versions
 
     def run(self, name: str) -> GcReport:
@@ -84,7 +86,7 @@ class Collector:
 
         Raises what the stores raise (repeating is safe), and Corruption when a rollup that the log needs is missing.
         """
-        machine = self._location.machine(name)
+        machine = self._committer_of(name)
         state = self._expired(machine, machine.refresh())
         if state.is_closed and not state.tombstone:
             state = self._finalise(machine, state)
@@ -101,7 +103,7 @@ class Collector:
 
     # --- one epoch
 
-    def _epoch(self, machine: Machine, state: State, first: SeqNo, horizon: SeqNo) -> GcReport:
+    def _epoch(self, machine: Committer, state: State, first: SeqNo, horizon: SeqNo) -> GcReport:
         deleted = truncated = 0
         if first < horizon:
             if not self._has_rollup(machine, state, horizon):
@@ -133,7 +135,7 @@ class Collector:
             raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
         return SeqNo(entries[0].seqno)
 
-    def _has_rollup(self, machine: Machine, state: State, seqno: SeqNo) -> bool:
+    def _has_rollup(self, machine: Committer, state: State, seqno: SeqNo) -> bool:
         """Whether the rollup at which the log is to begin is there; False when another collector has gone further.
 
         Raises Corruption when the State names it still: then the log must stay as it is.
@@ -146,7 +148,7 @@ class Collector:
             raise Corruption(f"rollup {key} of shard {state.name!r} is missing: its log is left as it is")
         return False
 
-    def _gone(self, machine: Machine, first: SeqNo, last: SeqNo) -> Iterator[str]:
+    def _gone(self, machine: Committer, first: SeqNo, last: SeqNo) -> Iterator[str]:
         """What the state diffs in `[first, last]` say is gone, without what the State names (nothing, if all is well).
 
         The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
@@ -200,13 +202,13 @@ class Collector:
         gone = [key for change in recent for key in change.gone]
         return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
 
-    def _roll_up(self, machine: Machine, state: State) -> State:
+    def _roll_up(self, machine: Committer, state: State) -> State:
         key, size = self._versions.write_rollup(state)
         machine.apply(c.AddRollup(state.seqno, key, size))
         self.metrics.add(gc_rollups_made=1)
         return machine.state()
 
-    def _expired(self, machine: Machine, state: State) -> State:
+    def _expired(self, machine: Committer, state: State) -> State:
         """Where a lapsed lease holds the horizon back: a commit, since every commit forgets lapsed leases.
 
         Not the reader by its id: it may have renewed its lease in this very moment.
@@ -220,7 +222,7 @@ class Collector:
 
     # --- the end of a shard
 
-    def _finalise(self, machine: Machine, state: State) -> State:
+    def _finalise(self, machine: Committer, state: State) -> State:
         for _ in range(self.settings.finalise_steps_max):
             result = machine.apply(c.Finalise())
             assert isinstance(result, c.Finalised)
@@ -229,7 +231,7 @@ class Collector:
                 break
         return machine.state()
 
-    def _bury(self, machine: Machine, state: State, first: SeqNo) -> GcReport:
+    def _bury(self, machine: Committer, state: State, first: SeqNo) -> GcReport:
         """A tombstone keeps one rollup, the log from it on, and no other blob. Nobody can name new ones."""
         dead = self._buried_at(state)
         if dead is None:

@@ -9,16 +9,24 @@ NICENESS = 10
 
 
 def child_command(
-    *, directory: str | None = None, blob: str | None = None, consensus: str | None = None, extra: Sequence[str] = ()
+    *,
+    directory: str | None = None,
+    blob: str | None = None,
+    consensus: str | None = None,
+    url: str | None = None,
+    extra: Sequence[str] = (),
 ) -> list[str]:
     """The command line of a process of low priority that merges and collects the shards of a location.
 
-    It ends when its parent does. The URLs of stores go by the environment (PERSIST_BLOB, PERSIST_CONSENSUS), because
-    they may hold a password and anybody may read a command line; the caller puts them there.
+    It ends when its parent does, and commits through the server at `url` if that is given. The URLs of stores and the
+    server's token go by the environment (PERSIST_BLOB, PERSIST_CONSENSUS, PERSIST_TOKEN), because they may be secret
+    and anybody may read a command line; the caller puts them there.
     """
     command = [sys.executable, "-m", "persist.cli", "compactor", "--gc", "--nice", str(NICENESS), "--end-with-parent"]
     if directory is not None and blob is None and consensus is None:
         command += ["--dir", directory]
+    if url is not None:
+        command += ["--url", url]
     return [*command, *extra]
 
 

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from blob import BlobError, BlobNotFound
+from compactor.committing import Committer, CommitterOf
 from compactor.engine import COMPACTOR, Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.merge import MergePolicy, plan
 from compactor.metering import MeteredBlobs, Metrics, Throttle
@@ -22,7 +23,6 @@ from persist import commands as c
 from persist.batch import HollowBatch, Part, Run
 from persist.errors import Corruption, PersistError, Unavailable
 from persist.location import Location
-from persist.machine import Machine
 from persist.state import State
 from persist.store_errors import translate
 
@@ -72,11 +72,13 @@ class Worker:
         metrics: Metrics | None = None,
         throttle: Throttle | None = None,
         progress: ProgressReport | None = None,
+        committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or WorkerSettings()
         self.metrics = metrics or Metrics()
         self.owner = owner or f"compactor-{location.ids.uuid7()}"
         self._location = location
+        self._committer_of = committer_of or location.machine
         self._progress = progress
         throttle = throttle or Throttle(self.settings.bytes_per_s, location.clock)
         blobs = MeteredBlobs(location.blob, self.metrics, throttle)
@@ -84,12 +86,12 @@ class Worker:
 
     def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeReq]:
         """The merges that are due on the shard now. `idle` None: by when it was last written."""
-        return self._due(self._location.machine(name).refresh(), idle)
+        return self._due(self._committer_of(name).refresh(), idle)
 
     def run(self, name: str, *, idle: bool | None = None, merges_max: int = MERGES_PER_RUN_MAX) -> int:
         """Do merges on the shard until none is due; how many were applied. Raises what the stores raise."""
         applied = tried = 0
-        machine = self._location.machine(name)
+        machine = self._committer_of(name)
         state = machine.refresh()
         while tried < merges_max:
             self.metrics.seen(state)
@@ -108,7 +110,7 @@ class Worker:
 
     def merge(self, name: str, request: c.MergeReq) -> Outcome:
         """Claim one merge, do it, and apply its result. Errors of the stores leave the claim to lapse."""
-        machine = self._location.machine(name)
+        machine = self._committer_of(name)
         claim = _Claim(machine, request, self.owner, self.settings.lease_ms, self._location)
         taken = claim.take()
         if not taken.granted:
@@ -140,7 +142,7 @@ class Worker:
             idle = now_ms - state.walltime_ms >= self.settings.idle_ms
         return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
 
-    def _merge(self, machine: Machine, request: c.MergeReq, claim: _Claim, taken: c.Claimed) -> Outcome:
+    def _merge(self, machine: Committer, request: c.MergeReq, claim: _Claim, taken: c.Claimed) -> Outcome:
         state = machine.state()
         found = state.trace.covering(frozenset(request.inputs))
         since = taken.since if taken.done else request.since
@@ -169,7 +171,7 @@ class Worker:
             self.metrics.merged(machine.name, sum(p.size for run in runs for p in run.parts if _is_new(p)), written)
         return Outcome.APPLIED if result.applied else Outcome.REFUSED
 
-    def _lost(self, machine: Machine, claim: _Claim, error: Exception) -> Outcome:
+    def _lost(self, machine: Committer, claim: _Claim, error: Exception) -> Outcome:
         """An input is gone, or the claim. If every input is still named, a blob that must be there is missing."""
         state = machine.refresh()
         if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.request.inputs)) is not None:
@@ -189,7 +191,7 @@ class Worker:
 class _Claim:
     """One merge's claim while a worker holds it, and what the State keeps with it."""
 
-    def __init__(self, machine: Machine, request: c.MergeReq, owner: str, lease_ms: int, location: Location) -> None:
+    def __init__(self, machine: Committer, request: c.MergeReq, owner: str, lease_ms: int, location: Location) -> None:
         self.request = request
         self.key = request.claim_key
         self.since = request.since

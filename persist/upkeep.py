@@ -96,7 +96,7 @@ class Upkeep:
     def _begin_merge(self, kind: str, state: State, batches: Sequence[HollowBatch]) -> None:
         inputs = frozenset(part.id for batch in batches for part in batch.parts())
         if len(inputs) > 1:
-            self._begin(kind, lambda: self._merge(state, batches), inputs)
+            self._begin(kind, lambda: self._merge(state, batches, inputs), inputs)
 
     def _busy(self) -> Set[str]:
         with self._lock:
@@ -123,7 +123,9 @@ class Upkeep:
         with self._lock:
             del self._under_way[kind]
 
-    def _merge(self, state: State, batches: Sequence[HollowBatch]) -> None:
+    def _merge(self, state: State, batches: Sequence[HollowBatch], inputs: frozenset[str]) -> None:
+        if (self._current() or state).trace.covering(inputs) is None:
+            return  # merged while this waited for its turn
         command = merged(state, batches, self._versions.blob, self._ids)
         if command is None:
             return

@@ -90,13 +90,20 @@ def _included(scopes: list[str]) -> frozenset[str]:
 
 
 ANYBODY = Principal("anybody", frozenset(SCOPES))
+MAINTENANCE = Principal("maintenance", frozenset(SCOPES))
+
+
+def maintenance_token() -> str:
+    """A token for the maintenance that a server starts beside itself; it is good until that server ends."""
+    return f"pt_maintenance_{secrets.token_urlsafe(32)}"
 
 
 class Tokens:
-    """The tokens of a file, which is read again when it changes. Thread-safe."""
+    """The tokens of a file, which is read again when it changes, and `own`, the server's for itself. Thread-safe."""
 
-    def __init__(self, path: str, *, now_s: Callable[[], float]) -> None:
+    def __init__(self, path: str, *, now_s: Callable[[], float], own: str | None = None) -> None:
         self._path = path
+        self._own = None if own is None else hashlib.sha256(own.encode()).digest()
         self._now_s = now_s
         self._lock = threading.Lock()
         self._looked_s = 0.0
@@ -112,6 +119,8 @@ class Tokens:
             raise Unauthorized("this server wants a token: send the header Authorization: Bearer pt_…")
         match = _TOKEN.match(token.strip())
         given = hashlib.sha256(token.strip().encode()).digest()
+        if self._own is not None and hmac.compare_digest(given, self._own):
+            return MAINTENANCE
         known = self._by_id.get(match.group(1)) if match else None
         # A comparison is made either way, so that the time taken does not tell which ids exist.
         expected, principal = known if known is not None else (bytes(32), ANYBODY)
@@ -195,4 +204,15 @@ def mint(name: str) -> tuple[str, str]:
     return token, hashlib.sha256(token.encode()).hexdigest()
 
 
-__all__ = ["ADMIN", "ANYBODY", "READ", "SCOPES", "WRITE", "Principal", "Tokens", "mint", "scope_of"]
+__all__ = [
+    "ADMIN",
+    "ANYBODY",
+    "READ",
+    "SCOPES",
+    "WRITE",
+    "Principal",
+    "Tokens",
+    "maintenance_token",
+    "mint",
+    "scope_of",
+]

@@ -61,7 +61,9 @@ class Service:
         self.snapshots = 0
         self.listeners = 0
         if settings.tokens_file is not None:
-            self.tokens = Tokens(settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000)
+            self.tokens = Tokens(
+                settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
+            )
 
     @contextmanager
     def one_more(self, counter: str, most: int, what: str) -> Iterator[None]:

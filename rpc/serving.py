@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import uvicorn
 
@@ -56,6 +57,13 @@ def url_of(listener: socket.socket, settings: ServerSettings) -> str:
     return f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
+def local_url_of(listener: socket.socket, settings: ServerSettings) -> str:
+    """The URL by which a process on this machine reaches it, also where it listens on every address."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    host = settings.host.strip("[]")
+    return url_of(listener, replace(settings, host=everywhere.get(host, host)))
+
+
 def serve(location: Location, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was accepted, for at most `shutdown_s` seconds, and return.
 
@@ -90,4 +98,4 @@ def _nothing(_number: int, _frame: object) -> None:
     return
 
 
-__all__ = ["bind", "serve", "url_of"]
+__all__ = ["bind", "local_url_of", "serve", "url_of"]

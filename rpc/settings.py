@@ -12,6 +12,7 @@ from persist.state import Policy
 DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
+TOKEN_CHARS_MIN = 32
 _LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
@@ -54,6 +55,7 @@ class ServerSettings:
     tls_key: str | None = None
     insecure: bool = False
     maintenance: bool = True
+    maintenance_token: str | None = field(default=None, repr=False)  # by which maintenance of its own is known
     presigned_s: int = 3600
     shutdown_s: int = 30
     access_log: bool = False
@@ -71,6 +73,8 @@ class ServerSettings:
             raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
         if not 1 <= self.workers <= 64:
             raise InvalidUsage(f"workers is {self.workers}; it must be in [1, 64]")
+        if self.maintenance_token is not None and len(self.maintenance_token) < TOKEN_CHARS_MIN:
+            raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InvalidUsage("TLS needs both a certificate and a key file")
         if not self.is_loopback and not self.tokens_file and not self.insecure:

@@ -39,7 +39,10 @@ LOCATION_VERSION = 1
 class HttpTransport:
     """Implements `persist.transport.Transport` over one or more servers. Thread-safe; open one per process."""
 
-    def __init__(self, calls: HttpCalls, blob: Blob, policy: Policy, clock: Clock, ids: IdSource) -> None:
+    def __init__(
+        self, calls: HttpCalls, blob: Blob, policy: Policy, clock: Clock, ids: IdSource, proof: str = ""
+    ) -> None:
+        self.proof = proof  # of the server's blob store, see `rpc.identity`
         self._calls = calls
         self._blob = blob
         self._policy = policy
@@ -110,11 +113,12 @@ def open_transport(connection: Connection) -> HttpTransport:
     try:
         location = _location(calls.call("GET", "/v1/location", shard=""))
         calls.add(Servers(_with_workers(servers, calls, connection, location, clock), clock))
-        blob = _open_blob(calls, str(location["blob"]["url"]), str(location["blob"]["proof"]))
+        proof = str(location["blob"]["proof"])
+        blob = _open_blob(calls, str(location["blob"]["url"]), proof)
     except BaseException:
         calls.close()
         raise
-    return HttpTransport(calls, blob, _policy(location["policy"]), clock, ids)
+    return HttpTransport(calls, blob, _policy(location["policy"]), clock, ids, proof)
 
 
 def _with_workers(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
+from compactor.committing import CommitterOf, through_server
 from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
 from compactor.jobs import gc_job, merge_job
@@ -15,9 +17,12 @@ from compactor.metering import Metrics, Throttle
 from compactor.progress import ProgressBar
 from compactor.worker import Worker, WorkerSettings
 from persist.cli import running, where
+from persist.client import Connection
 from persist.errors import InvalidUsage
 from persist.location import Location, LocationSettings
 from persist.machine import MachineSettings
+from rpc.identity import is_same
+from rpc.transport import HttpTransport, open_transport
 
 MIB = 1024 * 1024
 
@@ -37,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="local",
         help="where merges run (default local; spark needs pyspark)",
     )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
+    )
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
     parser.add_argument("--rate", type=float, metavar="MIB/S", help="bytes read and written a second, at most")
 
 
@@ -46,8 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     location = where.where_of(arguments).open(
         LocationSettings(machine=MachineSettings(small_merges=False)), must_exist=True
     )
+    transport: HttpTransport | None = None
     try:
         location.check()
+        transport = _server(arguments, location)
+        committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
         settings = WorkerSettings(
             policy=MergePolicy().beside_writers(),
             engine=EngineSettings(
@@ -63,17 +77,39 @@ def run(arguments: argparse.Namespace) -> int:
         progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
 
         def worker() -> Worker:
-            return Worker(location, settings, metrics=metrics, throttle=throttle, engine=engine, progress=progress)
+            return Worker(
+                location,
+                settings,
+                metrics=metrics,
+                throttle=throttle,
+                engine=engine,
+                progress=progress,
+                committer_of=committer_of,
+            )
 
         jobs = [merge_job(location, worker, idle=True if arguments.once else None)]
         if arguments.gc:
-            jobs.append(gc_job(location, Collector(location, metrics=metrics)))
+            jobs.append(gc_job(location, Collector(location, metrics=metrics, committer_of=committer_of)))
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, in_turn(jobs), loop_settings, per_shard=arguments.concurrency)
         return running.run(loop, arguments, metrics, "compactor")
     finally:
+        if transport is not None:
+            transport.close()
         location.close()
+
+
+def _server(arguments: argparse.Namespace, location: Location) -> HttpTransport | None:
+    """The server through which to commit, if one is given. Raises InvalidUsage if it serves other shards."""
+    if arguments.url is None:
+        return None
+    token = os.environ.get("PERSIST_TOKEN") or None
+    transport = open_transport(Connection(arguments.url, token=token, ca_file=arguments.ca_file))
+    if not is_same(location.blob, transport.proof):
+        transport.close()
+        raise InvalidUsage(f"the server at {arguments.url} serves other shards than those at {location.blob.url}")
+    return transport
 
 
 def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerSettings) -> Engine | None:

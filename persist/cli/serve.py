@@ -20,7 +20,8 @@ from persist.cli.where import where_of
 from persist.errors import InvalidUsage
 from persist.location import LocationSettings
 from rpc import logs
-from rpc.serving import bind, serve, url_of
+from rpc.auth import maintenance_token
+from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import ServerSettings, from_environment
 
 RESTART_PAUSE_S = 0.5
@@ -49,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
+    if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
+        settings = replace(settings, maintenance_token=maintenance_token())
     settings.check()
     logs.configure("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     inherited = os.environ.get(_FD)
@@ -93,7 +96,7 @@ def _serve(
     def ready() -> None:
         if announce:
             print(url_of(listener, settings), flush=True)
-            children.extend(_maintenance(arguments, settings))
+            children.extend(_maintenance(arguments, settings, listener))
 
     try:
         serve(location, settings, listener, ready)
@@ -103,17 +106,24 @@ def _serve(
     return 0
 
 
-def _maintenance(arguments: argparse.Namespace, settings: ServerSettings) -> list[subprocess.Popen[bytes]]:
-    """Start maintenance as a process of low priority, unless it is switched off."""
+def _maintenance(
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket
+) -> list[subprocess.Popen[bytes]]:
+    """Start maintenance as a process of low priority, unless it is switched off.
+
+    It commits through the server. Where that takes TLS it does not know whom to trust, and commits by itself.
+    """
     if not settings.maintenance or importlib.util.find_spec("compactor.supervise") is None:
         return []
     supervise = importlib.import_module("compactor.supervise")
     where = where_of(arguments)
-    command = supervise.child_command(directory=where.directory, blob=where.blob, consensus=where.consensus)
-    if command is None:
-        return []
+    url = None if settings.tls_certificate else local_url_of(listener, settings)
+    command = supervise.child_command(directory=where.directory, blob=where.blob, consensus=where.consensus, url=url)
+    environment = _environment(arguments)
+    if settings.maintenance_token is not None:
+        environment["PERSIST_TOKEN"] = settings.maintenance_token
     # Our own output is the URL alone: what maintenance says goes to standard error.
-    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=_environment(arguments))]
+    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)]
 
 
 def _environment(arguments: argparse.Namespace) -> dict[str, str]:
@@ -138,21 +148,23 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     ports = ",".join(str(listener.getsockname()[1]) for listener in listeners)
-    children = [_spawn(arguments, listener, ports) for listener in listeners]
-    maintenance = _maintenance(arguments, settings)
+    children = [_spawn(arguments, settings, listener, ports) for listener in listeners]
+    maintenance = _maintenance(arguments, settings, listeners[0])
     print(url_of(listeners[0], settings), flush=True)
     try:
         while not stopping.wait(RESTART_PAUSE_S):
             for index, child in enumerate(children):
                 if child.poll() is not None:
                     print(f"persist serve: a worker ended with {child.returncode}; starting it again", file=sys.stderr)
-                    children[index] = _spawn(arguments, listeners[index], ports)
+                    children[index] = _spawn(arguments, settings, listeners[index], ports)
     finally:
         _stop([*children, *maintenance], settings)
     return 0
 
 
-def _spawn(arguments: argparse.Namespace, listener: socket.socket, ports: str) -> subprocess.Popen[bytes]:
+def _spawn(
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, ports: str
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "persist.cli", "serve", "--log-level", arguments.log_level]
     for name in ("host", "tokens", "tls_certificate", "tls_key"):
         value = getattr(arguments, name)
@@ -162,6 +174,8 @@ def _spawn(arguments: argparse.Namespace, listener: socket.socket, ports: str) -
         if getattr(arguments, name):
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
+    if settings.maintenance_token is not None:
+        own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
     return subprocess.Popen(command, pass_fds=(listener.fileno(),), env={**_environment(arguments), **own})
 
 

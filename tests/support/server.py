@@ -17,10 +17,18 @@ STOP_S = 60.0
 class Server:
     """Started when made; its URL is its first line. Use it in a `with`."""
 
-    def __init__(self, directory: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "persist.cli", "serve", "--no-maintenance"]
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        maintenance: bool = False,
+    ) -> None:
+        command = [sys.executable, "-m", "persist.cli", "serve"]
         if "--blob" not in arguments:
             command += ["--dir", str(directory)]
+        if not maintenance:
+            command.append("--no-maintenance")
         if "--port" not in arguments:
             arguments = (*arguments, "--port", "0")
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERSIST_")}

@@ -158,7 +158,7 @@ def test_a_writer_sees_no_error_while_nothing_can_be_merged() -> None:
 
 def test_what_a_worker_has_claimed_is_left_to_it(location: Location) -> None:
     shard, machine = shard_of(location), location.machine(NAME)
-    for n in range(INLINE_BATCHES - 1):
+    for n in range(5):
         shard.insert([{"id": "k", "amount": n}])
     inputs = tuple(part.id for part in machine.state().trace.parts())
     taken = machine.apply(c.TakeClaim("merge:0", "somebody", 60_000, inputs))
@@ -169,7 +169,7 @@ def test_what_a_worker_has_claimed_is_left_to_it(location: Location) -> None:
     assert machine.metrics.flushes == 0
     shard.insert([{"id": "k", "amount": n}])
     assert machine.metrics.flushes == 1
-    assert machine.state().trace.covering(frozenset(inputs)) == (0, INLINE_BATCHES - 1)
+    assert machine.state().trace.covering(frozenset(inputs)) == (0, 5)
 
 
 def test_a_process_of_maintenance_leaves_small_merges_to_its_plan() -> None:

@@ -1,0 +1,75 @@
+"""How maintenance commits: by its own machines, or through the server that commits for the writers.
+
+A process beside a busy writer loses most races against it, and every race that it wins makes the writer repeat its
+commit. Through the server its commands join the writers' group commit, and nobody repeats anything. States are read
+straight from the stores, and so are blobs, either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from persist import commands as c
+from persist.location import Location
+from persist.sending import send
+from persist.state import State
+from persist.transport import Transport
+
+RETRY_S = 30.0
+
+
+class Committer(Protocol):
+    """What maintenance needs of a shard; `persist.machine.Machine` is one. Its commands may be repeated."""
+
+    @property
+    def name(self) -> str: ...
+
+    def state(self) -> State:
+        """The State as last seen; every commit that was made here is in it."""
+        ...
+
+    def refresh(self) -> State:
+        """The State as of now."""
+        ...
+
+    def apply(self, command: c.Command) -> c.Result:
+        """Commit one command. Unavailable: it did not happen. Indeterminate: it may have."""
+        ...
+
+
+CommitterOf = Callable[[str], Committer]
+
+
+def through_server(location: Location, transport: Transport) -> CommitterOf:
+    """Committers of the shards of a location that send their commands to a server of that location."""
+
+    def committer(name: str) -> Committer:
+        return _ThroughServer(name, location, transport)
+
+    return committer
+
+
+class _ThroughServer:
+    def __init__(self, name: str, location: Location, transport: Transport) -> None:
+        self._name = name
+        self._machine = location.machine(name)
+        self._transport = transport
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def state(self) -> State:
+        return self._machine.state()
+
+    def refresh(self) -> State:
+        return self._machine.refresh()
+
+    def apply(self, command: c.Command) -> c.Result:
+        result = send(self._transport, self._name, command, RETRY_S)
+        self._machine.refresh()
+        return result
+
+
+__all__ = ["Committer", "CommitterOf", "through_server"]

@@ -1,0 +1,189 @@
+"""Maintenance beside a server: it commits through the server, and writers that are ahead of it are slowed by 429."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import uvicorn
+
+from blob.memory import MemoryBlob
+from compactor.worker import Worker, WorkerSettings
+from consensus.memory import MemoryConsensus
+from persist import commands as c
+from persist.client import Client, connect
+from persist.ids import Token
+from persist.location import Location, LocationSettings, open_location
+from persist.machine import MachineSettings
+from persist.state import Policy
+from persist.wire import command_to_json
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.serving import bind
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
+WAIT_S = 60.0
+
+
+def rows(number: int, count: int = 50) -> pa.Table:
+    return pa.table({"k": [f"k{(number * 31 + n) % 500}" for n in range(count)], "v": [number] * count})
+
+
+def compactor(directory: Path, url: str, token: str = "") -> subprocess.CompletedProcess[str]:
+    """`persist compactor --once` over the directory, committing through the server."""
+    command = [
+        sys.executable,
+        "-m",
+        "persist.cli",
+        "compactor",
+        "--dir",
+        str(directory),
+        "--url",
+        url,
+        "--gc",
+        "--once",
+    ]
+    environment = {**os.environ, "PERSIST_TOKEN": token}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def counted(url: str, name: str) -> float:
+    """A counter of the server."""
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"persist_{name}"))
+
+
+@contextmanager
+def served(location: Location) -> Iterator[str]:
+    """The service in this process, on a socket of its own."""
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(create_app(location), log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+        location.close()
+
+
+def refused_insert(url: str, client: Client) -> tuple[int, str | None]:
+    """Status and Retry-After of an insert that is sent once."""
+    writer = client.shard("orders").open_writer()
+    client.transport.apply("orders", c.RegisterWriter(writer.writer_id, 60_000))
+    command = c.Insert(writer.writer_id, Token("i" + "7" * 32), writer.stage(rows(0), 0))
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "", parts.port)
+    connection.request("POST", "/v1/shards/orders/commands", json.dumps(command_to_json(command)))
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status, answer.getheader("retry-after")
+
+
+def test_maintenance_through_a_server_merges_collects_and_never_races_it(tmp_path: Path) -> None:
+    with Server(tmp_path / "x") as server, connect(server.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for number in range(40):
+            shard.insert(rows(number))
+        before = shard.snapshot().to_arrow()
+        done = compactor(tmp_path / "x", server.url)
+        assert done.returncode == 0, done.stderr
+        figures = json.loads(done.stdout)
+        assert figures["merges_applied"] >= 1
+        assert figures["merges_refused"] == 0
+        assert figures["gc_runs"] >= 1
+        for number in range(40, 60):  # the server's cached State is the newest: it has made every commit itself
+            shard.insert(rows(number))
+        assert counted(server.url, "races_lost_total") == 0
+        assert shard.snapshot(39).to_arrow().equals(before)
+
+
+def test_a_server_maintains_itself_with_a_token_of_its_own(tmp_path: Path) -> None:
+    token, digest = mint("etl")
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps({"tokens": [{"id": "etl", "sha256": digest, "scopes": ["write"]}]}))
+    with (
+        Server(tmp_path / "x", "--tokens", str(file), maintenance=True) as server,
+        connect(server.url, token=token) as client,
+    ):
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for number in range(200):
+            shard.insert(rows(number))
+        location = open_location(f"persist://{tmp_path}/x")
+        deadline = time.monotonic() + WAIT_S
+        while location.consensus.scan("orders", 1, 1)[0].seqno == 1:  # only a collector shortens the log
+            assert time.monotonic() < deadline, "nothing was collected"
+            time.sleep(0.05)
+        location.close()
+        table = shard.snapshot().to_arrow()
+        assert pa.compute.sum(table.column("__diff")).as_py() == 200 * 50
+        assert server.stop() == 0
+    figures = json.loads(server.said().splitlines()[-1])
+    assert (figures["gc_failed"], figures["merges_failed"]) == (0, 0)
+
+
+def test_maintenance_needs_the_admin_scope(tmp_path: Path) -> None:
+    file, entries, tokens = tmp_path / "tokens.json", [], {}
+    for scope in ("write", "admin"):
+        tokens[scope], digest = mint(scope)
+        entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
+    file.write_text(json.dumps({"tokens": entries}))
+    with (
+        Server(tmp_path / "x", "--tokens", str(file)) as server,
+        connect(server.url, token=tokens["admin"]) as client,
+    ):
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for number in range(10):
+            shard.insert(rows(number))
+        refused = compactor(tmp_path / "x", server.url, tokens["write"])
+        assert refused.returncode == 1
+        assert "no scope 'admin'" in refused.stderr
+        assert json.loads(refused.stdout)["merges_applied"] == 0
+        assert compactor(tmp_path / "x", server.url, tokens["admin"]).returncode == 0
+
+
+def test_a_server_of_other_shards_is_refused(tmp_path: Path) -> None:
+    open_location(f"persist://{tmp_path}/other").close()
+    with Server(tmp_path / "x") as server:
+        done = compactor(tmp_path / "other", server.url)
+    assert done.returncode == 1
+    assert "serves other shards" in done.stderr
+
+
+def test_a_writer_ahead_of_maintenance_gets_429_with_retry_after_and_its_client_waits() -> None:
+    """More batches than the policy allows: nothing fails, everything gets through once a worker has made room."""
+    policy = Policy(batches_max=6, inline_part_bytes_max=0)
+    settings = LocationSettings(policy=policy, machine=MachineSettings(small_merges=False))
+    location = Location(MemoryBlob(), MemoryConsensus(), settings=settings)
+    with served(location) as url, connect(url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for number in range(policy.batches_max):
+            shard.insert(rows(number))
+        assert refused_insert(url, client) == (429, "1")
+        writing = threading.Thread(target=lambda: [shard.insert(rows(number)) for number in range(6, 30)])
+        writing.start()
+        worker = Worker(location, WorkerSettings(idle_ms=0))
+        while writing.is_alive():
+            assert len(location.machine("orders").state().trace.batches) <= policy.batches_max
+            worker.run("orders")
+        writing.join()
+        table = shard.snapshot().to_arrow()
+        assert pa.compute.sum(table.column("__diff")).as_py() == 30 * 50
+        assert counted(url, 'errors_total{kind="overloaded"') >= 1
