@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from persist import commands as c
-from persist.errors import Expired, Indeterminate, Overloaded, Unavailable
+from persist.errors import Expired, Indeterminate, OpaqueMismatch, Overloaded, SchemaMismatch, Unavailable
 from persist.transport import Transport
 
 BACKOFF_FIRST_S = 0.02
@@ -34,6 +34,10 @@ def send(transport: Transport, name: str, command: c.Command, retry_s: float) ->
                     ) from error
                 raise
             transport.clock.sleep(wait)
+        except (OpaqueMismatch, SchemaMismatch) as error:
+            if unknown:  # these commands have no token: a try that landed and was overtaken looks like one that lost
+                raise Indeterminate(f"a command on shard {name!r} may have happened; read it ({error})") from error
+            raise
         except Expired as error:
             if unknown:
                 raise Indeterminate(

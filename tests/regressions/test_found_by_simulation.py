@@ -14,7 +14,7 @@ from persist import commands as c
 from persist.antichain import Antichain
 from persist.client import Client
 from persist.embedded import EmbeddedTransport
-from persist.errors import Expired, Indeterminate
+from persist.errors import Expired, Indeterminate, OpaqueMismatch
 from persist.handles import HandleSettings
 from persist.location import LocationSettings, open_stores
 from persist.reading import ReadSettings
@@ -113,6 +113,30 @@ def test_a_hold_that_may_have_moved_is_not_relied_on() -> None:
         with pytest.raises(Indeterminate):
             lease.downgrade(Antichain(0), seqno)
         assert lease.seqno == seqno
+
+
+def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
+    """A downgrade that landed, was lost on its way back and then overtaken, was told that it had not happened."""
+
+    class Overtaken(EmbeddedTransport):
+        lost = False
+
+        def apply(self, name: str, command: c.Command) -> c.Result:
+            result = super().apply(name, command)
+            if isinstance(command, c.CompareAndDowngradeSince) and not self.lost:
+                self.lost = True
+                other = Client(EmbeddedTransport(self.location)).shard(name).critical_reader("cursor")
+                other.downgrade_since(1, opaque="other")
+                raise Indeterminate("the answer was lost")
+            return result
+
+    with Client(Overtaken(open_stores("mem:fence", "mem:fence"))) as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        cursor = shard.critical_reader("cursor")
+        with pytest.raises(Indeterminate):
+            cursor.downgrade_since(1, opaque="mine")
+        with pytest.raises(OpaqueMismatch):
+            cursor.downgrade_since(1, opaque="mine again")
 
 
 def test_rows_that_were_staged_too_long_ago_are_not_committed() -> None:

@@ -34,7 +34,7 @@ def accountant(host: Host) -> None:
         _write(host, writer, extras, write)
         if write.answer == "unknown":
             writer = shard.open_writer()
-        host.sleep(0.3)
+        host.sleep(host.random.choice((0.0, 0.02, 0.3)))
 
 
 def _updates(host: Host, known: Mapping[AttributeKey, int | None]) -> tuple[AttributeUpdate, ...]:

@@ -51,7 +51,7 @@ POLICY = Policy(
     rollup_every=8,
     batches_max=400,
     staged_ms_max=STAGED_MS_MAX,
-    attributes_flush_at=8,
+    attributes_flush_at=5,
     attributes_overlay_max=60,
 )
 HANDLES = HandleSettings(
@@ -146,7 +146,7 @@ class Run:
     seed: int
     push: bool
     faults: tuple[str, ...] = ()
-    stretches_left: int = 20  # how often the run is prolonged until every fault has struck
+    stretches_left: int = 60  # how often the run is prolonged until every fault has struck
     stopping: bool = False  # no new reads and writes
     over: bool = False  # no maintenance either
     asleep: int = 0  # processes that hibernate

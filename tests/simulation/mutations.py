@@ -16,26 +16,32 @@ import pyarrow.compute as pc
 import compactor.gc
 import compactor.orphans
 import persist.machine
+import persist.pipelined
 import persist.reading
 import persist.sending
+import persist.state_diff
 import persist.transitions
+import persist.transitions.attributes
+import persist.transitions.lifecycle
 import persist.transitions.readers
 import persist.writing
 from compactor.engine import LocalEngine
-from compactor.gc import Collector
+from compactor.gc import Collector, GcReport
 from compactor.orphans import Sweeper
 from persist import commands as c
 from persist.antichain import Antichain, meet
-from persist.errors import Indeterminate, Unavailable
+from persist.attribute import AttributeUpdate
+from persist.errors import Conflict, Indeterminate, Unavailable
 from persist.ids import SeqNo, Token
 from persist.listening import Listen
 from persist.machine import Machine
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from persist.state import State, held_since
+from persist.state import Claim, State, held_since
 from persist.trace import Trace
 from persist.transitions import maintenance, writers
 from persist.transport import ViewRequest
+from persist.writing import WriteHandle
 from tests.simulation.host import WEATHER
 
 Broken = AbstractContextManager[Any]
@@ -250,6 +256,129 @@ def insert_joins_what_was_seen() -> Broken:
     return _transition(c.Insert, insert)
 
 
+def opaque_not_compared() -> Broken:
+    """Whoever was fenced moves the critical reader all the same."""
+    return patch.object(persist.transitions.readers, "_check_opaque", lambda *_: None)
+
+
+def conditions_ignored() -> Broken:
+    """Attributes are set whatever they are."""
+    real = persist.transitions.attributes.updated
+
+    def updated(updates: Any, current: Any) -> Any:
+        met = [replace(update, verb="replace") if "if" in update.verb else update for update in updates]
+        return real(met, current)
+
+    return patch.object(persist.transitions.attributes, "updated", updated)
+
+
+def flush_covers_what_came_later() -> Broken:
+    """A flush takes every value out of the State, those too that changed since it began."""
+    real = persist.transitions.attributes.flush
+
+    def flush(state: State, command: c.FlushAttributes, context: Any) -> Any:
+        following, result = real(state, command, context)
+        return (replace(following, attributes={}) if following is not state else state), result
+
+    return _transition(c.FlushAttributes, flush)
+
+
+def pipeline_without_conditions() -> Broken:
+    """A pipelined writer sends its appends again without looking whether they landed."""
+    unconditional = classmethod(lambda cls, key, value, expected: cls(key, "replace", value, expected))
+    return patch.object(
+        persist.pipelined, "AttributeUpdate", type("Update", (AttributeUpdate,), {"replace_if_equals": unconditional})
+    )
+
+
+def evolution_in_place() -> Broken:
+    """A new schema takes the place of the current one."""
+
+    def evolve(state: State, command: c.EvolveSchema, context: Any) -> Any:
+        return replace(state, schemas={**state.schemas, state.schema_id: command.schema}), c.SchemaRegistered(
+            state.schema_id
+        )
+
+    return _transition(c.EvolveSchema, evolve)
+
+
+def drop_leaves_writers() -> Broken:
+    """A drop ends reading, not writing."""
+    real = persist.transitions.lifecycle.drop
+
+    def drop(state: State, command: c.Drop, context: Any) -> Any:
+        following, result = real(state, command, context)
+        return replace(following, trace=state.trace), result
+
+    return _transition(c.Drop, drop)
+
+
+def grave_keeps_blobs() -> Broken:
+    """The tombstone stands, and the data of the shard stays."""
+    return patch.object(Collector, "_bury", lambda self, machine, state, first: GcReport())
+
+
+def gc_never_truncates() -> Broken:
+    """The log of a shard grows for ever."""
+    return patch.object(Collector, "_horizon", lambda self, state, first: first)
+
+
+def sweep_overlooks_parts() -> Broken:
+    """The sweep takes rollups only."""
+    real = Sweeper._delete
+
+    def delete(self: Sweeper, name: str, found: Any, report: Any) -> None:
+        real(self, name, [stat for stat in found if not stat.key.endswith(".parquet")], report)
+
+    return patch.object(Sweeper, "_delete", delete)
+
+
+def claims_never_lapse() -> Broken:
+    """What a dead worker had claimed nobody else may merge."""
+    return _both(
+        patch.object(Claim, "lapsed", lambda self, now_ms: False), patch.object(maintenance, "CLAIM_KEPT_LEASES", 10**9)
+    )
+
+
+def tokens_forgotten() -> Broken:
+    """A command that is retried is a new command."""
+    return _both(
+        patch.object(writers, "_answered", lambda writer, token: None), patch.object(Machine, "_is_ours", _give_up)
+    )
+
+
+def refusal_told_as_done() -> Broken:
+    """A write that the store did not take is acknowledged."""
+    real = persist.writing.send
+
+    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
+        try:
+            return real(transport, name, command, retry_s)
+        except (Unavailable, Conflict):
+            if isinstance(command, c.CompareAndAppend):
+                return c.Appended(command.expected_upper, command.new_upper)
+            raise
+
+    return patch.object(persist.writing, "send", send)
+
+
+def wrong_time_told() -> Broken:
+    """An insert is told another time than the one at which it landed."""
+    real = WriteHandle.commit_insert
+
+    def commit_insert(self: WriteHandle, *arguments: Any, **settings: Any) -> c.Appended:
+        found = real(self, *arguments, **settings)
+        later = Antichain((found.lower.element or 0) + 1)
+        return c.Appended(later, Antichain((later.element or 0) + 1))
+
+    return patch.object(WriteHandle, "commit_insert", commit_insert)
+
+
+def departures_unmentioned() -> Broken:
+    """State diffs do not say which blobs left."""
+    return patch.object(persist.state_diff, "_gone", lambda old, new: ())
+
+
 def _give_up(self: Machine, *_: Any) -> bool:
     raise Indeterminate("the outcome of a commit stays unread")
 
@@ -287,6 +416,20 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         splits_overlap,
         append_not_clipped,
         insert_joins_what_was_seen,
+        opaque_not_compared,
+        conditions_ignored,
+        flush_covers_what_came_later,
+        pipeline_without_conditions,
+        evolution_in_place,
+        drop_leaves_writers,
+        grave_keeps_blobs,
+        gc_never_truncates,
+        sweep_overlooks_parts,
+        claims_never_lapse,
+        tokens_forgotten,
+        refusal_told_as_done,
+        wrong_time_told,
+        departures_unmentioned,
     )
 }
 
