@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from functools import lru_cache
+
+import pyarrow as pa
 
 from persist.client import Connection
 from persist.errors import InvalidUsage
 from persist.parts import ShardSchema
 from persist.spark.options import Target
 from persist.transport import ShardView, Transport, ViewRequest
+from persist.writing import WriteHandle
 
 TRANSPORTS_MAX = 8  # locations that one worker process keeps open
+WRITERS_MAX = 64  # shards for which one worker process keeps a writer
 
 
 def transport(connection: Connection) -> Transport:
@@ -22,7 +28,47 @@ def transport(connection: Connection) -> Transport:
 @lru_cache(maxsize=TRANSPORTS_MAX)
 def _opened(connection: Connection, pid: int) -> Transport:
     """By process, too: a forked child must not go on with its parent's connections."""
+    _settle(pid, writes=False)
     return connection.transport()
+
+
+def settle_to_write() -> None:
+    """As `transport` does, for a task that writes: PySpark makes an Arrow array of its result, which loads pandas."""
+    _settle(os.getpid(), writes=True)
+
+
+@lru_cache(maxsize=2)
+def _settle(pid: int, writes: bool) -> None:
+    """Keep what is loaded by now out of garbage collections, where PySpark makes one after every task.
+
+    That is a worker that its daemon forked; looking at every module again takes some 50 ms of a core each time.
+    """
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is None or spec.name != "pyspark.daemon":
+        return
+    if writes:
+        pa.array([b""])  # loads pandas if it is installed
+    gc.collect()
+    gc.freeze()
+
+
+def kept_writer(target: Target) -> WriteHandle:
+    """The writer of this process for the shard, registered once for all micro-batches that it commits.
+
+    It lapses when the process ends. For commits that something else than the writer's record makes safe to repeat.
+    """
+    return _kept_writer(target, os.getpid())
+
+
+@lru_cache(maxsize=WRITERS_MAX)
+def _kept_writer(target: Target, pid: int) -> WriteHandle:
+    door = transport(target.connection)
+
+    def schema() -> tuple[int, ShardSchema]:
+        view = view_of(target)
+        return view.schema_id, current_schema(view)
+
+    return WriteHandle(door, target.shard, schema, target.connection.handles.write)
 
 
 def view_of(target: Target) -> ShardView:

@@ -102,6 +102,7 @@ class Job:
 
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> Staged:
         """Write a task's rows as parts that nobody sees yet."""
+        executors.settle_to_write()
         rows = self._renamed(batches)
         if self.replaces != REPLACE_KEYS:
             runs = self.handle().stage(rows, self.options.expected_upper)
@@ -113,36 +114,35 @@ class Job:
         return Staged(records.encode(runs, Runs), records.encode(claims, Runs), self.base, query)
 
     def publish(
-        self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, retire: bool = False
+        self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
     ) -> bool:
         """Commit what the tasks staged, once; False when the progress says that it was committed before.
 
         `progress` is a name and a number that grows: both are kept with the shard, and change with the data.
-        `retire` the writer afterwards: only where the progress, not the writer's record, recognises a second try.
+        Where it `streams` the progress alone, not a writer's record, recognises a second try: so micro-batches share
+        one writer, and one that is this job's own is retired.
         """
         done = staged(messages)
         runs = decoded(message.runs for message in done)
         attributes = () if progress is None else (progress_update(*progress),)
-        handle = self.handle()
         try:
             if self.replaces != REPLACE_NOTHING:
-                self._replace(handle, done, runs, attributes)
+                self._replace(done, runs, attributes, retire=streams)
             elif self.options.expected_upper is not None:
                 upper = EMPTY if self.options.closes else Antichain(self.options.new_upper)
-                handle.commit_compare_and_append(
+                self.handle().commit_compare_and_append(
                     runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
                 )
+            elif runs and streams:
+                executors.kept_writer(self.target).commit_insert(runs, attributes=attributes)
             elif runs:
-                handle.commit_insert(runs, token=self.token, attributes=attributes)
+                self.handle().commit_insert(runs, token=self.token, attributes=attributes)
         except AttributeMismatch:
             return False
-        finally:
-            if retire:
-                handle.close()
         return True
 
     def _replace(
-        self, handle: WriteHandle, done: Sequence[Staged], runs: Runs, attributes: tuple[AttributeUpdate, ...]
+        self, done: Sequence[Staged], runs: Runs, attributes: tuple[AttributeUpdate, ...], *, retire: bool
     ) -> None:
         base = next((message.base for message in done if message.base is not None), self.base)
         assert base is not None
@@ -150,7 +150,12 @@ class Job:
         if self.replaces == REPLACE_KEYS and not claims:
             return
         replaced = None if self.replaces == REPLACE_ALL else claims
-        replacing.publish(self.target, base, handle, self.schema, runs, replaced, self.token, attributes)
+        handle = self.handle()
+        try:
+            replacing.publish(self.target, base, handle, self.schema, runs, replaced, self.token, attributes)
+        finally:
+            if retire:
+                handle.close()
 
     def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches with the time and diff columns under the names that a shard gives them."""

@@ -37,7 +37,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = next((message.query for message in staged(messages)), None)
         if query is None:
             raise InvalidUsage(f"no task of micro-batch {batchId} said which streaming query it belongs to")
-        self._job.publish(messages, (f"spark query {query}", batchId), retire=True)
+        self._job.publish(messages, (f"spark query {query}", batchId), streams=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: the outcome of a commit may be unknown, and staged parts are orphans."""
