@@ -53,6 +53,7 @@ BACKOFF_MAX_S = 1.0
 LOST_FIRST_S = 0.001
 LOST_MAX_S = 0.02  # a lost race is no sign of a sick store: who waits for long loses again to one who does not
 OVERLOADED_RETRY_AFTER_S = 0.1
+RELIEFS_MAX = 4  # merges that one commit takes along
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +282,7 @@ class Machine:
         lost = 0
         while True:
             base, indexed = self._indexed(base, group)
-            following = self._step_all(base, group, indexed, self._relief(base, group))
+            following = self._step_all(base, group, indexed)
             if following is base:
                 if fresh:
                     return None  # refused or without effect, on a State that was read after the commands came in
@@ -319,20 +320,32 @@ class Machine:
             with contextlib.suppress(PersistError, StaleIndex):
                 self._attributes.indexed(state, [command])
 
-    def _relief(self, base: State, group: Sequence[Pending]) -> c.MergeRes | None:
-        """The merge that this commit takes along because what waits for upkeep may not become more."""
-        if any(isinstance(pending.command, c.MergeRes) for pending in group):
-            return None
-        return self._upkeep.relief(base, sum(map(inline_bytes, group)))
+    def _step_all(self, base: State, group: Sequence[Pending], indexed: Indexed) -> State:
+        """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed.
 
-    def _step_all(self, base: State, group: Sequence[Pending], indexed: Indexed, relief: c.MergeRes | None) -> State:
-        """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed."""
+        Inline rows of the whole group come in first; where they find no room, or are many, they leave the State again
+        as one blob before anything is committed.
+        """
         now_ms = max(self._clock.now_ms(), base.walltime_ms)
         context = Context(now_ms, self.policy, indexed=indexed)
+        added = sum(map(inline_bytes, group))
+        if not added:
+            state = self._stepped(base, group, context)
+        else:
+            room = replace(self.policy, inline_shard_bytes_max=self.policy.inline_shard_bytes_max + added)
+            state = self._relieved(self._stepped(base, group, replace(context, policy=room)), added, context)
+            if state.trace.inline_bytes > self.policy.inline_shard_bytes_max:  # then each command's rows by themselves
+                state = self._stepped(base, group, context)
+        if state is base:
+            return base
+        state = replace(expire_lapsed(state, now_ms), seqno=base.seqno.next(), walltime_ms=now_ms)
+        invariants.check_step(base, state)
+        if self._settings.check_all or state.trace.batches[: len(base.trace.batches)] != base.trace.batches:
+            invariants.check_state(state)
+        return state
+
+    def _stepped(self, base: State, group: Sequence[Pending], context: Context) -> State:
         state = base
-        if relief is not None:
-            with contextlib.suppress(PersistError):
-                state = step(state, relief, context)[0]
         for pending in group:
             pending.result = pending.error = None
             try:
@@ -344,12 +357,17 @@ class Machine:
             if isinstance(pending.command, c.Insert) and following is not state and isinstance(result, c.Appended):
                 context = replace(context, inserted_at=result.lower.element)
             state = following
-        if state is base:
-            return base
-        state = replace(expire_lapsed(state, now_ms), seqno=base.seqno.next(), walltime_ms=now_ms)
-        invariants.check_step(base, state)
-        if self._settings.check_all or state.trace.batches[: len(base.trace.batches)] != base.trace.batches:
-            invariants.check_state(state)
+        return state
+
+    def _relieved(self, state: State, added: int, context: Context) -> State:
+        """The State with the merges that this commit takes along, because what waits for upkeep may not become more."""
+        for _ in range(RELIEFS_MAX):
+            command = self._upkeep.relief(state, added)
+            if command is None:
+                break
+            with contextlib.suppress(PersistError):
+                state = step(state, command, context)[0]
+            added = 0
         return state
 
     def _step_one(self, state: State, pending: Pending, context: Context) -> tuple[State, c.Result]:

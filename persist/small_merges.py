@@ -127,6 +127,7 @@ def _is_taken(batch: HollowBatch, taken: Set[str]) -> bool:
 
 __all__ = [
     "GARBAGE_PERCENT_MAX",
+    "INLINE_ROOM_PART",
     "SMALL_BYTES",
     "SMALL_ROWS",
     "claimed",

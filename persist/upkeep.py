@@ -19,7 +19,15 @@ from persist.errors import PersistError
 from persist.flushing import flushed, merged
 from persist.ids import IdSource
 from persist.machine_metrics import MachineMetrics
-from persist.small_merges import GARBAGE_PERCENT_MAX, claimed, garbage_due, inline_due, inline_overdue, tier_due
+from persist.small_merges import (
+    GARBAGE_PERCENT_MAX,
+    INLINE_ROOM_PART,
+    claimed,
+    garbage_due,
+    inline_due,
+    inline_overdue,
+    tier_due,
+)
 from persist.state import Policy, State
 from persist.system import Background
 from persist.trace import Trace
@@ -65,20 +73,20 @@ class Upkeep:
             self._looked_at = state.trace
             self._merge_what_is_due(state)
 
-    def relief(self, state: State, inline_bytes: int) -> c.MergeRes | None:
-        """The merge that a commit has to take along, if any; `inline_bytes` are those that the commit adds.
+    def relief(self, state: State, added: int) -> c.MergeRes | None:
+        """The merge that a commit to `state` has to take along, if any; it has `added` so many inline bytes.
 
-        One for inline rows that find no room (instead of one blob for each command), or for what should have been
-        merged long ago. When the store fails, none: it is asked for again, and rows without room go to the blob store.
+        One for inline rows that find no room or are many at once (one blob instead of one for each command), or for
+        what should have been merged long ago. When the store fails, none: it is asked for again.
         """
-        held, blob = state.trace.inline_bytes, self._versions.blob
+        room = self._policy.inline_shard_bytes_max
         with contextlib.suppress(PersistError):
-            if held and held + inline_bytes > self._policy.inline_shard_bytes_max:
-                return flushed(state, blob, self._ids)
-            if self._merges and inline_bytes and (late := self._overdue(state)):
-                command = merged(state, late, blob, self._ids)
+            if state.trace.inline_bytes > room or added * INLINE_ROOM_PART >= room:
                 self._metrics.reliefs += 1
-                return command
+                return flushed(state, self._versions.blob, self._ids)
+            if self._merges and added and (late := self._overdue(state)):
+                self._metrics.reliefs += 1
+                return merged(state, late, self._versions.blob, self._ids)
         return None
 
     def _overdue(self, state: State) -> Sequence[HollowBatch]:

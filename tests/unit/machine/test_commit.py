@@ -8,6 +8,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from blob import BlobUnavailable
+from blob.forwarding import ForwardingBlob
+from blob.memory import MemoryBlob
 from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
@@ -225,7 +228,7 @@ def test_inline_rows_beyond_the_budget_go_to_the_blob_store(consensus: Meddling)
     for first in range(0, 1000, 100):
         shard.insert(rows(*range(first, first + 100)))
     state = location.machine("orders").refresh()
-    assert 0 < state.trace.inline_bytes <= 6000
+    assert state.trace.inline_bytes <= 6000
     assert any(part.key is not None for part in state.trace.parts())
     assert contents(shard) == list(range(1000))
 
@@ -302,6 +305,63 @@ def test_a_group_that_does_not_fit_costs_one_blob_and_not_one_for_each_command(c
         shard.insert(rows(*range(first, first + 100)))
     state = location.machine("orders").refresh()
     assert location.machine("orders").metrics.spills == 0
-    assert 0 < state.trace.inline_bytes <= 20_000
+    assert state.trace.inline_bytes <= 20_000
     assert 1 <= sum(part.key is not None for part in state.trace.parts()) <= 5
     assert contents(shard) == list(range(4000))
+
+
+def test_a_group_with_many_inline_rows_leaves_one_blob_in_its_own_commit(consensus: Meddling) -> None:
+    policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=20_000)
+    location = memory_location(consensus=consensus, policy=policy)
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    machine = location.machine("orders")
+    leads: list[Callable[[], None]] = []
+    answers: list[object] = []
+    writers = [WriterId(f"w{number:032x}") for number in range(10)]
+    for writer in writers:
+        machine.apply(c.RegisterWriter(writer, 60_000))
+    for number, writer in enumerate(writers):
+        runs = shard.open_writer().stage(rows(*range(100 * number, 100 * number + 100)), None)
+        command = c.Insert(writer, Token(f"i{number:032x}"), runs)
+        machine.submit(command, leads.append, lambda pending: answers.append(pending.outcome()))
+    before = machine.state()
+    leads[0]()
+    state = machine.state()
+    assert answers == [c.Appended(Antichain(0), Antichain(1))] * 10
+    assert (state.seqno, machine.metrics.spills) == (before.seqno + 1, 0)
+    assert [part.is_inline for part in state.trace.parts()] == [False]
+    assert contents(shard) == list(range(1000))
+
+
+class FullBlob(ForwardingBlob):
+    """A blob store that takes nothing while it is full."""
+
+    full = False
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.full:
+            raise BlobUnavailable("no space left")
+        super().put(key, data)
+
+
+def test_rows_that_find_room_nowhere_are_refused_and_cost_nothing_that_is_there(consensus: Meddling) -> None:
+    blob = FullBlob(MemoryBlob("mem:"))
+    policy = Policy(inline_part_bytes_max=4096, inline_shard_bytes_max=6000)
+    location = memory_location(blob=blob, consensus=consensus, policy=policy)
+    location.background = Busy()
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    machine = location.machine("orders")
+    writer = WriterId("w" + "0" * 32)
+    machine.apply(c.RegisterWriter(writer, 60_000))
+    commands = [
+        c.Insert(writer, Token(f"i{n:032x}"), shard.open_writer().stage(rows(*range(100 * n, 100 * n + 100)), None))
+        for n in range(3)
+    ]
+    blob.full = True
+    machine.apply(commands[0])
+    machine.apply(commands[1])
+    with pytest.raises(Unavailable):
+        machine.apply(commands[2])
+    blob.full = False
+    machine.apply(commands[2])
+    assert contents(shard) == list(range(300))
