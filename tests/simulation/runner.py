@@ -8,13 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from unittest.mock import patch
 
 import persist.handles
 import persist.location
 import persist.machine
 import persist.parts.reader
 import persist.pipelined
+import persist.versions
 import persist.writing
+import tests.simulation.oracle
 from tests.simulation.actors import ROLES
 from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
@@ -35,6 +39,7 @@ LOCKING = (
 )
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
+DECODED_MAX = 256  # entries of logs that are kept decoded
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
 WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "replica", "replica")
 OTHERS = ("accountant", "accountant", "pipeliner", "pipeliner", "evolver", "demolisher", "demolisher")
@@ -126,6 +131,10 @@ def run_plan(plan: Plan) -> Outcome:
     with ExitStack() as stack:
         stack.enter_context(cooperative(world.scheduler, LOCKING))
         stack.callback(world.scheduler.end)
+        # Every process and the oracle read every entry of the log: the same bytes are decoded once.
+        decode = lru_cache(DECODED_MAX)(persist.versions.decode_diff)
+        for module in (persist.versions, tests.simulation.oracle):
+            stack.enter_context(patch.object(module, "decode_diff", decode))
         try:
             _chaos(run, plan)
             _converge(run)
