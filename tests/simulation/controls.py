@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import sys
 
-from tests.simulation.mutations import MUTATIONS, mutated
+from tests.simulation.mutations import MUTATIONS, NEEDED, mutated
 from tests.simulation.runner import Plan, run_plan
 
 SEEDS_MAX = 500
@@ -13,9 +14,11 @@ SEEDS_MAX = 500
 
 def caught(name: str, first: int = 0, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
     """Seeds until the broken build was caught (0: never), and the check that caught it."""
+    plans = (Plan.of(seed) for seed in itertools.count(first))
+    needed = (plan for plan in plans if NEEDED.get(name) in (None, *plan.faults))
     with mutated(name):
-        for count in range(1, seeds_max + 1):
-            outcome = run_plan(Plan.of(first + count - 1))
+        for count, plan in enumerate(itertools.islice(needed, seeds_max), 1):
+            outcome = run_plan(plan)
             if outcome.violation is not None and outcome.check != "vacuity":  # that tells of the run, not of the build
                 return count, outcome.check
     return 0, ""

@@ -39,7 +39,7 @@ from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
 from persist.state import Claim, State, held_since
 from persist.trace import Trace
-from persist.transitions import maintenance, writers
+from persist.transitions import Context, maintenance, writers
 from persist.transport import ViewRequest
 from persist.writing import WriteHandle
 from tests.simulation.host import WEATHER
@@ -379,6 +379,11 @@ def departures_unmentioned() -> Broken:
     return patch.object(persist.state_diff, "_gone", lambda old, new: ())
 
 
+def staged_age_ignored() -> Broken:
+    """What was written long ago is named, though it may have been swept."""
+    return patch.object(Context, "may_be_swept", lambda self, key: False)
+
+
 def _give_up(self: Machine, *_: Any) -> bool:
     raise Indeterminate("the outcome of a commit stays unread")
 
@@ -430,8 +435,12 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         refusal_told_as_done,
         wrong_time_told,
         departures_unmentioned,
+        staged_age_ignored,
     )
 }
+
+# Broken builds that show only where this fault strikes; seeds without it are passed over and do not count.
+NEEDED = {"staged_age_ignored": "hibernate"}
 
 
 @contextmanager

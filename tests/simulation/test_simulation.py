@@ -14,13 +14,18 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 
-SEEDS = 300 if os.environ.get("CI") == "true" else 100
+SEEDS = 2_000 if os.environ.get("CI") == "true" else 100
 # What a hundred seeds together must have walked through; each of them checks that its own faults struck.
 PATHS = (
+    "append acknowledged",
+    "attribute mismatch",
+    "attributes flushed",
+    "attributes read",
     "blob collected",
     "blob part appended",
     "chunks saved",
     "damage noticed",
+    "drop answered",
     "fenced",
     "group commit",
     "listen step",
@@ -28,11 +33,14 @@ PATHS = (
     "maintenance interrupted",
     "merge applied",
     "orphan deleted",
+    "pipe fenced",
     "read expired",
     "read too early",
     "reader gone",
     "retry answered",
     "rollup forgotten",
+    "schema evolved",
+    "shard finalised",
     "since moved",
     "snapshot read",
     "upper mismatch",
