@@ -121,6 +121,7 @@ class Watched:
     seconds: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    most: list[int] = field(default_factory=list)  # rows of the batches when they were most
     appended: int = 0
 
     def append(self, shard: Shard, table: pa.Table, location: Location) -> None:
@@ -129,7 +130,10 @@ class Watched:
         self.seconds.append(time.perf_counter() - start)
         self.appended += table.num_rows
         state = location.machine(NAME).state()
-        self.batches.append(sum(1 for batch in state.trace.batches if batch.runs))
+        held = [batch.rows for batch in state.trace.batches if batch.runs]
+        self.batches.append(len(held))
+        if len(held) == max(self.batches, default=0):
+            self.most = held
         self.rows.append(state.trace.rows)
 
 
@@ -172,14 +176,18 @@ def bench_appends(directory: Path, arguments: argparse.Namespace) -> list[bool]:
             for number in range(start, start + count):
                 beside.append(busy_shard, small_rows(number), busy)
         state = settled(busy)
+        upkeep = vars(busy.machine(NAME).metrics)
         space = stored_bytes(busy, state) / consolidated_bytes(directory, busy, state)
     amplification = figures["shards"][NAME]["write_amplification"]
+    applied, refused = figures["merges_applied"], figures["merges_refused"]
     print(
         f"{arguments.appends} appends: p50 {1000 * median(beside.seconds):.2f} ms, "
         f"p99 alone {1000 * percentile(alone.seconds, 0.99):.2f} ms, "
         f"maintained {1000 * percentile(beside.seconds, 0.99):.2f} ms; batches p50 {median(beside.batches):.0f}, "
         f"p99 {percentile(beside.batches, 0.99)}, at rest {len(state.trace.batches)}"
     )
+    print(f"rows of the batches when they were most: {beside.most}")
+    print(f"upkeep {upkeep}; workers: {applied} merges applied, {refused} refused")
     p99 = percentile(beside.seconds, 0.99) / percentile(alone.seconds, 0.99)
     return [
         bar("small appends, most batches in state", max(beside.batches), "<= 40"),

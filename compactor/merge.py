@@ -22,7 +22,7 @@ from persist.small_merges import is_small
 from persist.state import Claim, State
 
 MERGE_CLAIM = "merge:"
-LEFT_BATCHES_MAX = 32  # with more of them those who commit do not keep up, or live too briefly to merge
+LEFT_BATCHES_MAX = 64  # with more of them those who commit do not keep up, or live too briefly to merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class MergePolicy:
 
     def beside_writers(self) -> MergePolicy:
         """This policy where writers do their small merges themselves, as `persist.small_merges` says."""
-        return replace(self, left_batches_max=LEFT_BATCHES_MAX)
+        return replace(self, left_batches_max=LEFT_BATCHES_MAX, batches_soft=self.batches_soft // 2)
 
 
 @dataclass(frozen=True, slots=True)

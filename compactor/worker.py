@@ -93,9 +93,10 @@ class Worker:
         applied = tried = 0
         machine = self._committer_of(name)
         state = machine.refresh()
+        upper, was_idle = state.upper, self._is_idle(state) if idle is None else idle
         while tried < merges_max:
             self.metrics.seen(state)
-            requests = self._due(state, idle)
+            requests = self._due(state, was_idle and state.upper == upper if idle is None else idle)
             outcomes = []
             for request in requests:
                 outcomes.append(self.merge(name, request))
@@ -136,11 +137,13 @@ class Worker:
         )  # fmt: skip
         return outcome
 
+    def _is_idle(self, state: State) -> bool:
+        """Whether nobody has committed for a while. This worker's own commits do not end that while a run lasts."""
+        return self._location.clock.now_ms() - state.walltime_ms >= self.settings.idle_ms
+
     def _due(self, state: State, idle: bool | None) -> list[c.MergeReq]:
-        now_ms = self._location.clock.now_ms()
-        if idle is None:
-            idle = now_ms - state.walltime_ms >= self.settings.idle_ms
-        return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
+        idle = self._is_idle(state) if idle is None else idle
+        return plan(state, self.settings.policy, now_ms=self._location.clock.now_ms(), idle=idle)
 
     def _merge(self, machine: Committer, request: c.MergeReq, claim: _Claim, taken: c.Claimed) -> Outcome:
         state = machine.state()

@@ -15,12 +15,13 @@ from persist.batch import HollowBatch, diff_sum_of
 from persist.state import Policy, State
 from persist.trace import Trace
 
-SMALL_ROWS = 8_192  # batches beyond either of these are the workers'
-SMALL_BYTES = 1024 * 1024
+SMALL_ROWS = 32_768  # batches beyond either of these are the workers'
+SMALL_BYTES = 4 * 1024 * 1024
 FAN_IN = 4  # batches are merged into one this much larger: a small row is rewritten log4 times
 INLINE_ROOM_PART = 4  # inline rows are moved to a blob when they take this part of their room
-INLINE_BATCHES = 16  # or when so many of the newest batches hold nothing else
-INLINE_BATCHES_MAX = 24  # with so many a commit takes them along, if that comes before the background is done
+INLINE_BATCHES = 12  # or when so many of the newest batches hold nothing else
+INLINE_BATCHES_MAX = 20  # with so many a commit takes them along, if that comes before the background is done
+BATCHES_MAX = 32  # with so many in all, a commit also takes along the merge of small ones that is due
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
 GARBAGE_PERCENT_MAX = 200  # as INLINE_BATCHES_MAX
@@ -49,9 +50,15 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
 
 def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
-    if _with_rows(_newest_inline(trace.batches, frozenset())) < INLINE_BATCHES_MAX:
+    newest = _newest_inline(trace.batches, taken)
+    return newest if _with_rows(newest) >= INLINE_BATCHES_MAX else ()
+
+
+def tier_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+    """As `tier_due`, when it can wait no longer."""
+    if len(trace.batches) < BATCHES_MAX or _with_rows(trace.batches[-LOOKED_AT_MAX:]) < BATCHES_MAX:
         return ()
-    return _newest_inline(trace.batches, taken)
+    return tier_due(trace, taken)
 
 
 def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
@@ -137,4 +144,5 @@ __all__ = [
     "inline_stretch",
     "is_small",
     "tier_due",
+    "tier_overdue",
 ]

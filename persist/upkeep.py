@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 
 from persist import commands as c
 from persist.attributes.index import AttributeIndex
@@ -27,6 +27,7 @@ from persist.small_merges import (
     inline_due,
     inline_overdue,
     tier_due,
+    tier_overdue,
 )
 from persist.state import Policy, State
 from persist.system import Background
@@ -91,7 +92,8 @@ class Upkeep:
 
     def _overdue(self, state: State) -> Sequence[HollowBatch]:
         taken = claimed(state)
-        return garbage_due(state, taken, GARBAGE_PERCENT_MAX) or inline_overdue(state.trace, taken | self._busy())
+        found = garbage_due(state, taken, GARBAGE_PERCENT_MAX) or inline_overdue(state.trace, taken)
+        return found or tier_overdue(state.trace, taken | self._busy())
 
     def _merge_what_is_due(self, state: State) -> None:
         taken = claimed(state) | self._busy()
@@ -106,7 +108,7 @@ class Upkeep:
         if len(inputs) > 1:
             self._begin(kind, lambda: self._merge(state, batches, inputs), inputs)
 
-    def _busy(self) -> Set[str]:
+    def _busy(self) -> frozenset[str]:
         with self._lock:
             return frozenset().union(*self._under_way.values())
 

@@ -126,10 +126,11 @@ def test_with_nobody_in_the_background_a_commit_merges_itself() -> None:
             not all(part.is_inline for batch in newest for part in batch.parts()) or len(newest) <= INLINE_BATCHES_MAX
         )
     assert machine.metrics.reliefs > 0
-    assert [row["amount"] for row in contents(shard, 3 * INLINE_BATCHES_MAX - 1)] == [70, 71, 67, 68, 69]
+    last = range(3 * INLINE_BATCHES_MAX - 5, 3 * INLINE_BATCHES_MAX)
+    assert [row["amount"] for row in contents(shard, last[-1])] == sorted(last, key=lambda n: n % 5)
 
 
-def test_a_merge_in_the_background_is_not_done_again_by_a_commit() -> None:
+def test_a_merge_that_a_commit_was_quicker_with_is_not_done_again() -> None:
     location, background = memory_location(), LateBackground()
     location.background = background
     shard, machine = shard_of(location), location.machine(NAME)
@@ -137,8 +138,9 @@ def test_a_merge_in_the_background_is_not_done_again_by_a_commit() -> None:
         shard.insert([{"id": "k", "amount": n}])
     assert machine.metrics.reliefs == 1
     background.run()
-    assert machine.metrics.flushes == 1, "both are applied: they have no part in common"
+    assert machine.metrics.flushes == 0
     assert machine.metrics.upkeep_refused == 0
+    assert batches_of(machine.state()) == 2
     assert len(contents(shard, INLINE_BATCHES_MAX)) == INLINE_BATCHES_MAX + 1
 
 
