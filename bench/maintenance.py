@@ -1,10 +1,11 @@
 """Maintenance: compaction against DuckDB, a hundred thousand small appends, and a shard that is updated for ever.
 
-    python -m bench.maintenance [--rows 10000000] [--appends 100000] [--updates 1000000] [--only compaction ...]
+    python -m bench.maintenance [--rows 10000000] [--appends 100000] [--updates 1000000] [--soak 600] [--quick]
+                                [--only compaction appends updates soak]
 
 Compaction runs in a process of its own, so that its peak memory is its own, in turns with DuckDB. Small appends are
 written once without and once with a `persist compactor --gc` process beside, in turns of slices, so that a drifting
-machine slows both alike.
+machine slows both alike. `--quick` is a tenth of everything or less.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pyarrow as pa
 from bench.bars import bar, median, percentile
 from bench.consolidation import SCHEMA as WIDE
 from bench.consolidation import duckdb_compact, updates
+from bench.maintenance_soak import bench_soak
 from compactor.engine import EngineSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.client import Client
@@ -178,7 +180,8 @@ def bench_appends(directory: Path, arguments: argparse.Namespace) -> list[bool]:
         state = settled(busy)
         upkeep = vars(busy.machine(NAME).metrics)
         space = stored_bytes(busy, state) / consolidated_bytes(directory, busy, state)
-    amplification = figures["shards"][NAME]["write_amplification"]
+    written = state.byte_count  # by the writer
+    amplification = (written + upkeep["upkeep_bytes"] + figures["bytes_written"]) / written
     applied, refused = figures["merges_applied"], figures["merges_refused"]
     print(
         f"{arguments.appends} appends: p50 {1000 * median(beside.seconds):.2f} ms, "
@@ -274,7 +277,9 @@ BENCHES: dict[str, Callable[[Path, argparse.Namespace], list[bool]]] = {
     "compaction": bench_compaction,
     "appends": bench_appends,
     "updates": bench_updates,
+    "soak": lambda directory, arguments: bench_soak(directory, arguments.soak),
 }
+QUICK = {"rows": 1_000_000, "rounds": 1, "appends": 5_000, "updates": 50_000, "soak": 20.0}
 
 
 def main() -> None:
@@ -284,10 +289,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--appends", type=int, default=100_000)
     parser.add_argument("--updates", type=int, default=1_000_000)
+    parser.add_argument("--soak", type=float, default=600.0, help="seconds of the soak (600)")
+    parser.add_argument("--quick", action="store_true", help="small sizes; what is given beside it is ignored")
     parser.add_argument("--only", nargs="*", choices=list(BENCHES), default=list(BENCHES))
     parser.add_argument("--child", choices=["merge", "duckdb"])
     parser.add_argument("--directory", type=Path)
     arguments = parser.parse_args()
+    if arguments.quick:
+        vars(arguments).update(QUICK)
     if arguments.child:
         {"merge": merge_child, "duckdb": duckdb_child}[arguments.child](arguments.directory)
         return

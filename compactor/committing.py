@@ -16,7 +16,7 @@ from persist.sending import send
 from persist.state import State
 from persist.transport import Transport
 
-RETRY_S = 30.0
+RETRY_S = 5.0  # the loop looks again soon; a server that ends waits for its maintenance
 
 
 class Committer(Protocol):

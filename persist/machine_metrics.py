@@ -14,6 +14,7 @@ class MachineMetrics:
         self.spills = 0
         self.flushes = 0
         self.reliefs = 0
+        self.upkeep_bytes = 0
         self.upkeep_failed = 0
         self.upkeep_refused = 0
         self.group_max = 0

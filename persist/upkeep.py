@@ -16,7 +16,7 @@ from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import StaleIndex
 from persist.batch import HollowBatch
 from persist.errors import PersistError
-from persist.flushing import flushed, merged
+from persist.flushing import merged
 from persist.ids import IdSource
 from persist.machine_metrics import MachineMetrics
 from persist.small_merges import (
@@ -26,6 +26,7 @@ from persist.small_merges import (
     garbage_due,
     inline_due,
     inline_overdue,
+    inline_stretch,
     tier_due,
     tier_overdue,
 )
@@ -84,10 +85,10 @@ class Upkeep:
         with contextlib.suppress(PersistError):
             if state.trace.inline_bytes > room or added * INLINE_ROOM_PART >= room:
                 self._metrics.reliefs += 1
-                return flushed(state, self._versions.blob, self._ids)
+                return self._merged(state, inline_stretch(state.trace.batches))
             if self._merges and added and (late := self._overdue(state)):
                 self._metrics.reliefs += 1
-                return merged(state, late, self._versions.blob, self._ids)
+                return self._merged(state, late)
         return None
 
     def _overdue(self, state: State) -> Sequence[HollowBatch]:
@@ -136,7 +137,7 @@ class Upkeep:
     def _merge(self, state: State, batches: Sequence[HollowBatch], inputs: frozenset[str]) -> None:
         if (self._current() or state).trace.covering(inputs) is None:
             return  # merged while this waited for its turn
-        command = merged(state, batches, self._versions.blob, self._ids)
+        command = self._merged(state, batches)
         if command is None:
             return
         result = self._apply(command)
@@ -144,6 +145,12 @@ class Upkeep:
             self._metrics.flushes += 1
         else:
             self._metrics.upkeep_refused += 1
+
+    def _merged(self, state: State, batches: Sequence[HollowBatch]) -> c.MergeRes | None:
+        command = merged(state, batches, self._versions.blob, self._ids)
+        if command is not None:
+            self._metrics.upkeep_bytes += sum(part.size for run in command.outputs for part in run.parts)
+        return command
 
     def _flush_attributes(self, state: State) -> None:
         self._apply(self._attributes.flush(self._current() or state))

@@ -26,6 +26,7 @@ _COUNTERS = {
     "spills": "Commands whose inline rows found no room in the State",
     "flushes": "Small batches merged in the background, inline rows among them",
     "reliefs": "Such merges that a commit took along, because the background had fallen behind",
+    "upkeep_bytes": "Bytes that small merges wrote",
     "upkeep_failed": "Rollups, flushes and small merges that could not be written",
     "upkeep_refused": "Small merges refused, because another had merged an input meanwhile",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from compactor.engine import EngineSettings
 from compactor.gc import Collector, GcSettings
@@ -40,7 +41,8 @@ def compactor(host: Host) -> None:
     """A compaction worker. Several of them meet in the claims."""
     for name in (MAIN, COPIES):
         host.open(name)
-    worker = Worker(host.location, WORKER)
+    beside = replace(WORKER, policy=WORKER.policy.beside_writers())
+    worker = Worker(host.location, host.random.choice((WORKER, beside)))
     while not host.run.over:
         with maintaining(host):
             idle = host.random.choice((None, None, True))
