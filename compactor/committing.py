@@ -2,7 +2,7 @@
 
 A process beside a busy writer loses most races against it, and every race that it wins makes the writer repeat its
 commit. Through the server its commands join the writers' group commit, and nobody repeats anything. States are read
-straight from the stores, and so are blobs, either way.
+straight from the stores, and so are blobs, either way. While the server is away, maintenance commits by itself.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from persist import commands as c
+from persist.errors import Indeterminate, Unavailable
 from persist.location import Location
 from persist.sending import send
 from persist.state import State
 from persist.transport import Transport
 
-RETRY_S = 5.0  # the loop looks again soon; a server that ends waits for its maintenance
+RETRY_S = 2.0  # how long a server that does not answer is waited for
 
 
 class Committer(Protocol):
@@ -67,7 +68,10 @@ class _ThroughServer:
         return self._machine.refresh()
 
     def apply(self, command: c.Command) -> c.Result:
-        result = send(self._transport, self._name, command, RETRY_S)
+        try:
+            result = send(self._transport, self._name, command, RETRY_S)
+        except (Unavailable, Indeterminate):
+            return self._machine.apply(command)  # a server that is away commits nothing with which this could race
         self._machine.refresh()
         return result
 

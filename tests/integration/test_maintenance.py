@@ -251,3 +251,13 @@ def test_writers_are_slowed_by_backpressure_but_never_failed() -> None:
     assert most <= policy.batches_max
     assert pa.compute.sum(shard.snapshot().to_arrow().column("__diff")).as_py() == 600
     client.close()
+
+
+def test_a_rate_is_not_for_merges_on_spark(tmp_path: Path) -> None:
+    """Executors would not keep to it: refused with one sentence, instead of being ignored."""
+    with connect(f"persist://{tmp_path}/x") as client:
+        client.create_shard("orders", SCHEMA, ["k"])
+    done = command("compactor", "--dir", f"{tmp_path}/x", "--engine", "spark", "--rate", "10", "--once")
+    assert done.returncode == 1
+    assert "executors of --engine spark do not know it" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -19,10 +19,11 @@ import pyarrow as pa
 import uvicorn
 
 from blob.memory import MemoryBlob
+from compactor.committing import through_server
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory import MemoryConsensus
 from persist import commands as c
-from persist.client import Client, connect
+from persist.client import Client, Connection, connect
 from persist.ids import Token
 from persist.location import Location, LocationSettings, open_location
 from persist.machine import MachineSettings
@@ -31,6 +32,7 @@ from persist.wire import command_to_json
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.serving import bind
+from rpc.transport import open_transport
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -157,6 +159,22 @@ def test_maintenance_needs_the_admin_scope(tmp_path: Path) -> None:
         assert "no scope 'admin'" in refused.stderr
         assert json.loads(refused.stdout)["merges_applied"] == 0
         assert compactor(tmp_path / "x", server.url, tokens["admin"]).returncode == 0
+
+
+def test_a_merge_is_applied_though_the_server_has_gone(tmp_path: Path) -> None:
+    with Server(tmp_path / "x") as server:
+        with connect(server.url) as client:
+            shard = client.create_shard("orders", SCHEMA, ["k"])
+            for number in range(10):
+                shard.insert(rows(number))
+        transport = open_transport(Connection(server.url, timeout_s=0.5))
+        assert server.stop() == 0
+    location = open_location(f"persist://{tmp_path}/x")
+    worker = Worker(location, committer_of=through_server(location, transport))
+    assert worker.run("orders", idle=True) == 1
+    assert len(location.machine("orders").refresh().trace.batches) == 1
+    transport.close()
+    location.close()
 
 
 def test_a_server_of_other_shards_is_refused(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.merge import MergePolicy, plan
+from compactor.merge import LEFT_BATCHES_MAX, MergePolicy, plan
 from persist import commands as c
 from persist.antichain import EMPTY, Antichain
 from persist.batch import Description, Part, Run, batch_of
+from persist.small_merges import SMALL_ROWS
 from persist.state import Claim, State
 from persist.trace import trace_of
 from tests.support.shard import Shard, make_part
@@ -209,3 +210,41 @@ def test_nothing_is_planned_for_a_shard_that_is_closed() -> None:
         shape.append(100)
     shape.state = replace(shape.state, since=EMPTY)
     assert shape.plan() == []
+
+
+# --- beside writers that do their small merges themselves
+
+
+def beside(shape: Shape, *, idle: bool = False) -> list[c.MergeReq]:
+    return plan(shape.state, POLICY.beside_writers(), now_ms=0, idle=idle)
+
+
+def test_the_newest_small_batches_are_left_to_whoever_commits() -> None:
+    shape = Shape()
+    for _ in range(LEFT_BATCHES_MAX):
+        shape.append(100)
+    assert shape.plan()
+    assert beside(shape) == []
+    assert beside(shape, idle=True), "nobody commits any more"
+
+
+def test_small_batches_that_nobody_merges_are_the_workers_after_all() -> None:
+    """Writers that live for one append have no time to merge."""
+    shape = Shape()
+    for _ in range(LEFT_BATCHES_MAX + 1):
+        shape.append(100)
+    assert beside(shape)
+
+
+def test_larger_batches_and_what_lies_before_them_are_the_workers() -> None:
+    shape = Shape()
+    for _ in range(8):
+        shape.append(100)
+    for _ in range(4):
+        shape.append(SMALL_ROWS + 1)
+    for _ in range(8):
+        shape.append(100)
+    newest = {part.id for batch in shape.state.trace.batches[-8:] for part in batch.parts()}
+    requests = beside(shape)
+    assert requests
+    assert all(newest.isdisjoint(request.inputs) for request in requests)
