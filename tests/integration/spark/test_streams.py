@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from persist.commands import ExpireWriter
 from persist.errors import InvalidUsage
+from persist.spark import executors
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target
 from persist.spark.schemas import spark_schema
 from persist.spark.stream_read import StreamReader
@@ -46,6 +49,11 @@ def pump(url: str, tmp_path: Path) -> Callable[..., Any]:
 def contents(client: Any, shard: str) -> Counter[tuple[Any, ...]]:
     table = client.shard(shard).snapshot().to_arrow(expand=True)
     return Counter(tuple(row.values()) for row in table.to_pylist())
+
+
+def state_of(url: str, shard: str) -> Any:
+    door: Any = executors.transport(Target.of(Options({"url": url, "path": shard})).connection)
+    return door.location.machine(shard).refresh()
 
 
 def reader(url: str, **options: str) -> StreamReader:
@@ -229,6 +237,32 @@ def test_a_committed_batch_that_is_replayed_is_skipped(client: Any, stream: Any,
     pump(stream(), "copy")
     assert contents(client, "copy") == before == contents(client, "orders")
     assert client.shard("copy").upper().element == 3
+
+
+def test_micro_batches_share_a_writer(client: Any, url: str, stream: Any, pump: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(6):
+        shard.insert([{"k": "a", "n": n}])
+    pump(stream(maxRowsPerTrigger=1), "copy", key="k")
+    assert contents(client, "copy") == contents(client, "orders")
+    assert client.shard("copy").upper().element == 6
+    assert len(state_of(url, "copy").writers) < 6
+
+
+def test_a_shared_writer_that_lapsed_between_micro_batches_is_replaced(client: Any, url: str) -> None:
+    client.create_shard("orders", SCHEMA, ["k"])
+    target = Target.of(Options({"url": url, "path": "orders"}))
+    for n in range(3):
+        writer = executors.kept_writer(target)
+        writer.commit_insert(writer.stage([{"k": "a", "n": n}], None))
+        executors.transport(target.connection).apply("orders", ExpireWriter(writer.writer_id))
+    assert contents(client, "orders") == Counter({("a", n): 1 for n in range(3)})
+
+
+def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any, url: str) -> None:
+    executors.transport(Target.of(Options({"url": url, "path": "orders"})).connection)
+    executors.settle_to_write()
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(
