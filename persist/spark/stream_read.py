@@ -82,6 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._initial: Offset | None = None
         self._until: Antichain | None = None
+        self._upper: Antichain | None = None  # of the shard, when the latest offset was last asked for
         self._lease: ReadLease | None = None
         self._downgraded_s = 0.0
         self._planned = SeqNo(0)  # of the State that the last micro-batch was planned from
@@ -101,6 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         self._hold(start)
         view = self._view(start)
+        self._upper = view.upper
         upper = view.upper if self._until is None else min(view.upper, self._until)
         interval = interval_of(start, upper)
         if interval is None:
@@ -116,7 +118,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        return offset_at(executors.view_of(self._target).upper)
+        """How far the shard is, for progress reports: Spark asks right after `latestOffset`, which has just seen it."""
+        upper = executors.view_of(self._target).upper if self._upper is None else self._upper
+        return offset_at(upper)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._until = executors.view_of(self._target).upper
