@@ -19,8 +19,7 @@ from compactor.worker import Worker, WorkerSettings
 from persist.cli import running, where
 from persist.client import Connection
 from persist.errors import InvalidUsage
-from persist.location import Location, LocationSettings
-from persist.machine import MachineSettings
+from persist.location import Location
 from rpc.identity import is_same
 from rpc.transport import HttpTransport, open_transport
 
@@ -54,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     running.prepare(arguments)
-    location = where.where_of(arguments).open(
-        LocationSettings(machine=MachineSettings(small_merges=False)), must_exist=True
-    )
+    location = running.open_location(arguments)
     transport: HttpTransport | None = None
     try:
         location.check()

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run and not arguments.orphans:
         raise InvalidUsage("--dry-run is for --orphans")
     running.prepare(arguments)
-    location = where.where_of(arguments).open(must_exist=True)
+    location = running.open_location(arguments)
     try:
         location.check()
         metrics = Metrics()

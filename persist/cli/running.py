@@ -15,7 +15,10 @@ from typing import Any
 
 from compactor.loop import Loop
 from compactor.metering import Metrics
+from persist.cli import where
 from persist.errors import InvalidUsage
+from persist.location import Location, LocationSettings
+from persist.machine import MachineSettings
 
 PARENT_POLL_S = 0.5
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -45,6 +48,12 @@ def prepare(arguments: argparse.Namespace) -> None:
     root = logging.getLogger("persist")
     root.addHandler(handler)
     root.setLevel(logging.INFO if arguments.verbose else logging.WARNING)
+
+
+def open_location(arguments: argparse.Namespace) -> Location:
+    """The location that the arguments name, without small merges after commits: those are the writers' own."""
+    settings = LocationSettings(machine=MachineSettings(small_merges=False))
+    return where.where_of(arguments).open(settings, must_exist=True)
 
 
 def check_positive(arguments: argparse.Namespace, *names: str) -> None:
