@@ -19,7 +19,8 @@ from tests.services.fault_proxy import ENDS, FaultProxy
 from tests.services.process import free_ports
 
 SERVERS = 2
-COMMANDS = ("compactor", "compactor", "gc")
+# Commands of maintenance, and whether they commit through the servers.
+COMMANDS = (("compactor", True), ("compactor", False), ("gc", False))
 # Who they are, and whether they go through the servers.
 CLIENTS = (
     ("writer", True),
@@ -32,7 +33,7 @@ CLIENTS = (
 WEATHER = ("cut", "half close", "delay", "hang", "hang and cut", "swallow and cut", "refuse")
 KILL_RATE = 0.3  # a beat; else it is the weather
 CALLS = (2, 40)  # of the named point that kills
-START_S = 60.0
+START_S = 300.0
 FIRST = {'"ok"', '"read"', '"listened"'}  # lines of the journal
 _FIRST = re.compile("|".join(sorted(FIRST)))
 _LOOPBACK = re.compile(r"(?<=127\.0\.0\.1:)\d+")
@@ -55,7 +56,7 @@ class Arena:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._makers = {
             **{f"serve {n}": self._serving(n) for n in range(SERVERS)},
-            **{f"{command} {n}": self._maintaining(command) for n, command in enumerate(COMMANDS)},
+            **{f"{command} {n}": self._maintaining(command, served) for n, (command, served) in enumerate(COMMANDS)},
             **{f"{role} {n}": self._client(role, served) for n, (role, served) in enumerate(CLIENTS)},
         }
 
@@ -142,6 +143,9 @@ class Arena:
 
     # --- who starts how
 
+    def _urls(self) -> str:
+        return ",".join(f"http://127.0.0.1:{door.port}" for door in self._doors)
+
     def _fuse(self) -> str:
         return f"{self.pick.choice(POINTS)}:{self.pick.randrange(*CALLS)}"
 
@@ -152,12 +156,11 @@ class Arena:
     def _serving(self, number: int) -> Callable[[], list[str]]:
         return lambda: self._command("serve", "--port", str(self._ports[number]), "--no-maintenance")
 
-    def _maintaining(self, command: str) -> Callable[[], list[str]]:
-        return lambda: self._command(command)
+    def _maintaining(self, command: str, served: bool) -> Callable[[], list[str]]:
+        return lambda: self._command(command, *(("--url", self._urls()) if served else ()))
 
     def _client(self, role: str, served: bool) -> Callable[[], list[str]]:
-        urls = ",".join(f"http://127.0.0.1:{door.port}" for door in self._doors)
-        connection = [urls] if served else self._stores
+        connection = [self._urls()] if served else self._stores
 
         def make() -> list[str]:
             own = [str(self.journal), str(next(self._numbers)), NEVER if served else self._fuse()]
