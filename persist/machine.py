@@ -328,13 +328,14 @@ class Machine:
         """
         now_ms = max(self._clock.now_ms(), base.walltime_ms)
         context = Context(now_ms, self.policy, indexed=indexed)
-        added = sum(map(inline_bytes, group))
-        if not added:
-            state = self._stepped(base, group, context)
-        else:
-            room = replace(self.policy, inline_shard_bytes_max=self.policy.inline_shard_bytes_max + added)
-            state = self._relieved(self._stepped(base, group, replace(context, policy=room)), added, context)
-            if state.trace.inline_bytes > self.policy.inline_shard_bytes_max:  # then each command's rows by themselves
+        room, offered = self.policy.inline_shard_bytes_max, sum(map(inline_bytes, group))
+        roomy = context
+        if base.trace.inline_bytes + offered > room:
+            roomy = replace(context, policy=replace(self.policy, inline_shard_bytes_max=room + offered))
+        state = self._stepped(base, group, roomy)
+        if state.trace.inline_bytes > base.trace.inline_bytes:
+            state = self._relieved(state, state.trace.inline_bytes - base.trace.inline_bytes, context)
+            if state.trace.inline_bytes > room:  # the blob store did not take them: each command's rows by themselves
                 state = self._stepped(base, group, context)
         if state is base:
             return base
