@@ -94,7 +94,7 @@ class Upkeep:
     def _overdue(self, state: State) -> Sequence[HollowBatch]:
         taken = claimed(state)
         found = garbage_due(state, taken, GARBAGE_PERCENT_MAX) or inline_overdue(state.trace, taken)
-        return found or tier_overdue(state.trace, taken | self._busy())
+        return found or tier_overdue(state.trace, taken)
 
     def _merge_what_is_due(self, state: State) -> None:
         taken = claimed(state) | self._busy()
