@@ -242,6 +242,8 @@ class SqlConsensus(Consensus):
             return ConsensusUnavailable(
                 f"no free connection to {self.url} within {POOL_TIMEOUT_S:.0f} s; fewer threads or a larger pool"
             )
+        if isinstance(error, sa.exc.InvalidRequestError):  # the pool gives up: what it opened anew died at once, again
+            return ConsensusUnavailable(f"connections to {self.url} break as soon as they are opened")
         original = getattr(error, "orig", None)
         return self._translate(original if isinstance(original, Exception) else error, "setup")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.crash.fuses import NEVER, POINTS
+from tests.crash.fuses import NEVER
 from tests.services.fault_proxy import ENDS, FaultProxy
 from tests.services.process import free_ports
 
@@ -30,9 +30,17 @@ CLIENTS = (
     ("reader", False),
     ("listener", True),
 )
+# Where each of them may die: at points that it comes to often.
+POINTS = {
+    "serve": ("put.before", "put.after", "set.before", "set.after"),
+    "writer": ("put.before", "put.after", "set.before", "set.after"),
+    "reader": ("get.after", "set.before", "set.after"),
+    "compactor": ("get.after", "put.before", "put.after", "set.before", "set.after"),
+    "gc": ("delete.before", "delete.after", "truncate.before", "truncate.after", "set.after"),
+}
 WEATHER = ("cut", "half close", "delay", "hang", "hang and cut", "swallow and cut", "refuse")
 KILL_RATE = 0.3  # a beat; else it is the weather
-CALLS = (2, 40)  # of the named point that kills
+CALLS = (2, 30)  # of the named point that kills
 START_S = 300.0
 FIRST = {'"ok"', '"read"', '"listened"'}  # lines of the journal
 _FIRST = re.compile("|".join(sorted(FIRST)))
@@ -146,12 +154,12 @@ class Arena:
     def _urls(self) -> str:
         return ",".join(f"http://127.0.0.1:{door.port}" for door in self._doors)
 
-    def _fuse(self) -> str:
-        return f"{self.pick.choice(POINTS)}:{self.pick.randrange(*CALLS)}"
+    def _fuse(self, role: str) -> str:
+        return f"{self.pick.choice(POINTS[role])}:{self.pick.randrange(*CALLS)}"
 
-    def _command(self, *arguments: str) -> list[str]:
+    def _command(self, command: str, *arguments: str) -> list[str]:
         stores = ["--blob", self._stores[0], "--consensus", self._stores[1]]
-        return [sys.executable, "-m", "tests.crash.command", self._fuse(), *arguments, *stores]
+        return [sys.executable, "-m", "tests.crash.command", self._fuse(command), command, *arguments, *stores]
 
     def _serving(self, number: int) -> Callable[[], list[str]]:
         return lambda: self._command("serve", "--port", str(self._ports[number]), "--no-maintenance")
@@ -163,7 +171,7 @@ class Arena:
         connection = [self._urls()] if served else self._stores
 
         def make() -> list[str]:
-            own = [str(self.journal), str(next(self._numbers)), NEVER if served else self._fuse()]
+            own = [str(self.journal), str(next(self._numbers)), NEVER if served else self._fuse(role)]
             return [sys.executable, "-m", "tests.crash.actor", role, *own, *connection]
 
         return make

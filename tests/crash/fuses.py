@@ -1,4 +1,4 @@
-"""Stores whose process kills itself with SIGKILL at a named point of its n-th call."""
+"""Stores whose process kills itself with SIGKILL the n-th time that it comes to a named point."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ from blob.interface import Blob
 from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Consensus
 
-POINTS = (
-    "put.before",
-    "put.after",
-    "get.after",
-    "set.before",
-    "set.after",
-    "delete.before",
-    "delete.after",
-    "truncate.before",
-    "truncate.after",
-)
 NEVER = "none:0"
 
 
@@ -89,4 +78,4 @@ class FusedConsensus(ForwardingConsensus):
         return deleted
 
 
-__all__ = ["NEVER", "POINTS", "Fuse", "FusedBlob", "FusedConsensus"]
+__all__ = ["NEVER", "Fuse", "FusedBlob", "FusedConsensus"]
