@@ -77,6 +77,8 @@ def _answer(error: boto.ClientError, key: str, url: str) -> BlobError | Refused:
         return Refused("exists")
     if code == "ConditionalRequestConflict" or (status == 409 and error.operation_name == "PutObject"):
         return Refused("race")
+    if code == "NoSuchKey" and error.operation_name == "PutObject":  # Ceph, where two puts of one key meet
+        return Refused("race")
     if status == 501 and error.operation_name in ("PutObject", "CompleteMultipartUpload"):
         return Refused("unsupported")
     if code in _FOR_NOW:
