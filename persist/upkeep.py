@@ -94,7 +94,8 @@ class Upkeep:
     def _overdue(self, state: State) -> Sequence[HollowBatch]:
         taken = claimed(state)
         found = garbage_due(state, taken, GARBAGE_PERCENT_MAX) or inline_overdue(state.trace, taken)
-        return found or tier_overdue(state.trace, taken)
+        # Rows of a merge under way are left to it where they are many: what it wrote would lie about as an orphan.
+        return found or tier_overdue(state.trace, taken | self._busy())
 
     def _merge_what_is_due(self, state: State) -> None:
         taken = claimed(state) | self._busy()
