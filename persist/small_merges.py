@@ -50,8 +50,9 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
 
 def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
-    newest = _newest_inline(trace.batches, taken)
-    return newest if _with_rows(newest) >= INLINE_BATCHES_MAX else ()
+    if _with_rows(_newest_inline(trace.batches, frozenset())) < INLINE_BATCHES_MAX:
+        return ()
+    return _newest_inline(trace.batches, taken)
 
 
 def tier_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:

@@ -93,9 +93,10 @@ class Upkeep:
 
     def _overdue(self, state: State) -> Sequence[HollowBatch]:
         taken = claimed(state)
-        found = garbage_due(state, taken, GARBAGE_PERCENT_MAX) or inline_overdue(state.trace, taken)
-        # Rows of a merge under way are left to it where they are many: what it wrote would lie about as an orphan.
-        return found or tier_overdue(state.trace, taken | self._busy())
+        if garbage := garbage_due(state, taken, GARBAGE_PERCENT_MAX):
+            return garbage
+        taken |= self._busy()  # a merge under way would be refused, and what it wrote would lie about as an orphan
+        return inline_overdue(state.trace, taken) or tier_overdue(state.trace, taken)
 
     def _merge_what_is_due(self, state: State) -> None:
         taken = claimed(state) | self._busy()
