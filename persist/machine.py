@@ -282,7 +282,7 @@ class Machine:
         lost = 0
         while True:
             base, indexed = self._indexed(base, group)
-            following = self._step_all(base, group, indexed)
+            following = self._step_all(base, group, indexed, lost)
             if following is base:
                 if fresh:
                     return None  # refused or without effect, on a State that was read after the commands came in
@@ -320,7 +320,7 @@ class Machine:
             with contextlib.suppress(PersistError, StaleIndex):
                 self._attributes.indexed(state, [command])
 
-    def _step_all(self, base: State, group: Sequence[Pending], indexed: Indexed) -> State:
+    def _step_all(self, base: State, group: Sequence[Pending], indexed: Indexed, lost: int) -> State:
         """The State after all commands of the group, whose outcomes are set; `base` itself when nothing changed.
 
         Inline rows of the whole group come in first; where they find no room, or are many, they leave the State again
@@ -334,7 +334,7 @@ class Machine:
             roomy = replace(context, policy=replace(self.policy, inline_shard_bytes_max=room + offered))
         state = self._stepped(base, group, roomy)
         if state.trace.inline_bytes > base.trace.inline_bytes:
-            state = self._relieved(state, state.trace.inline_bytes - base.trace.inline_bytes, context)
+            state = self._relieved(state, state.trace.inline_bytes - base.trace.inline_bytes, context, lost)
             if state.trace.inline_bytes > room:  # the blob store did not take them: each command's rows by themselves
                 state = self._stepped(base, group, context)
         if state is base:
@@ -360,10 +360,10 @@ class Machine:
             state = following
         return state
 
-    def _relieved(self, state: State, added: int, context: Context) -> State:
+    def _relieved(self, state: State, added: int, context: Context, lost: int) -> State:
         """The State with the merges that this commit takes along, because what waits for upkeep may not become more."""
         for _ in range(RELIEFS_MAX):
-            command = self._upkeep.relief(state, added)
+            command = self._upkeep.relief(state, added, lost)
             if command is None:
                 break
             with contextlib.suppress(PersistError):

@@ -75,18 +75,19 @@ class Upkeep:
             self._looked_at = state.trace
             self._merge_what_is_due(state)
 
-    def relief(self, state: State, added: int) -> c.MergeRes | None:
+    def relief(self, state: State, added: int, lost: int = 0) -> c.MergeRes | None:
         """The merge that a commit to `state` has to take along, if any; it has `added` so many inline bytes.
 
         One for inline rows that find no room or are many at once (one blob instead of one for each command), or for
-        what should have been merged long ago. When the store fails, none: it is asked for again.
+        what should have been merged long ago; that not by a commit that has `lost` races, which would merge for each anew.
+        When the store fails, none: it is asked for again.
         """
         room = self._policy.inline_shard_bytes_max
         with contextlib.suppress(PersistError):
             if state.trace.inline_bytes > room or added * INLINE_ROOM_PART >= room:
                 self._metrics.reliefs += 1
                 return self._merged(state, inline_stretch(state.trace.batches))
-            if self._merges and added and (late := self._overdue(state)):
+            if self._merges and added and not lost and (late := self._overdue(state)):
                 self._metrics.reliefs += 1
                 return self._merged(state, late)
         return None
