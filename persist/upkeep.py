@@ -79,8 +79,8 @@ class Upkeep:
         """The merge that a commit to `state` has to take along, if any; it has `added` so many inline bytes.
 
         One for inline rows that find no room or are many at once (one blob instead of one for each command), or for
-        what should have been merged long ago; that not by a commit that has `lost` races, which would merge for each anew.
-        When the store fails, none: it is asked for again.
+        what should have been merged long ago: the latter not by a commit that has `lost` races, which would merge anew
+        for each of them. When the store fails, none: it is asked for again.
         """
         room = self._policy.inline_shard_bytes_max
         with contextlib.suppress(PersistError):
