@@ -50,9 +50,9 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
 
 def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
-    if _with_rows(_newest_inline(trace.batches, frozenset())) < INLINE_BATCHES_MAX:
-        return ()
-    return _newest_inline(trace.batches, taken)
+    # All of them count, also those that a merge under way has taken: it may take its time.
+    inline = sum(1 for batch in trace.batches[-LOOKED_AT_MAX:] if batch.runs and _is_inline(batch))
+    return _newest_inline(trace.batches, taken) if inline >= INLINE_BATCHES_MAX else ()
 
 
 def tier_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
@@ -107,7 +107,7 @@ def inline_stretch(batches: Sequence[HollowBatch], taken: Set[str] = frozenset()
     best = (0, 0, 0)  # bytes, first, end
     first = size = 0
     for index, batch in enumerate(batches):
-        if all(part.is_inline for part in batch.parts()) and not _is_taken(batch, taken):
+        if _is_inline(batch) and not _is_taken(batch, taken):
             size += batch.inline_size
             best = max(best, (size, first, index + 1))
         else:
@@ -119,10 +119,15 @@ def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[
     first = len(batches)
     while first and len(batches) - first < LOOKED_AT_MAX:
         batch = batches[first - 1]
-        if not all(part.is_inline for part in batch.parts()) or _is_taken(batch, taken):
+        if not _is_inline(batch) or _is_taken(batch, taken):
             break
         first -= 1
     return batches[first:]
+
+
+def _is_inline(batch: HollowBatch) -> bool:
+    """Whether a batch holds inline rows only (or none)."""
+    return all(part.is_inline for part in batch.parts())
 
 
 def _with_rows(batches: Sequence[HollowBatch]) -> int:
