@@ -230,6 +230,13 @@ class SqlConsensus(Consensus):
         """A pooled driver connection in autocommit mode. It is dropped, not reused, after any failure."""
         return _Lease(self, kind)
 
+    def _pooled_connection(self) -> Any:
+        """A connection from the pool."""
+        try:
+            return self._engine.raw_connection()
+        except Exception as error:
+            raise self._translate_connect(error) from error
+
     def _began(self, connection: Any) -> int:
         """A call on `connection` begins; what this returns is handed to `_ended`."""
         return 0
@@ -258,10 +265,7 @@ class _Lease:
         self._kind: Kind = kind
 
     def __enter__(self) -> Any:
-        try:
-            self._pooled = self._store._engine.raw_connection()
-        except Exception as error:
-            raise self._store._translate_connect(error) from error
+        self._pooled = self._store._pooled_connection()
         connection = self._pooled.driver_connection
         try:
             self._token = self._store._began(connection)

@@ -16,8 +16,11 @@ def test_connections_that_break_as_soon_as_they_are_opened_are_bad_weather(tmp_p
     def breaks(*_: object) -> None:
         raise sa.exc.DisconnectionError("cut")
 
+    first = open_consensus(f"sqlite:///{tmp_path}/consensus.db")
+    assert first.compare_and_set("k", 1, b"first")
+    first.close()
     store = open_consensus(f"sqlite:///{tmp_path}/consensus.db")
-    assert store.compare_and_set("k", 1, b"first")
+    store.check()
     sa.event.listen(sa.pool.Pool, "checkout", breaks)
     try:
         with pytest.raises(ConsensusUnavailable):
