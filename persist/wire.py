@@ -81,19 +81,18 @@ _COMMAND_CLASSES = {name: cls for cls, name in COMMAND_NAMES.items()}
 _RESULT_CLASSES = {name: cls for cls, name in RESULT_NAMES.items()}
 
 
-def command_to_json(command: c.Command) -> dict[str, Any]:
-    return {"command": COMMAND_NAMES[type(command)], **records.encode(command, type(command))}
+def command_to_json(command: c.Command, bytes_out: records.BytesOut = records.bytes_to_text) -> dict[str, Any]:
+    return {"command": COMMAND_NAMES[type(command)], **records.encode(command, type(command), bytes_out)}
 
 
-def command_from_json(value: Any) -> c.Command:
+def command_from_json(value: Any, bytes_in: records.BytesIn = records.text_to_bytes) -> c.Command:
     """Raises InvalidUsage on anything that is not a command."""
-    return _tagged(value, "command", _COMMAND_CLASSES)  # type: ignore[no-any-return]
+    return _tagged(value, "command", _COMMAND_CLASSES, bytes_in)  # type: ignore[no-any-return]
 
 
 def command_to_frame(command: c.Command) -> bytes:
     payload = records.Payload()
-    fields = records.encode(command, type(command), payload.put)
-    head = json.dumps({"command": COMMAND_NAMES[type(command)], **fields}, separators=(",", ":")).encode()
+    head = json.dumps(command_to_json(command, payload.put), separators=(",", ":")).encode()
     return b"".join([_HEAD_SIZE.pack(len(head)), head, *payload.chunks])
 
 
@@ -106,7 +105,7 @@ def command_from_frame(data: bytes) -> c.Command:
         head = json.loads(data[_HEAD_SIZE.size : end])
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"a command's frame holds no JSON: {error}") from error
-    return _tagged(head, "command", _COMMAND_CLASSES, records.Payload(data[end:]).take)  # type: ignore[no-any-return]
+    return command_from_json(head, records.Payload(data[end:]).take)
 
 
 def result_to_json(result: c.Result) -> dict[str, Any]:
