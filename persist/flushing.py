@@ -9,7 +9,6 @@ from persist import commands as c
 from persist.batch import HollowBatch, Part, Run
 from persist.ids import IdSource, WriterId
 from persist.parts import PartReader, PartWriter, ShardSchema
-from persist.small_merges import inline_stretch
 from persist.state import State
 from persist.store_errors import translated
 
@@ -18,18 +17,11 @@ PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 
 
-def flushed(state: State, blob: Blob, ids: IdSource) -> c.MergeRes | None:
-    """The merge that moves the longest stretch of inline rows into one part, whose blob is written; or None.
-
-    A part that is never named is an orphan, which maintenance sweeps.
-    """
-    return merged(state, inline_stretch(state.trace.batches), blob, ids)
-
-
 def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeRes | None:
     """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
 
-    Raises Unavailable, and Corruption also when an input is gone because another has merged it.
+    A part that is never named is an orphan, which maintenance sweeps. Raises Unavailable, and Corruption also
+    when an input is gone because another has merged it.
     """
     inputs = [part for batch in batches for part in batch.parts()]
     if len(inputs) < 2 or state.since.element is None:
@@ -55,4 +47,4 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
     return c.MergeRes(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
 
 
-__all__ = ["FLUSHER", "flushed", "merged"]
+__all__ = ["FLUSHER", "merged"]

@@ -18,10 +18,10 @@ from persist.attributes.storage import NodeCache
 from persist.client import Client
 from persist.embedded import EmbeddedTransport
 from persist.errors import Corruption
-from persist.flushing import flushed
 from persist.handles import Shard
 from persist.location import Location
 from persist.system import SystemClock
+from tests.support.flushing import flushed
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 A_DAY_AND_MORE_MS = 25 * 3600 * 1000

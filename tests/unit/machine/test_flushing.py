@@ -10,9 +10,9 @@ import pytest
 from persist import commands as c
 from persist.client import Client
 from persist.embedded import EmbeddedTransport
-from persist.flushing import flushed
 from persist.handles import Shard
 from persist.location import Location
+from tests.support.flushing import flushed
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])

@@ -1,0 +1,15 @@
+"""The merge of a State's inline rows, made by hand."""
+
+from __future__ import annotations
+
+from blob import Blob
+from persist import commands as c
+from persist.flushing import merged
+from persist.ids import IdSource
+from persist.small_merges import inline_stretch
+from persist.state import State
+
+
+def flushed(state: State, blob: Blob, ids: IdSource) -> c.MergeRes | None:
+    """The merge that moves the longest stretch of inline rows into one part, whose blob is written; or None."""
+    return merged(state, inline_stretch(state.trace.batches), blob, ids)
