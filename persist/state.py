@@ -58,6 +58,9 @@ class WriterState:
     lower: Antichain = MINIMUM
     upper: Antichain = MINIMUM
 
+    def lapsed(self, now_ms: int) -> bool:
+        return self.heartbeat_ms + self.lease_ms < now_ms
+
 
 @dataclass(frozen=True, slots=True)
 class LeasedReader:

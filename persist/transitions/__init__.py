@@ -8,7 +8,6 @@ randomness: the time is in the context and ids are in the commands.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from persist import commands as c
@@ -16,6 +15,7 @@ from persist.errors import UnknownShard
 from persist.state import State
 from persist.transitions import attributes, lifecycle, maintenance, readers, writers
 from persist.transitions.context import Context
+from persist.transitions.leases import expire_lapsed
 
 __all__ = ["Context", "expire_lapsed", "step"]
 
@@ -68,23 +68,3 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
     if state.tombstone and not isinstance(command, _ON_TOMBSTONE):
         raise UnknownShard(f"shard {state.name!r} was dropped; its name is not used again")
     return _TRANSITIONS[type(command)](state, command, context)
-
-
-def expire_lapsed(state: State, now_ms: int) -> State:
-    """Forget readers, writers and claims whose leases lapsed. Expiry alone never moves since."""
-    lapsed_readers = [k for k, r in state.leased_readers.items() if r.lapsed(now_ms)]
-    lapsed_writers = [k for k, w in state.writers.items() if w.heartbeat_ms + w.lease_ms < now_ms]
-    stale_claims = [
-        k
-        for k, claim in state.claims.items()
-        if claim.heartbeat_ms + maintenance.CLAIM_KEPT_LEASES * claim.lease_ms < now_ms
-    ]
-    if lapsed_readers:
-        kept_readers = {k: r for k, r in state.leased_readers.items() if k not in lapsed_readers}
-        state = replace(state, leased_readers=kept_readers)
-    if lapsed_writers:
-        kept_writers = {k: w for k, w in state.writers.items() if k not in lapsed_writers}
-        state = replace(state, writers=kept_writers)
-    if stale_claims:
-        state = replace(state, claims={k: v for k, v in state.claims.items() if k not in stale_claims})
-    return state

@@ -10,6 +10,7 @@ from persist.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, O
 from persist.ids import CriticalReaderId, ReaderId
 from persist.state import CriticalReader, LeasedReader, State, held_since
 from persist.transitions.context import Context
+from persist.transitions.leases import without_lapsed_readers
 from persist.transitions.writers import HEARTBEAT_EVERY, OVERLOADED_RETRY_AFTER_S
 
 PURPOSE_CHARS_MAX = 256
@@ -22,6 +23,8 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
         return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
     if not 0 < command.lease_ms <= context.policy.reader_lease_ms_max:
         raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
+    if len(state.leased_readers) >= context.policy.readers_max:
+        state = without_lapsed_readers(state, context.now_ms)
     if len(state.leased_readers) >= context.policy.readers_max:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
@@ -54,7 +57,7 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
     if since == known.since and seqno - known.seqno < context.policy.rollup_every and fresh:
         return state, c.SinceDowngraded(since, state.since)
     moved = replace(known, since=since, seqno=seqno, heartbeat_ms=context.now_ms)
-    state = _with_since_recomputed(_with_reader(state, command.reader, moved))
+    state = _with_since_recomputed(_with_reader(state, command.reader, moved), context)
     return state, c.SinceDowngraded(since, state.since)
 
 
@@ -86,7 +89,7 @@ def compare_and_downgrade_since(
         return state, c.CriticalReaderState(known.since, known.opaque, state.since)  # a retry of what landed
     _check_opaque(state, command.reader, known, command.expected_opaque)
     state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
-    state = _with_since_recomputed(state)
+    state = _with_since_recomputed(state, context)
     return state, c.CriticalReaderState(since, new_opaque, state.since)
 
 
@@ -98,7 +101,9 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
     return replace(state, critical_readers=kept), c.Done()
 
 
-def _with_since_recomputed(state: State) -> State:
+def _with_since_recomputed(state: State, context: Context) -> State:
+    """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming."""
+    state = without_lapsed_readers(state, context.now_ms)
     since: Antichain = max(state.since, held_since(state))
     return state if since == state.since else replace(state, since=since)
 

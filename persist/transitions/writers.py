@@ -15,6 +15,7 @@ from persist.state import State, WriterState
 from persist.trace import Trace
 from persist.transitions.attributes import with_updates
 from persist.transitions.context import Context
+from persist.transitions.leases import without_lapsed_writers
 
 OVERLOADED_RETRY_AFTER_S = 0.5
 HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
@@ -24,6 +25,8 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
     if not 0 < command.lease_ms <= context.policy.writer_lease_ms_max:
         raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {context.policy.writer_lease_ms_max}]")
     known = state.writers.get(command.writer)
+    if known is None and len(state.writers) >= context.policy.writers_max:
+        state = without_lapsed_writers(state, context.now_ms)
     if known is None and len(state.writers) >= context.policy.writers_max:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.writers)} writers; expire some",
