@@ -1,7 +1,7 @@
 """Leases that lapsed: whoever held one is forgotten. That alone never moves since.
 
 The next commit after a lease lapsed forgets its holder. A transition that is about to refuse, or to hold back since,
-because of somebody's lease forgets the lapsed ones first: the dead must stand in nobody's way, also where nobody commits.
+because of somebody's lease forgets the lapsed ones first: the dead must stand in nobody's way, commits or no commits.
 """
 
 from __future__ import annotations
