@@ -63,7 +63,7 @@ def opened(directory: Path) -> Iterator[tuple[Location, Client]]:
 def merge_child(directory: Path) -> None:
     """Compact the shard in this process; prints seconds and peak memory."""
     with opened(directory) as (location, _):
-        engine = EngineSettings(memory_bytes=BUDGET, read_ahead=1)
+        engine = EngineSettings(memory_bytes=BUDGET, threads=2, read_ahead=1)  # DuckDB has two as well
         worker = Worker(location, WorkerSettings(engine=engine))
         start = time.perf_counter()
         [request] = worker.due(NAME, idle=True)

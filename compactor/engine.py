@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from persist.batch import Part, Run
@@ -31,7 +31,8 @@ Keep = Callable[[], None]
 class EngineSettings:
     """`memory_bytes` bounds what a merge holds, whatever its size; `chunk_bytes` (encoded) what a crash can lose.
 
-    `read_ahead`: tables that another thread merges in advance while this one encodes.
+    `threads`: key ranges of one merge at a time. `read_ahead`: tables that another thread merges in advance while this
+    one encodes, in a merge that is too small for more than one range.
     """
 
     memory_bytes: int = 1024 * 1024 * 1024
@@ -102,7 +103,8 @@ class LocalEngine:
         ranges = merge_ranges(job, self._range_bytes(job), schemas[job.schema_id], reader)
         if threads == 1 or len(ranges) == 1:
             for key_range in ranges:
-                yield Chunk(tuple(self._merge_range(job, key_range, schemas, reader, keep)), key_range.upper)
+                parts = merge_range(job, key_range, schemas, reader, self._blob, self._ids, self._settings, keep)
+                yield Chunk(tuple(parts), key_range.upper)
             return
         yield from self._merge_in_threads(job, ranges, schemas, keep)
 
@@ -112,19 +114,10 @@ class LocalEngine:
         fair = job.size // settings.threads
         return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
 
-    def _merge_range(
-        self,
-        job: MergeJob,
-        key_range: KeyRange,
-        schemas: Mapping[int, ShardSchema],
-        reader: PartReader,
-        keep: Keep,
-    ) -> Iterator[Part]:
-        return merge_range(job, key_range, schemas, reader, self._blob, self._ids, self._settings, keep)
-
     def _merge_in_threads(
         self, job: MergeJob, ranges: Sequence[KeyRange], schemas: Mapping[int, ShardSchema], keep: Keep
     ) -> Iterator[Chunk]:
+        settings = replace(self._settings, read_ahead=0)  # the ranges keep the threads busy already
         local = threading.local()
         stop = threading.Event()
 
@@ -135,14 +128,14 @@ class LocalEngine:
         def work(key_range: KeyRange) -> tuple[Part, ...]:
             if not hasattr(local, "reader"):  # a reader is not for two threads, but keeps the footers that it read
                 local.reader = PartReader(self._blob, schemas, schemas[job.schema_id], use_threads=False)
-            return tuple(self._merge_range(job, key_range, schemas, local.reader, check))
+            return tuple(merge_range(job, key_range, schemas, local.reader, self._blob, self._ids, settings, check))
 
-        pool = ThreadPoolExecutor(self._settings.threads, thread_name_prefix="persist-merge")
+        pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="persist-merge")
         waiting = deque(ranges)
         running: deque[tuple[KeyRange, Future[tuple[Part, ...]]]] = deque()
         try:
             while waiting or running:
-                while waiting and len(running) < 2 * self._settings.threads:
+                while waiting and len(running) < 2 * settings.threads:
                     key_range = waiting.popleft()
                     running.append((key_range, pool.submit(work, key_range)))
                 key_range, future = running.popleft()

@@ -22,9 +22,10 @@ INLINE_ROOM_PART = 4  # inline rows are moved to a blob when they take this part
 INLINE_BATCHES = 12  # or when so many of the newest batches hold nothing else
 INLINE_BATCHES_MAX = 20  # with so many a commit takes them along, if that comes before the background is done
 BATCHES_MAX = 30  # with so many in all, a commit also takes along the merge of small ones that is due
+BATCHES_URGENT = 32  # or, while merges are under way, the inline ones that came since, once they are FAN_IN
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
-GARBAGE_PERCENT_MAX = 200  # as INLINE_BATCHES_MAX
+GARBAGE_PERCENT_MAX = 180  # as INLINE_BATCHES_MAX
 LOOKED_AT_MAX = 256  # newest batches
 
 
@@ -50,9 +51,13 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
 
 def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
+    looked_at = trace.batches[-LOOKED_AT_MAX:]
+    newest = _newest_inline(trace.batches, taken)
+    if _with_rows(newest) >= FAN_IN and _with_rows(looked_at) >= BATCHES_URGENT:
+        return newest
     # All of them count, also those that a merge under way has taken: it may take its time.
-    inline = sum(1 for batch in trace.batches[-LOOKED_AT_MAX:] if batch.runs and _is_inline(batch))
-    return _newest_inline(trace.batches, taken) if inline >= INLINE_BATCHES_MAX else ()
+    inline = sum(1 for batch in looked_at if batch.runs and _is_inline(batch))
+    return newest if inline >= INLINE_BATCHES_MAX else ()
 
 
 def tier_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:

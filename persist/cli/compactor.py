@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=int, default=1024, metavar="MIB", help="memory for merges, all together (default 1024 MiB)"
     )
+    parser.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="key ranges of a large merge at a time (default 2)"
+    )
     parser.add_argument("--part-size", type=int, default=128, metavar="MIB", help="target size of parts (default 128)")
     parser.add_argument(
         "--engine",
@@ -64,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             engine=EngineSettings(
                 memory_bytes=arguments.memory * MIB // arguments.concurrency,
                 part_bytes_target=arguments.part_size * MIB,
+                threads=arguments.threads,
                 read_ahead=1,
             ),
             bytes_per_s=None if arguments.rate is None else int(arguments.rate * MIB),
@@ -127,7 +131,7 @@ def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerS
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    running.check_positive(arguments, "concurrency", "memory", "part_size")
+    running.check_positive(arguments, "concurrency", "memory", "threads", "part_size")
     if arguments.rate is not None and arguments.rate <= 0:
         raise InvalidUsage(f"--rate is {arguments.rate}; it must be more than 0 MiB/s")
 

@@ -130,6 +130,18 @@ def test_with_nobody_in_the_background_a_commit_merges_itself() -> None:
     assert [row["amount"] for row in contents(shard, last[-1])] == sorted(last, key=lambda n: n % 5)
 
 
+def test_while_a_merge_takes_its_time_what_comes_after_it_is_merged_by_the_commits() -> None:
+    location = memory_location()
+    location.background = LateBackground()
+    shard, machine = shard_of(location), location.machine(NAME)
+    for n in range(20):  # no upkeep's, and no worker is there to merge them
+        shard.insert(pa.table({"id": [f"k{row}" for row in range(SMALL_ROWS + 1)], "amount": [n] * (SMALL_ROWS + 1)}))
+    for n in range(100):
+        shard.insert([{"id": "k", "amount": n}])
+        assert batches_of(machine.state()) <= 40
+    assert machine.state().trace.rows == 20 * (SMALL_ROWS + 1) + 100
+
+
 def test_a_commit_leaves_a_merge_under_way_to_the_background() -> None:
     """Else the one in the background would be refused, and what it wrote would lie about as an orphan."""
     location, background = memory_location(), LateBackground()
