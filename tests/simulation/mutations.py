@@ -42,6 +42,7 @@ from persist.trace import Trace
 from persist.transitions import Context, maintenance, writers
 from persist.transport import ViewRequest
 from persist.writing import WriteHandle
+from tests.simulation import narrow_mutations
 from tests.simulation.host import WEATHER
 
 Broken = AbstractContextManager[Any]
@@ -436,8 +437,12 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         wrong_time_told,
         departures_unmentioned,
         staged_age_ignored,
+        *narrow_mutations.MEANT_FOR,
     )
 }
+
+# Broken builds that only this check counts for.
+MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_FOR.items()}
 
 # Broken builds that show only where this fault strikes; seeds without it are passed over and do not count.
 NEEDED = {"staged_age_ignored": "hibernate"}
