@@ -29,6 +29,7 @@ from bench.consolidation import SCHEMA as WIDE
 from bench.consolidation import duckdb_compact, updates
 from bench.maintenance_soak import bench_soak
 from compactor.engine import EngineSettings
+from compactor.memory import use_system_allocator
 from compactor.worker import Worker, WorkerSettings
 from persist.client import Client
 from persist.embedded import EmbeddedTransport
@@ -61,7 +62,8 @@ def opened(directory: Path) -> Iterator[tuple[Location, Client]]:
 
 
 def merge_child(directory: Path) -> None:
-    """Compact the shard in this process; prints seconds and peak memory."""
+    """Compact the shard in this process, as `persist compactor` does; prints seconds and peak memory."""
+    use_system_allocator()
     with opened(directory) as (location, _):
         engine = EngineSettings(memory_bytes=BUDGET, threads=2, read_ahead=1)  # DuckDB has two as well
         worker = Worker(location, WorkerSettings(engine=engine))

@@ -12,6 +12,7 @@ from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
 from compactor.jobs import gc_job, merge_job
 from compactor.loop import Loop, LoopSettings, in_turn
+from compactor.memory import use_system_allocator
 from compactor.merge import MergePolicy
 from compactor.metering import Metrics, Throttle
 from compactor.progress import ProgressBar
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     running.prepare(arguments)
+    use_system_allocator()
     location = running.open_location(arguments)
     transport: HttpTransport | None = None
     try:
