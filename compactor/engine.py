@@ -102,8 +102,9 @@ class LocalEngine:
         threads = self._settings.threads
         ranges = merge_ranges(job, self._range_bytes(job), schemas[job.schema_id], reader)
         if threads == 1 or len(ranges) == 1:
+            alone = replace(self._settings, threads=1)  # has all the memory
             for key_range in ranges:
-                parts = merge_range(job, key_range, schemas, reader, self._blob, self._ids, self._settings, keep)
+                parts = merge_range(job, key_range, schemas, reader, self._blob, self._ids, alone, keep)
                 yield Chunk(tuple(parts), key_range.upper)
             return
         yield from self._merge_in_threads(job, ranges, schemas, keep)
