@@ -6,7 +6,7 @@ Each mutation is a mistake that somebody could make, as small as possible, switc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -43,9 +43,9 @@ from persist.transitions import Context, maintenance, writers
 from persist.transport import ViewRequest
 from persist.writing import WriteHandle
 from tests.simulation import narrow_mutations
+from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
-Broken = AbstractContextManager[Any]
 SLOW_S = 3
 
 
@@ -67,12 +67,12 @@ def gc_reads_beyond_its_horizon() -> Broken:
 def gc_forgets_the_rollup_of_the_log() -> Broken:
     """Rollups up to the horizon are forgotten, with the one at which the log begins."""
     real = maintenance.remove_rollups
-    return _transition(c.RemoveRollups, lambda s, command, x: real(s, replace(command, below=command.below.next()), x))
+    return transition(c.RemoveRollups, lambda s, command, x: real(s, replace(command, below=command.below.next()), x))
 
 
 def sweep_ignores_age() -> Broken:
     """The sweep takes what nothing names, however young and whoever may be about to name it."""
-    return _both(
+    return every(
         patch.object(Sweeper, "_is_young", lambda self, stat: False),
         patch.object(compactor.orphans, "_writer_of", lambda key: None),
     )
@@ -90,9 +90,9 @@ def merge_applied_by_time_bounds() -> Broken:
         here = part_ids & {part.id for part in self.parts()}
         return real(self, here) if here else None
 
-    return _both(
-        _transition(c.TakeClaim, take_claim),
-        _both(patch.object(Trace, "covering", covering), patch.object(maintenance, "_may_apply", lambda *_: True)),
+    return every(
+        transition(c.TakeClaim, take_claim),
+        every(patch.object(Trace, "covering", covering), patch.object(maintenance, "_may_apply", lambda *_: True)),
     )
 
 
@@ -115,23 +115,10 @@ def merge_drops_retractions() -> Broken:
 def retry_without_token() -> Broken:
     """Every retry is a new command."""
 
-    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
-        deadline = transport.clock.monotonic() + retry_s
-        while True:
-            try:
-                return transport.apply(name, command)
-            except WEATHER:
-                if transport.clock.monotonic() > deadline:
-                    raise
-                transport.clock.sleep(0.1)
-                if hasattr(command, "token"):
-                    command = replace(command, token=Token.mint(transport.ids))
+    def anew(transport: Any, _: str, command: Any) -> Any:
+        return replace(command, token=Token.mint(transport.ids)) if hasattr(command, "token") else command
 
-    return _both(
-        patch.object(persist.writing, "send", send),
-        # Without this the committer settles nearly every unknown outcome before anybody has to retry.
-        patch.object(Machine, "_is_ours", _give_up),
-    )
+    return resent_as(anew)
 
 
 def unknown_told_as_not_done() -> Broken:
@@ -147,7 +134,7 @@ def unknown_told_as_not_done() -> Broken:
     def is_ours(self: Machine, *_: Any) -> bool:
         raise Unavailable("the outcome of a commit could not be read")
 
-    return _both(patch.object(Machine, "_compare_and_set", compare_and_set), patch.object(Machine, "_is_ours", is_ours))
+    return every(patch.object(Machine, "_compare_and_set", compare_and_set), patch.object(Machine, "_is_ours", is_ours))
 
 
 def lost_race_taken_for_won() -> Broken:
@@ -254,7 +241,7 @@ def insert_joins_what_was_seen() -> Broken:
             context = replace(context, inserted_at=element - 1)
         return real(state, command, context)
 
-    return _transition(c.Insert, insert)
+    return transition(c.Insert, insert)
 
 
 def opaque_not_compared() -> Broken:
@@ -281,7 +268,7 @@ def flush_covers_what_came_later() -> Broken:
         following, result = real(state, command, context)
         return (replace(following, attributes={}) if following is not state else state), result
 
-    return _transition(c.FlushAttributes, flush)
+    return transition(c.FlushAttributes, flush)
 
 
 def pipeline_without_conditions() -> Broken:
@@ -300,7 +287,7 @@ def evolution_in_place() -> Broken:
             state.schema_id
         )
 
-    return _transition(c.EvolveSchema, evolve)
+    return transition(c.EvolveSchema, evolve)
 
 
 def drop_leaves_writers() -> Broken:
@@ -311,7 +298,7 @@ def drop_leaves_writers() -> Broken:
         following, result = real(state, command, context)
         return replace(following, trace=state.trace), result
 
-    return _transition(c.Drop, drop)
+    return transition(c.Drop, drop)
 
 
 def grave_keeps_blobs() -> Broken:
@@ -336,16 +323,14 @@ def sweep_overlooks_parts() -> Broken:
 
 def claims_never_lapse() -> Broken:
     """What a dead worker had claimed nobody else may merge."""
-    return _both(
+    return every(
         patch.object(Claim, "lapsed", lambda self, now_ms: False), patch.object(maintenance, "CLAIM_KEPT_LEASES", 10**9)
     )
 
 
 def tokens_forgotten() -> Broken:
     """A command that is retried is a new command."""
-    return _both(
-        patch.object(writers, "_answered", lambda writer, token: None), patch.object(Machine, "_is_ours", _give_up)
-    )
+    return every(patch.object(writers, "_answered", lambda writer, token: None), outcomes_stay_unread())
 
 
 def refusal_told_as_done() -> Broken:
@@ -383,20 +368,6 @@ def departures_unmentioned() -> Broken:
 def staged_age_ignored() -> Broken:
     """What was written long ago is named, though it may have been swept."""
     return patch.object(Context, "may_be_swept", lambda self, key: False)
-
-
-def _give_up(self: Machine, *_: Any) -> bool:
-    raise Indeterminate("the outcome of a commit stays unread")
-
-
-def _transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Broken:
-    return patch.dict(persist.transitions._TRANSITIONS, {kind: broken})
-
-
-@contextmanager
-def _both(first: Broken, second: Broken) -> Iterator[None]:
-    with first, second:
-        yield
 
 
 MUTATIONS: dict[str, Callable[[], Broken]] = {

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from persist import state_diff
 from persist.antichain import Antichain
 from persist.batch import Run
 from persist.codec import encode_diff, encode_state
-from persist.errors import Indeterminate, NotReadable
+from persist.errors import NotReadable
 from persist.ids import PartId, Token, WriterId
 from persist.keys import rollup_key
 from persist.machine import Machine
@@ -29,9 +29,9 @@ from persist.transitions import readers
 from persist.transport import ShardView, ViewRequest
 from persist.versions import Versions
 from persist.versions import _with_rollup as with_rollup
+from tests.simulation.breaking import Broken, every, resent_as, transition
 from tests.simulation.host import WEATHER
 
-Broken = AbstractContextManager[Any]
 IDS_KEPT = 12  # of inline parts, before the first of them is given out again
 LAG = 8
 OTHER_LEASE_MS = 3_000
@@ -40,30 +40,18 @@ OTHER_LEASE_MS = 3_000
 def retried_as_another_writer() -> Broken:
     """An insert whose outcome is not known is sent again, with the same token, by a writer who does not know it."""
 
-    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
-        deadline = transport.clock.monotonic() + retry_s
-        while True:
-            try:
-                return transport.apply(name, command)
-            except WEATHER:
-                if transport.clock.monotonic() > deadline:
-                    raise
-                transport.clock.sleep(0.1)
-                if isinstance(command, c.Insert):
-                    command = replace(
-                        command, writer=WriterId.mint(transport.ids), runs=renamed(command.runs, transport)
-                    )
-                    with suppress(*WEATHER):
-                        transport.apply(name, c.RegisterWriter(command.writer, OTHER_LEASE_MS))
+    def another(transport: Any, name: str, command: Any) -> Any:
+        if not isinstance(command, c.Insert):
+            return command
+        command = replace(command, writer=WriterId.mint(transport.ids), runs=renamed(command.runs, transport))
+        with suppress(*WEATHER):
+            transport.apply(name, c.RegisterWriter(command.writer, OTHER_LEASE_MS))
+        return command
 
     def renamed(runs: tuple[Run, ...], transport: Any) -> tuple[Run, ...]:
         return tuple(Run(tuple(replace(part, id=PartId.mint(transport.ids)) for part in run.parts)) for run in runs)
 
-    return _all(
-        patch.object(persist.writing, "send", send),
-        # Without this the committer settles nearly every unknown outcome before anybody has to retry.
-        patch.object(Machine, "_is_ours", _give_up),
-    )
+    return resent_as(another)
 
 
 def part_ids_come_round() -> Broken:
@@ -112,7 +100,7 @@ def upper_taken_for_complete() -> Broken:
     def at_once(transport: Any, name: str, *_: Any) -> Any:
         return transport.view(name, ViewRequest())
 
-    return _all(
+    return every(
         patch.object(persist.reading, "latest", latest), patch.object(persist.reading, "wait_for_upper", at_once)
     )
 
@@ -126,25 +114,13 @@ def since_itself_refused() -> Broken:
             raise NotReadable(f"shard {state.name!r} forgot {command.since}", as_of=None, since=state.since.to_json())
         return real(state, command, context)
 
-    return patch.dict(persist.transitions._TRANSITIONS, {c.RegisterReader: register})
+    return transition(c.RegisterReader, register)
 
 
 def latest_lags() -> Broken:
     """A read of the latest time takes an earlier one, which may be forgotten already."""
     real = persist.reading.latest
     return patch.object(persist.reading, "latest", lambda view: max(0, real(view) - LAG))
-
-
-def _give_up(self: Machine, *_: Any) -> bool:
-    raise Indeterminate("the outcome of a commit stays unread")
-
-
-@contextmanager
-def _all(*broken: Broken) -> Iterator[None]:
-    with ExitStack() as stack:
-        for each in broken:
-            stack.enter_context(each)
-        yield
 
 
 MEANT_FOR: dict[Callable[[], Broken], str] = {

@@ -1,0 +1,60 @@
+"""How builds are broken on purpose: a patch for one run, and what several of the mutations need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import persist.transitions
+import persist.writing
+from persist.errors import Indeterminate
+from persist.machine import Machine
+from persist.state import State
+from tests.simulation.host import WEATHER
+
+Broken = AbstractContextManager[Any]
+RETRY_AFTER_S = 0.1
+
+
+@contextmanager
+def every(*broken: Broken) -> Iterator[None]:
+    with ExitStack() as stack:
+        for each in broken:
+            stack.enter_context(each)
+        yield
+
+
+def transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Broken:
+    """Commands of the kind do something else."""
+    return patch.dict(persist.transitions._TRANSITIONS, {kind: broken})
+
+
+def outcomes_stay_unread() -> Broken:
+    """The committer settles nothing. Else it settles nearly every unknown outcome before anybody has to retry."""
+
+    def is_ours(self: Machine, *_: Any) -> bool:
+        raise Indeterminate("the outcome of a commit stays unread")
+
+    return patch.object(Machine, "_is_ours", is_ours)
+
+
+def resent_as(other: Callable[[Any, str, Any], Any]) -> Broken:
+    """Writers send `other(transport, name, command)` where they should send the command again."""
+
+    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
+        deadline = transport.clock.monotonic() + retry_s
+        while True:
+            try:
+                return transport.apply(name, command)
+            except WEATHER:
+                if transport.clock.monotonic() > deadline:
+                    raise
+                transport.clock.sleep(RETRY_AFTER_S)
+                command = other(transport, name, command)
+
+    return every(patch.object(persist.writing, "send", send), outcomes_stay_unread())
+
+
+__all__ = ["Broken", "every", "outcomes_stay_unread", "resent_as", "transition"]
