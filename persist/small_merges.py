@@ -23,6 +23,7 @@ INLINE_BATCHES = 12  # or when so many of the newest batches hold nothing else
 INLINE_BATCHES_MAX = 20  # with so many a commit takes them along, if that comes before the background is done
 BATCHES_MAX = 30  # with so many in all, a commit also takes along the merge of small ones that is due
 BATCHES_URGENT = 32  # or, while merges are under way, the inline ones that came since, once they are FAN_IN
+LARGE_BATCHES_MAX = 16  # with more large ones no worker is there to merge them, and haste would be in vain
 GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
 GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
 GARBAGE_PERCENT_MAX = 180  # as INLINE_BATCHES_MAX
@@ -51,9 +52,11 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
 
 def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
+    if len(trace.batches) < INLINE_BATCHES_MAX:  # as nearly always: every commit asks
+        return ()
     looked_at = trace.batches[-LOOKED_AT_MAX:]
     newest = _newest_inline(trace.batches, taken)
-    if _with_rows(newest) >= FAN_IN and _with_rows(looked_at) >= BATCHES_URGENT:
+    if _with_rows(newest) >= FAN_IN and _are_urgently_many(looked_at):
         return newest
     # All of them count, also those that a merge under way has taken: it may take its time.
     inline = sum(1 for batch in looked_at if batch.runs and _is_inline(batch))
@@ -94,7 +97,7 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
     if since is None or trace.rows > GARBAGE_ROWS:
         return ()
     end = len(trace.batches)
-    while end and any(part.time_max > since for part in trace.batches[end - 1].parts()):
+    while end and _is_beyond(trace.batches[end - 1], since):
         end -= 1
     first = end
     while first and end - first < LOOKED_AT_MAX and not _is_taken(trace.batches[first - 1], taken):
@@ -132,7 +135,22 @@ def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[
 
 def _is_inline(batch: HollowBatch) -> bool:
     """Whether a batch holds inline rows only (or none)."""
-    return all(part.is_inline for part in batch.parts())
+    for run in batch.runs:  # asked some forty times a commit: loops cost a third of generators
+        for part in run.parts:
+            if part.data is None:
+                return False
+    return True
+
+
+def _is_beyond(batch: HollowBatch, since: int) -> bool:
+    """Whether a batch has rows that since has not passed (or could have had, if it has none)."""
+    lower = batch.desc.lower.element
+    return (lower is not None and lower > since) or any(part.time_max > since for part in batch.parts())
+
+
+def _are_urgently_many(batches: Sequence[HollowBatch]) -> bool:
+    large = sum(1 for batch in batches if not is_small(batch))
+    return large <= LARGE_BATCHES_MAX and _with_rows(batches) >= BATCHES_URGENT
 
 
 def _with_rows(batches: Sequence[HollowBatch]) -> int:

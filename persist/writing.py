@@ -56,6 +56,7 @@ class WriteHandle:
     ) -> None:
         self._transport = transport
         self._name = name
+        self._shard_id = ShardId.of(name)
         self._schema = schema
         self._settings = settings
         self._lock = threading.Lock()
@@ -130,7 +131,7 @@ class WriteHandle:
                 schema=schema,
                 schema_id=schema_id,
                 blob=self._transport.blob,
-                shard_id=ShardId.of(self._name),
+                shard_id=self._shard_id,
                 writer=self.writer_id,
                 ids=self._transport.ids,
                 default_time=default_time,

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -309,12 +310,14 @@ def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:
     dictionary: list[str] = []
     encodings: dict[str, str] = {}
     step = max(1, len(table) // _SAMPLE_ROWS)
-    sample = range(0, len(table), step)
+    sample = np.arange(0, len(table), step)
     for field in table.schema:
         kind = field.type
         if pa.types.is_nested(kind) or pa.types.is_boolean(kind):
             continue
-        values = one_chunk(table.column(field.name)).take(pa.array(sample, pa.int64()))
+        values = one_chunk(table.column(field.name))
+        if step > 1:
+            values = values.take(pa.array(sample))
         distinct = pc.count_distinct(values, mode="all").as_py()
         if distinct <= max(1, len(sample) * _DICTIONARY_SHARE):
             dictionary.append(field.name)

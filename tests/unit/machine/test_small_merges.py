@@ -134,12 +134,24 @@ def test_while_a_merge_takes_its_time_what_comes_after_it_is_merged_by_the_commi
     location = memory_location()
     location.background = LateBackground()
     shard, machine = shard_of(location), location.machine(NAME)
-    for n in range(20):  # no upkeep's, and no worker is there to merge them
-        shard.insert(pa.table({"id": [f"k{row}" for row in range(SMALL_ROWS + 1)], "amount": [n] * (SMALL_ROWS + 1)}))
+    sizes = [SMALL_ROWS + 1] * 14 + [20_000] * 3 + [4_000] * 3  # large ones, and small ones that are not due
+    for rows in sizes:
+        shard.insert(pa.table({"id": [f"k{row}" for row in range(rows)], "amount": [0] * rows}))
     for n in range(100):
         shard.insert([{"id": "k", "amount": n}])
         assert batches_of(machine.state()) <= 40
-    assert machine.state().trace.rows == 20 * (SMALL_ROWS + 1) + 100
+    assert machine.state().trace.rows == sum(sizes) + 100
+
+
+def test_where_no_worker_merges_large_batches_commits_do_not_hurry() -> None:
+    location = memory_location()
+    location.background = LateBackground()
+    shard, machine = shard_of(location), location.machine(NAME)
+    for _ in range(40):
+        shard.insert(pa.table({"id": [f"k{row}" for row in range(SMALL_ROWS + 1)], "amount": [0] * (SMALL_ROWS + 1)}))
+    for n in range(INLINE_BATCHES - 1):
+        shard.insert([{"id": "k", "amount": n}])
+    assert machine.metrics.reliefs == 0
 
 
 def test_a_commit_leaves_a_merge_under_way_to_the_background() -> None:
