@@ -20,6 +20,7 @@ from consensus.interface import (
     SEQNO_MAX,
     Consensus,
     Entry,
+    Wanted,
     check_key,
     check_limit,
     check_prefix,
@@ -194,8 +195,8 @@ class EtcdConsensus(Consensus):
         self._stop_watching()
         self._endpoints.close()
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
-        return self._notifier.subscribe(callback)
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        return self._notifier.subscribe(callback, wanted)
 
     def _entry_key(self, key: str, seqno: int) -> bytes:
         return b"%be/%b\0%b" % (self._base, key.encode(), (SEQNO_MAX - seqno).to_bytes(8, "big"))

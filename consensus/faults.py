@@ -15,7 +15,7 @@ from collections.abc import Callable
 from blob.faults import FaultPlan
 from consensus.errors import ConsensusIndeterminate, ConsensusUnavailable
 from consensus.forwarding import ForwardingConsensus
-from consensus.interface import Consensus, Entry
+from consensus.interface import Consensus, Entry, Wanted
 
 __all__ = ["FaultyConsensus", "FaultPlan"]
 
@@ -53,12 +53,12 @@ class FaultyConsensus(ForwardingConsensus):
         self._before("keys")
         return self._inner.keys(prefix, after, limit)
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         def perhaps(key: str) -> None:
             if not self._plan.strikes("drop_push"):
                 callback(key)
 
-        return self._inner.subscribe(perhaps)
+        return self._inner.subscribe(perhaps, wanted)
 
     def _before(self, operation: str) -> None:
         self._plan.delay()

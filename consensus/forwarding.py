@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from consensus.interface import Consensus, Entry
+from consensus.interface import Consensus, Entry, Wanted
 
 __all__ = ["ForwardingConsensus"]
 
@@ -44,5 +44,5 @@ class ForwardingConsensus(Consensus):
     def close(self) -> None:
         self._inner.close()
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
-        return self._inner.subscribe(callback)
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        return self._inner.subscribe(callback, wanted)

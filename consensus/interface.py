@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from consensus.errors import ConsensusUsage
 
+Wanted = Callable[[str], bool]
+"""Whether a subscriber cares for a key now."""
+
 __all__ = [
     "Consensus",
     "Entry",
@@ -139,11 +142,12 @@ class Consensus(ABC):
     def close(self) -> None:
         """Release connections and threads. Using the store afterwards is a bug. Closing twice is fine."""
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         """Have `callback(key)` called when a key may have moved; returns what unsubscribes, or None if the
         store has no push channel.
 
         An accelerator only: calls come from a background thread, late, twice, for nothing, or never. The
-        callback must be quick; what it raises is logged and dropped.
+        callback must be quick; what it raises is logged and dropped. Where `wanted(key)` says so, a key is left out
+        before any thread is woken for it: asked from any thread, it must be quicker still, and raise nothing.
         """
         return None

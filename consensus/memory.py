@@ -9,6 +9,7 @@ from consensus.errors import ConsensusUsage
 from consensus.interface import (
     Consensus,
     Entry,
+    Wanted,
     check_key,
     check_limit,
     check_prefix,
@@ -97,5 +98,5 @@ class MemoryConsensus(Consensus):
     def close(self) -> None:
         """Keeps the logs: another holder of the same `mem:name` may still use them."""
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
-        return self._notifier.subscribe(callback)
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        return self._notifier.subscribe(callback, wanted)

@@ -6,12 +6,18 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from consensus.interface import Wanted
+
 __all__ = ["Notifier", "PENDING_KEYS_MAX"]
 
 PENDING_KEYS_MAX = 100_000
 """Keys waiting for slow subscribers; more are dropped, which the contract allows."""
 
 _log = logging.getLogger(__name__)
+
+
+def _everything(_key: str) -> bool:
+    return True
 
 
 class Notifier:
@@ -30,14 +36,16 @@ class Notifier:
         self._edge = threading.Lock()
         self._changed = threading.Condition()
         self._pending: dict[str, None] = {}
-        self._callbacks: dict[int, Callable[[str], None]] = {}
+        self._callbacks: dict[int, tuple[Callable[[str], None], Wanted]] = {}
         self._next_id = 0
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def publish(self, keys: Iterable[str]) -> None:
         """Tell the subscribers that these keys may have moved. Never blocks, never fails."""
-        if not self._callbacks:
+        cares = [wanted for _, wanted in tuple(self._callbacks.values())]  # a copy: no lock is worth waiting for here
+        keys = [key for key in keys if any(wanted(key) for wanted in cares)]
+        if not keys:
             return
         with self._changed:
             for key in keys:
@@ -45,12 +53,12 @@ class Notifier:
                     self._pending[key] = None
             self._changed.notify()
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None]:
         with self._edge:
             with self._changed:
                 subscription = self._next_id
                 self._next_id += 1
-                self._callbacks[subscription] = callback
+                self._callbacks[subscription] = callback, wanted or _everything
                 first = self._thread is None and not self._closed
                 if first:
                     self._thread = threading.Thread(target=self._run, name=f"{self._name}-notify", daemon=True)
@@ -96,10 +104,11 @@ class Notifier:
                 if self._thread is not me:
                     return
                 keys, self._pending = list(self._pending), {}
-                callbacks = list(self._callbacks.values())
+                subscribed = list(self._callbacks.values())
             for key in keys:
-                for callback in callbacks:
+                for callback, wanted in subscribed:
                     try:
-                        callback(key)
+                        if wanted(key):
+                            callback(key)
                     except Exception:
                         _log.exception("a subscriber of %s failed on key %s", self._name, key)

@@ -23,6 +23,7 @@ from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, Conse
 from consensus.interface import (
     Consensus,
     Entry,
+    Wanted,
     check_key,
     check_limit,
     check_prefix,
@@ -173,9 +174,9 @@ class SqlConsensus(Consensus):
         values = {"start": check_prefix(prefix), "end": prefix + "\x7f", "after": check_prefix(after)}
         return [row[0] for row in self._read(self._statements.keys, {**values, "limit": check_limit(limit)})]
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         self._set_up()
-        return self._notifier.subscribe(callback)
+        return self._notifier.subscribe(callback, wanted)
 
     def close(self) -> None:
         self._notifier.close()

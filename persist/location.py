@@ -64,7 +64,7 @@ class Location:
         self._machines: OrderedDict[str, Machine] = OrderedDict()
         self._poked: set[str] = set()
         with translated():
-            self._unsubscribe = consensus.subscribe(self._moved)
+            self._unsubscribe = consensus.subscribe(self._moved, self._is_watched)
         self.poll_s = POLL_WITHOUT_PUSH_S if self._unsubscribe is None else POLL_WITH_PUSH_S
 
     def machine(self, name: str) -> Machine:
@@ -109,6 +109,10 @@ class Location:
         self.background.close()
         self.blob.close()
         self.consensus.close()
+
+    def _is_watched(self, name: str) -> bool:
+        machine = self._machines.get(name)  # without the lock: who begins to watch reads the shard after that
+        return machine is not None and machine.is_watched
 
     def _moved(self, name: str) -> None:
         """The push channel says that a shard may have moved: read it soon if anybody here cares."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from rpc.service import Service
 from rpc.settings import ServerSettings
 
 BACKLOG = 4096
+SWITCH_INTERVAL_S = 0.0005  # how long the event loop waits for Python code of the background at most; 5 ms otherwise
 KEEP_ALIVE_S = 120
 _log = logging.getLogger("persist.rpc")
 
@@ -87,10 +89,13 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
     )
     server = _Server(config, service)
     previous = signal.signal(signal.SIGTERM, _nothing)  # uvicorn raises the signal again when it is done
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         ready()
         server.run(sockets=[listener])
     finally:
+        sys.setswitchinterval(interval_s)
         signal.signal(signal.SIGTERM, previous)
 
 

@@ -218,6 +218,30 @@ def test_subscribers_hear_of_their_own_and_of_others_commits(place: Place) -> No
     assert _drain(heard) == set()
 
 
+def test_a_subscriber_is_not_told_of_what_it_does_not_want(place: Place) -> None:
+    store = place.open()
+    store.check()
+    heard: queue.Queue[str] = queue.Queue()
+    asked: list[str] = []
+
+    def wanted(key: str) -> bool:
+        asked.append(key)
+        return key == "wanted"
+
+    unsubscribe = store.subscribe(heard.put, wanted)
+    assert unsubscribe is not None
+    found: set[str] = set()
+    seqno = 0
+    while not found and seqno < 500:
+        seqno += 1
+        assert store.compare_and_set("other", seqno, b"")
+        assert store.compare_and_set("wanted", seqno, b"")
+        found |= _drain(heard)
+    assert found == {"wanted"}
+    assert "other" in asked
+    unsubscribe()
+
+
 def _drain(heard: queue.Queue[str]) -> set[str]:
     found: set[str] = set()
     while True:

@@ -10,6 +10,7 @@ import pytest
 from blob import Blob, BlobNotFound, BlobStat
 from blob.memory import MemoryBlob
 from consensus import Consensus, Entry
+from consensus.interface import Wanted
 from consensus.memory import MemoryConsensus
 from tests.contract import test_blob as blobs
 from tests.contract import test_consensus as logs
@@ -76,7 +77,7 @@ class ListsKeysAsTheyCame(MemoryConsensus):
 
 
 class TellsNobody(MemoryConsensus):
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         return lambda: None
 
 

@@ -19,7 +19,7 @@ from blob.interface import Blob, BlobStat
 from blob.memory import MemoryBlob
 from consensus.errors import ConsensusError, ConsensusIndeterminate
 from consensus.faults import FaultyConsensus
-from consensus.interface import Consensus, Entry
+from consensus.interface import Consensus, Entry, Wanted
 from consensus.memory import MemoryConsensus
 from tests.simulation.scheduler import Scheduler, Task
 
@@ -256,7 +256,7 @@ class SimConsensus(Consensus):
     def close(self) -> None:
         return
 
-    def subscribe(self, callback: Callable[[str], None]) -> Callable[[], None] | None:
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         if not self._push:
             return None
         entry = (self._process, callback)

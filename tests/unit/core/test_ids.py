@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from persist.ids import (
     check_shard_name,
 )
 from persist.keys import belongs_to, chunk_key, part_key, rollup_key, shard_prefix
+from persist.system import SystemIds
 from tests.conftest import SeededIds
 
 TYPES: list[type[Id]] = [ShardId, WriterId, ReaderId, CriticalReaderId, PartId, Token]
@@ -97,3 +100,19 @@ def test_rollup_keys_sort_as_their_seqnos(left: int, right: int) -> None:
     shard = ShardId.of("orders")
     keys = [rollup_key(shard, SeqNo(seqno), SeededIds()).rpartition("/")[0] for seqno in (left, right)]
     assert (keys[0] < keys[1]) == (left < right)
+
+
+def test_uuids_ascend_and_a_child_makes_others() -> None:
+    ids = SystemIds()
+    made = [ids.uuid7() for _ in range(1_000)]
+    assert made == sorted(set(made))
+    assert all(len(text) == 32 and text[12] == "7" and text[16] in "89ab" for text in made)
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, "".join(ids.uuid7()[16:] for _ in range(100)).encode())
+        os._exit(0)
+    mine = {ids.uuid7()[16:] for _ in range(200)}
+    os.waitpid(child, 0)
+    told = os.read(read, 10_000).decode()
+    assert mine.isdisjoint(told[at : at + 16] for at in range(0, len(told), 16))
