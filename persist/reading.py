@@ -7,6 +7,7 @@ space and can be read by anyone, anywhere: their union is exactly the contents o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from persist.parts import KeyRange, PartReader, ShardSchema, plan_splits
 from persist.parts.files import Keeps
 from persist.sending import send
 from persist.state import SchemaRecord
-from persist.store_errors import translate, translated, translated_but_missing
+from persist.store_errors import translate, translated_but_missing
 from persist.transport import ShardView, Transport, ViewRequest
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
@@ -238,7 +239,7 @@ def open_snapshot(
         schema, reader = part_reader(transport, view.schemas, view.schema_id)
         chosen = _checked_columns(schema, columns)
         runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
-        with translated():
+        with leased_blobs(lease):
             ranges = plan_splits(runs, num_splits, schema, reader)
         splits = tuple(
             SnapshotSplit(name, as_of, key_range, runs, view.schema_id, view.schemas, lease.reader, settings, chosen)
@@ -308,18 +309,25 @@ def _checked_columns(schema: ShardSchema, columns: Sequence[str] | None) -> tupl
     return tuple(columns)
 
 
-def kept(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:
-    """The pieces, renewing the lease between them.
+@contextmanager
+def leased_blobs(lease: ReadLease) -> Iterator[None]:
+    """Errors of the blob store as those of this project, under a lease.
 
     A missing blob is Expired where the lease is gone (GC may take what nobody holds), else Corruption.
     """
+    try:
+        with translated_but_missing():
+            yield
+    except BlobNotFound as error:
+        lease.check()
+        raise translate(error) from error
+
+
+def kept(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:
+    """The pieces, renewing the lease between them. Raises what `leased_blobs` says."""
     while True:
-        try:
-            with translated_but_missing():
-                piece = next(pieces, None)
-        except BlobNotFound as error:
-            lease.check()
-            raise translate(error) from error
+        with leased_blobs(lease):
+            piece = next(pieces, None)
         if piece is None:
             return
         yield piece

@@ -12,7 +12,6 @@ from persist.reading import part_reader
 from persist.spark import executors
 from persist.spark.changes import Interval, overlapping_batches
 from persist.spark.options import Target
-from persist.store_errors import translated
 from persist.transport import ShardView
 
 Ints = npt.NDArray[np.int64]
@@ -29,7 +28,7 @@ class Admission:
         """The upper of the next micro-batch, at most the interval's; None when nothing was written in it.
 
         Batches are taken whole while they fit; the first that does not is cut between two of its times. Rows are
-        counted before consolidation, so a micro-batch may turn out smaller.
+        counted before consolidation, so a micro-batch may turn out smaller. Errors of the blob store pass through.
         """
         batches = overlapping_batches(view.batches, interval)
         if not batches:
@@ -79,11 +78,10 @@ class Admission:
             door = executors.transport(self._target.connection)
             _, reader = part_reader(door, view.schemas, view.schema_id)
             found: dict[int, int] = {}
-            with translated():
-                for table in reader.read_updates(list(batch.parts()), Antichain(0), batch.desc.upper, columns=()):
-                    times, counts = np.unique(table.column(TIME).to_numpy(), return_counts=True)
-                    for time, count in zip(times.tolist(), counts.tolist(), strict=True):
-                        found[time] = found.get(time, 0) + count
+            for table in reader.read_updates(list(batch.parts()), Antichain(0), batch.desc.upper, columns=()):
+                times, counts = np.unique(table.column(TIME).to_numpy(), return_counts=True)
+                for time, count in zip(times.tolist(), counts.tolist(), strict=True):
+                    found[time] = found.get(time, 0) + count
             ordered = sorted(found)
             self._looked = (
                 ids,

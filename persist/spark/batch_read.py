@@ -116,7 +116,7 @@ class ChangesReader(DataSourceReader):
                 view = door.view(target.shard, ViewRequest())
             else:
                 view = wait_for_upper(door, target.shard, ending, lease, options.wait_s)
-            splits = plan_changes(target, options, view, interval, lease.reader, self._schema.names)
+            splits = plan_changes(target, options, view, interval, lease, self._schema.names)
         except BaseException:
             lease.close()
             raise

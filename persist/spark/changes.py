@@ -102,7 +102,7 @@ def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list
 
 
 def plan_changes(
-    target: Target, options: ReadOptions, view: ShardView, interval: Interval, reader: ReaderId, names: Iterable[str]
+    target: Target, options: ReadOptions, view: ShardView, interval: Interval, lease: ReadLease, names: Iterable[str]
 ) -> list[ChangesPartition]:
     """The interval in splits that are disjoint in key space; none when nothing was written in it."""
     door = executors.transport(target.connection)
@@ -114,10 +114,10 @@ def plan_changes(
         return []
     settings = target.connection.handles.read
     splits = []
-    for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted):
+    for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted, lease):
         parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
-            target.shard, interval, one, parts, view.schema_id, view.schemas, reader, settings, columns
+            target.shard, interval, one, parts, view.schema_id, view.schemas, lease.reader, settings, columns
         )
         splits.append(ChangesPartition(split))
     return splits

@@ -24,11 +24,10 @@ from persist.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema, decode_inline
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
-from persist.reading import ReadLease, latest, wait_for_upper
+from persist.reading import ReadLease, latest, leased_blobs, wait_for_upper
 from persist.spark import executors
 from persist.spark.options import Options, Target
 from persist.spark.schemas import arrow_schema, cast, spark_schema
-from persist.store_errors import translated
 
 HOLD_S = 3600.0
 WAIT_S = 60.0
@@ -67,7 +66,7 @@ def table(
         view = wait_for_upper(door, target.shard, at, lease, WAIT_S)
         schemas = {number: ShardSchema.from_record(record) for number, record in view.schemas.items()}
         runs = (run for b in view.batches if b.desc.lower.less_equal(at) for run in b.runs)
-        with translated():
+        with leased_blobs(lease):
             straight, others = classify(runs, at, Files(door.blob, schemas))
         return plan.frame(at, straight, others, schemas)
     except BaseException:

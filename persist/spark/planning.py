@@ -15,12 +15,11 @@ from persist.errors import InvalidUsage
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key, plan_splits
 from persist.parts.keycodec import successor
 from persist.parts.reader import PartReader
-from persist.reading import ReadLease, SnapshotSplit, latest, part_reader, wait_for_upper
+from persist.reading import ReadLease, SnapshotSplit, latest, leased_blobs, part_reader, wait_for_upper
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
 from persist.spark.pruning import Filter
 from persist.state import SchemaRecord
-from persist.store_errors import translated
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
@@ -46,7 +45,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
         columns = with_filter(schema, options, columns)
         wanted = key_range(schema, options)
         runs = overlapping((run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs), wanted)
-        ranges = split_ranges(runs, options.partitions, schema, reader, wanted)
+        ranges = split_ranges(runs, options.partitions, schema, reader, wanted, lease)
     except BaseException:
         lease.close()
         raise
@@ -67,11 +66,19 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
 
 
 def split_ranges(
-    runs: tuple[Run, ...], partitions: int | None, schema: ShardSchema, reader: PartReader, wanted: KeyRange
+    runs: tuple[Run, ...],
+    partitions: int | None,
+    schema: ShardSchema,
+    reader: PartReader,
+    wanted: KeyRange,
+    lease: ReadLease,
 ) -> list[KeyRange]:
-    """Disjoint key ranges that cover `wanted`, balanced by bytes; as many as asked for, or as the size suggests."""
+    """Disjoint key ranges that cover `wanted`, balanced by bytes; as many as asked for, or as the size suggests.
+
+    Reads footers of the runs, which `lease` holds. Raises what `leased_blobs` says.
+    """
     count = partitions or partitions_for(sum(part.size for run in runs for part in run.parts))
-    with translated():
+    with leased_blobs(lease):
         ranges = plan_splits(runs, count, schema, reader)
     return [one for one in (intersection(one, wanted) for one in ranges) if not one.is_empty] or [wanted]
 

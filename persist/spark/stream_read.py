@@ -30,7 +30,7 @@ from persist.client import Client
 from persist.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
 from persist.handles import CriticalReaderHandle
 from persist.ids import SeqNo
-from persist.reading import ReadLease
+from persist.reading import ReadLease, leased_blobs
 from persist.spark import executors
 from persist.spark.admission import Admission
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
@@ -100,14 +100,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        self._hold(start)
+        lease = self._hold(start)
         view = self._view(start)
         self._upper = view.upper
         upper = view.upper if self._until is None else min(view.upper, self._until)
         interval = interval_of(start, upper)
         if interval is None:
             return start
-        end = self._admission.end(view, interval, _rows(limit), _bytes(limit))
+        with leased_blobs(lease):
+            end = self._admission.end(view, interval, _rows(limit), _bytes(limit))
         return start if end is None else offset_at(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -163,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "not the shard that the checkpoint belongs to"
             )
         interval = self._readable(view, interval)
-        return plan_changes(self._target, self._options, view, interval, lease.reader, self._schema.names)
+        return plan_changes(self._target, self._options, view, interval, lease, self._schema.names)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangesPartition)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob import Blob
 from compactor.orphans import Sweeper, SweepSettings
 from persist import commands as c
 from persist.antichain import Antichain
@@ -24,6 +26,7 @@ from persist.transport import ShardView, ViewRequest
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 NO_INLINE = Policy(inline_part_bytes_max=0)
+SHORT_LEASE_S = 0.1
 
 
 def row(key: str, time: int | None = None, diff: int = 1) -> dict[str, object]:
@@ -92,6 +95,30 @@ def test_the_latest_snapshot_is_never_too_early() -> None:
         snapshot = shard.snapshot()
         assert snapshot.as_of == 1
         assert snapshot.to_arrow().column("k").to_pylist() == ["a", "b"]
+
+
+class AsleepTransport(EmbeddedTransport):
+    """Between its view of a shard and its first blob it sleeps through its lease, and others collect what that held."""
+
+    @property
+    def blob(self) -> Blob:
+        shard = Client(EmbeddedTransport(self.location)).shard("orders")
+        time.sleep(2 * SHORT_LEASE_S)
+        shard.downgrade_since(1)
+        self.location.blob.delete([stat.key for stat in self.location.blob.list("") if stat.key.endswith(".parquet")])
+        return self.location.blob
+
+
+def test_a_lease_that_lapsed_while_splits_were_planned_is_called_expired() -> None:
+    """A blob that was collected meanwhile was told as corruption."""
+    location = open_stores("mem:", "mem:", settings=LocationSettings(policy=NO_INLINE))
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["k"])
+    for _ in range(3):
+        shard.insert([row("a"), row("b")])
+    settings = HandleSettings(read=ReadSettings(lease_ms=int(SHORT_LEASE_S * 1000), retry_s=1.0))
+    sleeper = Client(AsleepTransport(location), settings).shard("orders")
+    with pytest.raises(Expired):
+        sleeper.snapshot(2, num_splits=2)
 
 
 def test_a_hold_that_may_have_moved_is_not_relied_on() -> None:

@@ -152,7 +152,11 @@ def _listen(host: Host, shard: Shard, as_of: int | None) -> None:
     truth = host.run.truth(shard.name)
     with _snapshot(shard, as_of, 1) as snapshot:
         start = snapshot.as_of
-        listen = shard.listen(start)
+        listen = None
+        with reading(host, shard.name, start):  # the snapshot's lease may have lapsed, and its time be forgotten
+            listen = shard.listen(start)
+    if listen is None:
+        return
     for _ in range(host.random.randrange(2, 12)):
         if host.run.stopping:
             break
