@@ -149,8 +149,9 @@ def _is_beyond(batch: HollowBatch, since: int) -> bool:
 
 
 def _are_urgently_many(batches: Sequence[HollowBatch]) -> bool:
-    large = sum(1 for batch in batches if not is_small(batch))
-    return large <= LARGE_BATCHES_MAX and _with_rows(batches) >= BATCHES_URGENT
+    if _with_rows(batches) < BATCHES_URGENT:
+        return False
+    return sum(1 for batch in batches if not is_small(batch)) <= LARGE_BATCHES_MAX
 
 
 def _with_rows(batches: Sequence[HollowBatch]) -> int:
