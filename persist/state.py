@@ -45,8 +45,20 @@ class SchemaRecord:
     key: tuple[str, ...]
 
 
+class Leased:
+    """Something held under a lease, which heartbeats renew."""
+
+    __slots__ = ()
+    heartbeat_ms: int
+    lease_ms: int
+
+    def lapsed(self, now_ms: int, leases: int = 1) -> bool:
+        """Whether so many leases have passed since the last heartbeat."""
+        return self.heartbeat_ms + leases * self.lease_ms < now_ms
+
+
 @dataclass(frozen=True, slots=True)
-class WriterState:
+class WriterState(Leased):
     """A registered writer, and the outcome of its most recent command for when it is asked again.
 
     `lower`, `upper` describe the batch that `token` appended.
@@ -58,12 +70,9 @@ class WriterState:
     lower: Antichain = MINIMUM
     upper: Antichain = MINIMUM
 
-    def lapsed(self, now_ms: int) -> bool:
-        return self.heartbeat_ms + self.lease_ms < now_ms
-
 
 @dataclass(frozen=True, slots=True)
-class LeasedReader:
+class LeasedReader(Leased):
     """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted."""
 
     since: Antichain
@@ -71,9 +80,6 @@ class LeasedReader:
     heartbeat_ms: int
     lease_ms: int
     purpose: str
-
-    def lapsed(self, now_ms: int) -> bool:
-        return self.heartbeat_ms + self.lease_ms < now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Rollup:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Leased):
     """A worker's claim on a piece of maintenance; another may take it over once it lapsed.
 
     For a merge: `inputs` are the part ids it reads, `done` the output parts it has written so far and `resume_key`
@@ -108,9 +114,6 @@ class Claim:
     done: tuple[Part, ...] = ()
     resume_key: bytes = b""
     since: Antichain = MINIMUM
-
-    def lapsed(self, now_ms: int) -> bool:
-        return self.heartbeat_ms + self.lease_ms < now_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,7 @@ def expire_lapsed(state: State, now_ms: int) -> State:
     A claim that only just lapsed is kept, with its progress, for whoever takes it over.
     """
     state = without_lapsed_writers(without_lapsed_readers(state, now_ms), now_ms)
-    kept = {
-        k: claim
-        for k, claim in state.claims.items()
-        if claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms >= now_ms
-    }
+    kept = {k: claim for k, claim in state.claims.items() if not claim.lapsed(now_ms, CLAIM_KEPT_LEASES)}
     return state if len(kept) == len(state.claims) else replace(state, claims=kept)
 
 

@@ -132,7 +132,7 @@ def _may_apply(state: State, command: c.MergeRes, context: Context) -> bool:
     held = state.claims.get(command.claim_key)
     if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
         return False
-    if context.now_ms > held.heartbeat_ms + CLAIM_KEPT_LEASES * held.lease_ms:
+    if held.lapsed(context.now_ms, CLAIM_KEPT_LEASES):
         return False
     return not _are_swept(held, outputs, context)
 

@@ -25,11 +25,11 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
         raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
     if len(state.leased_readers) >= context.policy.readers_max:
         state = without_lapsed_readers(state, context.now_ms)
-    if len(state.leased_readers) >= context.policy.readers_max:
-        raise Overloaded(
-            f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
-            retry_after_s=OVERLOADED_RETRY_AFTER_S,
-        )
+        if len(state.leased_readers) >= context.policy.readers_max:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
+                retry_after_s=OVERLOADED_RETRY_AFTER_S,
+            )
     since = state.since if command.since is None else command.since
     if since < state.since:
         raise NotReadable(

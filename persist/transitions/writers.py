@@ -27,11 +27,11 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
     known = state.writers.get(command.writer)
     if known is None and len(state.writers) >= context.policy.writers_max:
         state = without_lapsed_writers(state, context.now_ms)
-    if known is None and len(state.writers) >= context.policy.writers_max:
-        raise Overloaded(
-            f"shard {state.name!r} has {len(state.writers)} writers; expire some",
-            retry_after_s=OVERLOADED_RETRY_AFTER_S,
-        )
+        if len(state.writers) >= context.policy.writers_max:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.writers)} writers; expire some",
+                retry_after_s=OVERLOADED_RETRY_AFTER_S,
+            )
     if known is None:
         entry = WriterState(context.now_ms, command.lease_ms)
     else:
