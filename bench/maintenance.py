@@ -36,7 +36,7 @@ from persist.embedded import EmbeddedTransport
 from persist.handles import Shard
 from persist.keys import is_rollup_key
 from persist.location import Location, open_location
-from persist.parts import PartReader, ShardSchema
+from persist.reading import part_reader
 from persist.state import State
 
 MIB = 1024 * 1024
@@ -226,10 +226,8 @@ def stored_bytes(location: Location, state: State) -> int:
 def consolidated_bytes(directory: Path, location: Location, state: State) -> int:
     """What the same updates take as one run, merged by hand: at the times that the shard still tells apart."""
     with opened(directory / "consolidated") as (_, client):
-        record = state.schemas[state.schema_id]
-        shard = client.create_shard(NAME, pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
-        schemas = {number: ShardSchema.from_record(each) for number, each in state.schemas.items()}
-        reader = PartReader(location.blob, schemas, schemas[state.schema_id])
+        schema, reader = part_reader(EmbeddedTransport(location), state.schemas, state.schema_id)
+        shard = client.create_shard(NAME, schema.arrow, schema.key)
         held = [run for batch in state.trace.batches for run in batch.runs]
         runs = shard.open_writer().stage(reader.read_range(held, since=state.since.element), 0)
     return sum(part.size for run in runs for part in run.parts)

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from consensus.errors import ConsensusUsage
 
-Wanted = Callable[[str], bool]
-"""Whether a subscriber cares for a key now."""
-
 __all__ = [
     "Consensus",
     "Entry",
     "KEY_LENGTH_MAX",
     "SCAN_LIMIT_MAX",
     "SEQNO_MAX",
+    "Wanted",
     "check_key",
     "check_limit",
     "check_prefix",
@@ -33,6 +31,9 @@ SCAN_LIMIT_MAX = 10_000
 
 SEQNO_MAX = 2**63 - 1
 """Largest seqno: every store keeps it as a signed 64-bit integer."""
+
+Wanted = Callable[[str], bool]
+"""Whether a subscriber cares for a key now."""
 
 _KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
@@ -147,7 +148,7 @@ class Consensus(ABC):
         store has no push channel.
 
         An accelerator only: calls come from a background thread, late, twice, for nothing, or never. The
-        callback must be quick; what it raises is logged and dropped. Where `wanted(key)` says so, a key is left out
-        before any thread is woken for it: asked from any thread, it must be quicker still, and raise nothing.
+        callback must be quick; what it raises is logged and dropped. A key for which `wanted(key)` is false may be
+        left out, before any thread is woken for it: asked from any thread, it must be quicker still, and raise nothing.
         """
         return None

@@ -52,7 +52,7 @@ def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[Hollow
 
 def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
     """As `inline_due`, when it can wait no longer."""
-    if len(trace.batches) < INLINE_BATCHES_MAX:  # as nearly always: every commit asks
+    if len(trace.batches) < INLINE_BATCHES_MAX:  # every commit asks, and fewer cannot hold so many
         return ()
     looked_at = trace.batches[-LOOKED_AT_MAX:]
     newest = _newest_inline(trace.batches, taken)
