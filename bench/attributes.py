@@ -23,18 +23,18 @@ import pyarrow as pa
 
 from bench.bars import bar, interleaved, median
 from blob.memory import MemoryBlob
-from persist.antichain import MINIMUM
-from persist.attribute import NO_INDEX, AttributeKey, AttributeUpdate
 from persist.attributes.index import AttributeIndex
 from persist.attributes.nodes import DEFAULT_SHAPE, HEADER_BYTES, KEY_BYTES, Index, Leaf, Node, Update
 from persist.attributes.storage import NodeCache
 from persist.attributes.tree import Flush
-from persist.client import Client, connect
-from persist.ids import SeqNo, ShardId
-from persist.state import Policy, SchemaRecord, State
-from persist.system import SystemIds
-from persist.trace import EMPTY_TRACE
-from persist.transitions import Context, step
+from persist.client.connect import Client, connect
+from persist.commit.system import SystemIds
+from persist.core.antichain import MINIMUM
+from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
+from persist.core.ids import SeqNo, ShardId
+from persist.core.state import Policy, SchemaRecord, State
+from persist.core.trace import EMPTY_TRACE
+from persist.core.transitions import Context, step
 
 PAPER = {  # MB: (sorted insert none, progressive, random update none, progressive)
     10: (3991, 115, 32990, 72),

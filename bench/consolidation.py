@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 
 from bench.bars import bar, median
 from blob.file import FileBlob
-from persist.batch import Part, Run
-from persist.ids import ShardId, WriterId
+from persist.core.batch import Part, Run
+from persist.core.ids import ShardId, WriterId
 from persist.parts import PartReader, PartWriter, ShardSchema, ahead, stage
 
 MIB = 1024 * 1024

@@ -22,10 +22,10 @@ import pyarrow as pa
 
 import persist
 from bench.bars import bar, median, timed
-from persist.handles import Shard
-from persist.location import open_location
-from persist.system import InlineBackground
-from persist.transport import ViewRequest
+from persist.client.shard import Shard
+from persist.commit.location import open_location
+from persist.commit.system import InlineBackground
+from persist.core.view import ViewRequest
 
 EARLY = 10
 SAMPLES = 41

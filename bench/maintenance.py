@@ -31,13 +31,13 @@ from bench.maintenance_soak import bench_soak
 from compactor.engine import EngineSettings
 from compactor.memory import use_system_allocator
 from compactor.worker import Worker, WorkerSettings
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.handles import Shard
-from persist.keys import is_rollup_key
-from persist.location import Location, open_location
-from persist.reading import part_reader
-from persist.state import State
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.client.snapshot import part_reader
+from persist.commit.location import Location, open_location
+from persist.core.keys import is_rollup_key
+from persist.core.state import State
 
 MIB = 1024 * 1024
 BUDGET = 1024 * MIB

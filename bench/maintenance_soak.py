@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.bars import bar, percentile
-from persist.client import Client, connect
-from persist.handles import Shard
+from persist.client.connect import Client, connect
+from persist.client.shard import Shard
 
 SMALL = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
 WRITERS = 3

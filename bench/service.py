@@ -29,7 +29,7 @@ from bench.bars import bar, median, percentile
 from bench.service_peers import DeltaPeer, IcebergPeer, slate_commits, table
 from bench.service_server import ServerProcess
 from consensus import open_consensus
-from rpc.servers import rendezvous
+from rpc.client.servers import rendezvous
 
 KEY = ["k"]
 SLICE = 25  # appends before the next peer has its turn: a writer that writes finds its caches warm
@@ -74,7 +74,7 @@ def small(root: Path, rounds: int) -> None:
     bar("PyIceberg append / HTTP append", p50["pyiceberg"] / p50["http"], ">= 60")
 
 
-def _appender(client: persist.client.Client, rows: pa.Table) -> Callable[[], object]:
+def _appender(client: persist.client.connect.Client, rows: pa.Table) -> Callable[[], object]:
     shard = client.create_shard(f"bench-{secrets.token_hex(6)}", rows.schema, KEY)
     writer = shard.open_writer()
     upper = [0]
@@ -148,7 +148,7 @@ def _writer(url: str, seconds: float, barrier: Any, queue: Any) -> None:
             try:
                 writer.insert(rows)
                 latencies.append(time.monotonic() - start)
-            except persist.errors.PersistError as error:
+            except persist.core.errors.PersistError as error:
                 errors += 1
                 print(f"a writer failed: {error}")
     queue.put((latencies, errors))
@@ -251,7 +251,7 @@ def kill(root: Path, seconds: float) -> None:
             try:
                 shard.insert(table())
                 done += 1
-            except persist.errors.PersistError as error:
+            except persist.core.errors.PersistError as error:
                 errors += 1
                 print(f"an insert failed: {error}")
             longest = max(longest, time.monotonic() - start)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from blob import open_blob
 from consensus import open_consensus
 from consensus.metrics import MeteredConsensus
-from persist.location import Location, directory_urls
+from persist.commit.location import Location, directory_urls
 from rpc.serving import bind, serve, url_of
 from rpc.settings import ServerSettings
 

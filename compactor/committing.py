@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from persist import commands as c
-from persist.errors import Indeterminate, Unavailable
-from persist.location import Location
-from persist.sending import send
-from persist.state import State
-from persist.transport import Transport
+from persist.client.retry import send
+from persist.client.transport import Transport
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.errors import Indeterminate, Unavailable
+from persist.core.state import State
 
 RETRY_S = 2.0  # how long a server that does not answer is waited for
 
 
 class Committer(Protocol):
-    """What maintenance needs of a shard; `persist.machine.Machine` is one. Its commands may be repeated."""
+    """What maintenance needs of a shard; `persist.commit.machine.Machine` is one. Its commands may be repeated."""
 
     @property
     def name(self) -> str: ...

@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from persist.batch import Part, Run
-from persist.ids import IdSource, ShardId, WriterId
+from persist.core.batch import Part, Run
+from persist.core.ids import IdSource, ShardId, WriterId
+from persist.core.state import SchemaRecord
 from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, ahead, plan_splits
-from persist.state import SchemaRecord
 
 # Whose parts these are shows in their keys; it is never registered, so it can never append.
 COMPACTOR = WriterId("w" + "c0" * 16)

@@ -22,14 +22,14 @@ from itertools import islice
 
 from compactor.committing import Committer, CommitterOf
 from compactor.metering import Metrics
-from persist import commands as c
-from persist.errors import Corruption
-from persist.ids import SeqNo
-from persist.keys import is_rollup_key, shard_prefix
-from persist.location import Location
-from persist.state import State
-from persist.state_diff import StateDiff
-from persist.store_errors import translated
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.errors import Corruption
+from persist.core.ids import SeqNo
+from persist.core.keys import is_rollup_key, shard_prefix
+from persist.core.state import State
+from persist.core.state_diff import StateDiff
+from persist.formats.store_errors import translated
 
 log = logging.getLogger("persist.gc")
 

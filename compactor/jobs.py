@@ -9,9 +9,9 @@ from compactor.gc import Collector
 from compactor.loop import Job
 from compactor.merge import claim_is_for_merge
 from compactor.worker import Worker
-from persist.errors import PersistError
-from persist.location import Location
-from persist.state import State
+from persist.commit.location import Location
+from persist.core.errors import PersistError
+from persist.core.state import State
 
 BUSY_AGAIN_S = 1.0
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from persist.errors import PersistError, UnknownShard
-from persist.location import Location
+from persist.commit.location import Location
+from persist.core.errors import PersistError, UnknownShard
 
 log = logging.getLogger("persist.maintenance")
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from persist.batch import HollowBatch, Part
-from persist.commands import MergeReq
-from persist.small_merges import is_small
-from persist.state import Claim, State
+from persist.core.batch import HollowBatch, Part
+from persist.core.commands import MergeReq
+from persist.core.small_merges import is_small
+from persist.core.state import Claim, State
 
 MERGE_CLAIM = "merge:"
 LEFT_BATCHES_MAX = 64  # with more of them those who commit do not keep up, or live too briefly to merge
@@ -42,7 +42,7 @@ class MergePolicy:
     left_batches_max: int = 0  # so many of the newest small batches are left to whoever commits, unless idle
 
     def beside_writers(self) -> MergePolicy:
-        """This policy where writers do their small merges themselves, as `persist.small_merges` says."""
+        """This policy where writers do their small merges themselves, as `persist.core.small_merges` says."""
         return replace(self, left_batches_max=LEFT_BATCHES_MAX, batches_soft=self.batches_soft // 2)
 
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from blob import Blob, BlobStat
-from persist.state import State
-from persist.system import Clock
+from persist.commit.system import Clock
+from persist.core.state import State
 
 SHARDS_MAX = 10_000  # shards whose figures are kept; the least recently merged go first
 WAIT_MAX_S = 5.0  # one sleep of the throttle; longer waits are several, so that a stop is noticed between

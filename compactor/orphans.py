@@ -18,15 +18,15 @@ from itertools import islice
 
 from blob import BlobStat
 from compactor.metering import Metrics
-from persist import commands as c
-from persist.errors import InvalidUsage
-from persist.ids import SeqNo, ShardId
-from persist.keys import belongs_to, shard_prefix
-from persist.location import Location
-from persist.machine import Machine
-from persist.state import Policy, State
-from persist.store_errors import translated
-from persist.transitions import expire_lapsed
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.errors import InvalidUsage
+from persist.core.ids import SeqNo, ShardId
+from persist.core.keys import belongs_to, shard_prefix
+from persist.core.state import Policy, State
+from persist.core.transitions import expire_lapsed
+from persist.formats.store_errors import translated
 
 log = logging.getLogger("persist.orphans")
 

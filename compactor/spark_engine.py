@@ -15,9 +15,9 @@ from typing import Any
 
 from blob import Blob, open_blob
 from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, merge_range, merge_ranges
-from persist.batch import Part
+from persist.commit.system import SystemIds
+from persist.core.batch import Part
 from persist.parts import KeyRange, PartReader
-from persist.system import SystemIds
 
 HEARTBEAT_POLL_S = 1.0
 WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose

@@ -19,12 +19,12 @@ from compactor.committing import Committer, CommitterOf
 from compactor.engine import COMPACTOR, Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.merge import MergePolicy, plan
 from compactor.metering import MeteredBlobs, Metrics, Throttle
-from persist import commands as c
-from persist.batch import HollowBatch, Part, Run
-from persist.errors import Corruption, PersistError, Unavailable
-from persist.location import Location
-from persist.state import State
-from persist.store_errors import translate
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.batch import HollowBatch, Part, Run
+from persist.core.errors import Corruption, PersistError, Unavailable
+from persist.core.state import State
+from persist.formats.store_errors import translate
 
 log = logging.getLogger("persist.compactor")
 

@@ -27,9 +27,7 @@ def open_consensus(url: str) -> Consensus:
     if scheme == "mem":
         return _open_memory(url)
     if scheme in ("sqlite", "postgresql", "postgres"):
-        from consensus.sql import open_sql
-
-        return open_sql(url)
+        return _open_sql(url)
     if scheme == "etcd":
         from consensus.etcd import EtcdConsensus
 
@@ -52,3 +50,18 @@ def _open_memory(url: str) -> Consensus:
         return MemoryConsensus()
     with _memory_lock:
         return _memory.setdefault(name, MemoryConsensus(name))
+
+
+def _open_sql(url: str) -> Consensus:
+    from consensus.sql import parsed_url
+
+    parsed = parsed_url(url)
+    if parsed.drivername == "sqlite":
+        from consensus.sqlite import SqliteConsensus
+
+        return SqliteConsensus.from_url(parsed)
+    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        from consensus.postgres import PostgresConsensus
+
+        return PostgresConsensus.from_url(parsed)
+    raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

@@ -32,7 +32,7 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier
 
-__all__ = ["SqlConsensus", "Statements", "open_sql", "TABLE", "TRUNCATE_BATCH", "VALUE_BYTES_MAX"]
+__all__ = ["SqlConsensus", "Statements", "TABLE", "TRUNCATE_BATCH", "VALUE_BYTES_MAX", "parsed_url"]
 
 VALUE_BYTES_MAX = 16 * 2**20
 """Longest value. Both databases take more; beyond this a value belongs in the blob store."""
@@ -286,18 +286,9 @@ class _Lease:
             raise self._store._translate(error, self._kind) from error
 
 
-def open_sql(url: str) -> SqlConsensus:
-    """Open `sqlite:` or `postgresql:`. ConsensusMisconfigured if the URL cannot be understood."""
+def parsed_url(url: str) -> sa.URL:
+    """The parts of a `sqlite:` or `postgresql:` URL. ConsensusMisconfigured if it cannot be understood."""
     try:
-        parsed = sa.make_url(url.replace("postgres://", "postgresql://", 1))
+        return sa.make_url(url.replace("postgres://", "postgresql://", 1))
     except (SQLAlchemyError, ValueError) as error:
         raise ConsensusMisconfigured("the consensus URL cannot be understood; see docs/stores.md") from error
-    if parsed.drivername == "sqlite":
-        from consensus.sqlite import SqliteConsensus
-
-        return SqliteConsensus.from_url(parsed)
-    if parsed.drivername in ("postgresql", "postgresql+psycopg"):
-        from consensus.postgres import PostgresConsensus
-
-        return PostgresConsensus.from_url(parsed)
-    raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from persist.client import Client, Connection, connect
+    from persist.client.connect import Client, Connection, connect
 
 __all__ = ["Client", "Connection", "connect"]
 
@@ -13,7 +13,7 @@ __all__ = ["Client", "Connection", "connect"]
 def __getattr__(name: str) -> Any:
     """Load the client when it is asked for, so that importing the core stays free of Arrow."""
     if name in __all__:
-        from persist import client
+        from persist.client import connect as client
 
         return getattr(client, name)
     raise AttributeError(f"module 'persist' has no attribute {name!r}")

@@ -9,9 +9,10 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from persist.location import Location
-from persist.store_errors import translated
-from rpc import errors, identity
+from persist.client import identity
+from persist.commit.location import Location
+from persist.formats.store_errors import translated
+from rpc import errors
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
 from rpc.routes import blobs, health, listen, rows, shards

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from persist import commands as c
-from persist.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.core import commands as c
+from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
 READ, WRITE, ADMIN = "read", "write", "admin"
 SCOPES = (READ, WRITE, ADMIN)

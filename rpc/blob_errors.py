@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 
 
 class BlobMissing(InvalidUsage):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from persist.commands import Command
-from persist.errors import InvalidUsage
-from persist.ids import check_shard_name
-from persist.wire import COMMAND_FRAME, command_from_frame, command_from_json, result_to_json
+from persist.core.commands import Command
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from persist.formats.http_messages import COMMAND_FRAME, command_from_frame, command_from_json, result_to_json
 from rpc.auth import Principal, scope_of
 
 if TYPE_CHECKING:

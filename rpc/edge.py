@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist.errors import Forbidden, PersistError
+from persist.core.errors import Forbidden, PersistError
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
 from rpc.commanding import answer

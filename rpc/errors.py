@@ -13,8 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from persist import errors as e
-from persist.wire import PROBLEM_JSON, error_to_json
+from persist.core import errors as e
+from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.blob_errors import BlobMissing
 
 _log = logging.getLogger("persist.rpc")

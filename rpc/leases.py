@@ -12,11 +12,11 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.errors import Expired, PersistError
-from persist.ids import ReaderId, SeqNo
-from persist.location import Location
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, PersistError
+from persist.core.ids import ReaderId, SeqNo
 from rpc.work import Work
 
 LEASE_MS = 3_600_000

@@ -8,29 +8,23 @@ not take what it is given is cut off after a while, and resumes from the last fr
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
-
-from persist.antichain import Antichain
-from persist.ids import ReaderId, SeqNo
-from persist.listening import Listen, ListenEvent
-from persist.location import Location
-from persist.reading import ReadLease, ReadSettings
-from persist.state import State
-from persist.transport import Transport
+from persist.client.listen import Listen, ListenEvent
+from persist.client.snapshot import ReadLease, ReadSettings
+from persist.client.transport import Transport
+from persist.commit.location import Location
+from persist.core.antichain import Antichain
+from persist.core.ids import ReaderId, SeqNo
+from persist.core.state import State
 from rpc.leases import LEASE_MS, Hold, Leases
+from rpc.listen_frames import EVENTS, HEARTBEAT_S, frame, heartbeat, sse
 from rpc.settings import Limits
 from rpc.watching import Watcher, is_past
 from rpc.work import Work
 
-FRAMES = "application/vnd.persist.listen"
-EVENTS = "text/event-stream"
-HEARTBEAT_S = 15.0
 SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
 SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
 LARGE_STEPS_MAX = 4  # made at a time
@@ -147,48 +141,4 @@ def _size(made: asyncio.Future[list[Any]]) -> int:
     return sum(len(data) for _, data in made.result()) + 256
 
 
-def frame(event: ListenEvent) -> bytes:
-    """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC.
-
-    A heartbeat has no bytes; progress without rows has the columns.
-    """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, event.updates.schema) as writer:
-        writer.write_table(event.updates)
-    data: bytes = sink.getvalue().to_pybytes()
-    return _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": len(data)}) + data
-
-
-def sse(event: ListenEvent) -> bytes:
-    """A server-sent event: progress and the rows as JSON. Its id is the frontier, from which to resume."""
-    rows = [{name: _plain(value) for name, value in row.items()} for row in event.updates.to_pylist()]
-    data = json.dumps({**_progress(event.lower, event.upper), "rows": rows}, default=str, ensure_ascii=False)
-    number = "" if event.lower == event.upper else f"id: {_id(event.upper)}\n"
-    return f"event: updates\n{number}data: {data}\n\n".encode()
-
-
-def heartbeat(frontier: Antichain, form: str) -> bytes:
-    """What is sent when nothing happens, so that both sides notice when the other is gone."""
-    if form == EVENTS:
-        return b": nothing yet\n\n"
-    return _framed({**_progress(frontier, frontier), "rows": 0, "bytes": 0})
-
-
-def _framed(header: dict[str, Any]) -> bytes:
-    data = json.dumps(header, separators=(",", ":")).encode()
-    return len(data).to_bytes(4, "big") + data
-
-
-def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
-    return {"lower": lower.to_json(), "upper": upper.to_json()}
-
-
-def _id(frontier: Antichain) -> str:
-    return "closed" if frontier.element is None else str(frontier.element)
-
-
-def _plain(value: Any) -> Any:
-    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
-
-
-__all__ = ["EVENTS", "FRAMES", "HEARTBEAT_S", "Listeners", "frame", "heartbeat", "sse"]
+__all__ = ["Listeners"]

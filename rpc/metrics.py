@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from persist.location import Location
-from persist.machine import Machine
-from persist.state import State, held_since
-
-if TYPE_CHECKING:
-    from rpc.service import Service
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core.state import State, held_since
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -32,17 +29,32 @@ _COUNTERS = {
 }
 
 
+class Gauges(Protocol):
+    """What a server tells of itself at this moment; each a count."""
+
+    @property
+    def commands_queued(self) -> int: ...
+    @property
+    def io_queued(self) -> int: ...
+    @property
+    def body_bytes(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def listeners(self) -> int: ...
+
+
 class Metrics:
     """The counters of one server. `observe` is called once a request."""
 
-    def __init__(self, location: Location, service: Service) -> None:
+    def __init__(self, location: Location, gauges: Gauges, shards_max: int) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter("persist_requests", "Requests answered", ["verb", "status"], registry=self.registry)
         self.errors = Counter("persist_errors", "Requests refused or failed", ["verb", "kind"], registry=self.registry)
         self.seconds = Histogram(
             "persist_request_seconds", "Time to the answer", ["verb"], buckets=_LATENCIES_S, registry=self.registry
         )
-        self.registry.register(_Shards(location, service))
+        self.registry.register(_Shards(location, gauges, shards_max))
         self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def observe(self, verb: str, status: int, seconds: float) -> None:
@@ -62,11 +74,12 @@ class Metrics:
 
 
 class _Shards(Collector):
-    """Reads machines and cached States when it is asked; at most `metric_shards_max` shards have gauges."""
+    """Reads machines and cached States when it is asked; at most `shards_max` shards have gauges."""
 
-    def __init__(self, location: Location, service: Service) -> None:
+    def __init__(self, location: Location, gauges: Gauges, shards_max: int) -> None:
         self._location = location
-        self._service = service
+        self._gauges = gauges
+        self._shards_max = shards_max
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
@@ -79,16 +92,16 @@ class _Shards(Collector):
         most = max((machine.metrics.group_max for machine in machines), default=0)
         yield _gauge("persist_group_commands_max", "Most commands in one commit", most)
         yield _gauge("persist_machines", "Shards with a cached State", len(machines))
-        service = self._service
-        yield _gauge("persist_commands_queued", "Commands queued or being committed", service.work.commands)
-        yield _gauge("persist_io_queued", "Blocking work queued or running", service.work.io_queued)
-        yield _gauge("persist_body_bytes", "Bytes of bodies being worked on", service.work.body_bytes)
-        yield _gauge("persist_waiting", "Requests and listeners that wait for a shard", service.watcher.waiting)
-        yield _gauge("persist_listeners", "Listen streams", service.listeners)
+        gauges = self._gauges
+        yield _gauge("persist_commands_queued", "Commands queued or being committed", gauges.commands_queued)
+        yield _gauge("persist_io_queued", "Blocking work queued or running", gauges.io_queued)
+        yield _gauge("persist_body_bytes", "Bytes of bodies being worked on", gauges.body_bytes)
+        yield _gauge("persist_waiting", "Requests and listeners that wait for a shard", gauges.waiting)
+        yield _gauge("persist_listeners", "Listen streams", gauges.listeners)
         yield from self._per_shard(machines)
 
     def _per_shard(self, machines: list[Machine]) -> Iterator[Metric]:
-        kept = [(m.name, s) for m in machines[-self._service.limits.metric_shards_max :] if (s := m.cached) is not None]
+        kept = [(m.name, s) for m in machines[-self._shards_max :] if (s := m.cached) is not None]
         gauges: dict[str, tuple[str, Callable[[State], float]]] = {
             "upper": ("First time that is not complete (-1: closed)", lambda s: _time(s.upper.element)),
             "since": ("Earliest readable time (-1: closed)", lambda s: _time(s.since.element)),

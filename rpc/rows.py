@@ -15,9 +15,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
+from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
-from persist.wire import ARROW_STREAM
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"

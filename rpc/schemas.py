@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
+from persist.core.state import SchemaRecord
+from persist.formats.json_records import text_to_bytes
 from persist.parts import ShardSchema
-from persist.records import text_to_bytes
-from persist.state import SchemaRecord
 
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([A-Za-z0-9_+:/-]{1,64})\]\Z")

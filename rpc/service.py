@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from persist import commands as c
-from persist.embedded import EmbeddedTransport
-from persist.errors import Forbidden, Overloaded
-from persist.handles import HandleSettings
-from persist.ids import IdSource, ShardId, Token, WriterId
-from persist.location import Location
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import HandleSettings
+from persist.client.snapshot import ReadSettings
+from persist.client.write import WriteHandle, WriteSettings
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.errors import Forbidden, Overloaded
+from persist.core.ids import IdSource, ShardId, Token, WriterId
 from persist.parts import ShardSchema
-from persist.reading import ReadSettings
-from persist.writing import WriteHandle, WriteSettings
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
@@ -50,7 +50,7 @@ class Service:
         self.work = Work(settings.limits)
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
-        self.metrics = Metrics(location, self)
+        self.metrics = Metrics(location, self, settings.limits.metric_shards_max)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
@@ -64,6 +64,24 @@ class Service:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
             )
+
+    # What `rpc.metrics.Gauges` asks for.
+
+    @property
+    def commands_queued(self) -> int:
+        return self.work.commands
+
+    @property
+    def io_queued(self) -> int:
+        return self.work.io_queued
+
+    @property
+    def body_bytes(self) -> int:
+        return self.work.body_bytes
+
+    @property
+    def waiting(self) -> int:
+        return self.watcher.waiting
 
     @contextmanager
     def one_more(self, counter: str, most: int, what: str) -> Iterator[None]:

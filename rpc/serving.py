@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import uvicorn
 
-from persist.errors import InvalidUsage
-from persist.location import Location
+from persist.commit.location import Location
+from persist.core.errors import InvalidUsage
 from rpc.app import create_app
 from rpc.joining import JoiningProtocol
 from rpc.service import Service

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from persist.errors import InvalidUsage
-from persist.state import Policy
+from persist.core.errors import InvalidUsage
+from persist.core.state import Policy
 
 DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"

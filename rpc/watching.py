@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from persist.errors import PersistError
-from persist.location import POLL_WITHOUT_PUSH_S, Location
-from persist.machine import Machine
-from persist.state import State
-from persist.transport import ViewRequest
+from persist.commit.location import POLL_WITHOUT_PUSH_S, Location
+from persist.commit.machine import Machine
+from persist.core.errors import PersistError
+from persist.core.state import State
+from persist.core.view import ViewRequest
 from rpc.work import Work
 
 POLLS_PER_S_WITH_PUSH = 2.0  # of all watched shards together: a safety net under a push channel
@@ -49,7 +49,7 @@ class Watcher:
         return sum(watched.users for watched in self._watched.values())
 
     async def state(self, name: str, request: ViewRequest) -> State:
-        """As `persist.embedded.view_state`: the State that a view request asks for."""
+        """As `persist.client.embedded.view_state`: the State that a view request asks for."""
         machine = self._location.machine(name)
         cached = machine.cached
         if cached is None or request.min_seqno <= 0 or cached.seqno < request.min_seqno:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from persist import commands as c
-from persist.errors import Overloaded, Unavailable
-from persist.machine import Machine
-from persist.pending import Pending
+from persist.commit.machine import Machine
+from persist.commit.pending import Pending
+from persist.core import commands as c
+from persist.core.errors import Overloaded, Unavailable
 from rpc.settings import Limits
 
 T = TypeVar("T")

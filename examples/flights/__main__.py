@@ -24,7 +24,7 @@ from examples.flights.report import Outcome, page, text_table
 from examples.flights.run import Demo
 from examples.flights.store import environment_of
 from persist.cli.where import Where, add_arguments, where_of
-from persist.errors import PersistError
+from persist.core.errors import PersistError
 
 TIMEOUT_S = 900.0
 SHOWN_MAX = 20  # differences that are named

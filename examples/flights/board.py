@@ -42,7 +42,7 @@ def _look(spark: Any, arguments: argparse.Namespace, as_of: int) -> None:
             splits, rows = _figures(spark, arguments, as_of, lease_s)
             break
         except Exception as error:  # Spark wraps ours in several of its own
-            if lease_s == LEASES_S[-1] or "persist.errors.Expired" not in str(error):
+            if lease_s == LEASES_S[-1] or "persist.core.errors.Expired" not in str(error):
                 raise
     emit("board", as_of=as_of, splits=splits, figures=rows, seconds=time.monotonic() - began)
 

@@ -18,7 +18,7 @@ import persist
 from examples.flights.dataset import COLUMNS, END, IN_THE_AIR, ROWS, checksum
 from examples.flights.expected import daily_peaks
 from examples.flights.processes import emit
-from persist.listening import ListenEvent
+from persist.client.listen import ListenEvent
 
 FOLD_ROWS = 250_000  # pending updates are summed up when there are this many
 PROGRESS_S = 0.5

@@ -27,9 +27,9 @@ from examples.flights.figures import Board, Checks, figures_of
 from examples.flights.processes import Child, Children, Deadline, DemoFailed, Server
 from examples.flights.progress import Progress, Step
 from examples.flights.report import Outcome
-from persist.errors import NotReadable
-from persist.handles import CriticalReaderHandle, Shard
-from persist.location import Location
+from persist.client.shard import CriticalReaderHandle, Shard
+from persist.commit.location import Location
+from persist.core.errors import NotReadable
 
 START_S = 60.0  # for a server or a listener to be ready
 SPARK_START_S = 180.0  # for a Spark session, on a slow machine

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from persist.cli.shards import summary
 from persist.cli.where import Where
-from persist.keys import shard_prefix
-from persist.location import Location
+from persist.commit.location import Location
+from persist.core.keys import shard_prefix
 
 NAMES_MAX = 10_000  # shards of earlier runs
 VARIABLES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")

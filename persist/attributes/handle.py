@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from persist import commands as c
-from persist.attribute import AttributeKey, AttributeUpdate
-from persist.ids import Token
+from persist.core import commands as c
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.ids import Token
 
 READ_KEYS_MAX = 1_000  # keys a command
 SCAN_PAGE = 1_000  # attributes a command

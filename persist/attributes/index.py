@@ -8,14 +8,14 @@ from dataclasses import replace
 from itertools import islice
 
 from blob import Blob
-from persist import commands as c
-from persist.attribute import AttributeKey, IndexChunk
 from persist.attributes.nodes import DEFAULT_SHAPE, Shape, Update
 from persist.attributes.storage import ChunkReader, ChunkWriter, NodeCache
 from persist.attributes.tree import Flush, entries, lookup
-from persist.ids import IdSource
-from persist.state import State
-from persist.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
+from persist.core import commands as c
+from persist.core.attribute import AttributeKey, IndexChunk
+from persist.core.ids import IdSource
+from persist.core.state import State
+from persist.core.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
 
 SCAN_LEAVES_MAX = 64  # leaves that one scan reads
 

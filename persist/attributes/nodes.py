@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from persist.attribute import KEY_BYTES
-from persist.errors import Corruption
+from persist.core.attribute import KEY_BYTES
+from persist.core.errors import Corruption
 
 NODE_BYTES_MAX = 32 * 1024
 LEAF_ENTRIES_MAX = 1_000

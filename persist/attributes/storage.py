@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from blob import Blob, BlobNotFound
-from persist.attribute import IndexChunk
 from persist.attributes.nodes import Node, decode
-from persist.errors import Corruption
-from persist.ids import IdSource, ShardId
-from persist.keys import chunk_key
-from persist.store_errors import translated, translated_but_missing
+from persist.core.attribute import IndexChunk
+from persist.core.errors import Corruption
+from persist.core.ids import IdSource, ShardId
+from persist.core.keys import chunk_key
+from persist.formats.store_errors import translated, translated_but_missing
 
 CACHE_BYTES_MAX = 64 * 1024 * 1024
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from persist.attribute import KEY_BYTES, IndexRoot
 from persist.attributes.nodes import Child, Index, Leaf, Node, Shape, Update
-from persist.errors import Corruption
+from persist.core.attribute import KEY_BYTES, IndexRoot
+from persist.core.errors import Corruption
 
 LEAVES_A_MOVE = 4  # leaves written for their updates, for one that is written to free the front
 LEAST_KEY = bytes(KEY_BYTES)

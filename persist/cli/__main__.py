@@ -7,15 +7,15 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from persist.errors import PersistError
+from persist.core.errors import PersistError
 
 # command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
 COMMANDS = {
-    "serve": ("persist.cli.serve", "serve shards over HTTP"),
-    "compactor": ("persist.cli.compactor", "merge batches in the background"),
-    "gc": ("persist.cli.gc", "delete what no reader can need any more"),
+    "serve": ("rpc.cli.serve", "serve shards over HTTP"),
+    "compactor": ("compactor.cli.compactor", "merge batches in the background"),
+    "gc": ("compactor.cli.gc", "delete what no reader can need any more"),
     "shards": ("persist.cli.shards", "list shards, or show one"),
-    "token": ("persist.cli.token", "mint a bearer token for a server"),
+    "token": ("rpc.cli.token", "mint a bearer token for a server"),
 }
 EXIT_ERROR = 1
 EXIT_USAGE = 2

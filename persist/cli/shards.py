@@ -9,11 +9,11 @@ from typing import Any
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
-from persist.errors import PersistError
-from persist.ids import check_shard_name
-from persist.location import Location
+from persist.commit.location import Location
+from persist.core.errors import PersistError
+from persist.core.ids import check_shard_name
+from persist.core.state import State
 from persist.parts import ShardSchema
-from persist.state import State
 
 PAGE = 1_000
 

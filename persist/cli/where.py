@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from persist.errors import InvalidUsage
-from persist.location import Location, LocationSettings, open_location, open_stores
+from persist.commit.location import Location, LocationSettings, open_location, open_stores
+from persist.core.errors import InvalidUsage
 
 DEFAULT_DIRECTORY = "persist-data"
 

@@ -25,14 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Part
-from persist.errors import Corruption
-from persist.ids import PartId
+from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
+from persist.core.errors import Corruption
+from persist.core.ids import PartId
+from persist.core.state import SchemaRecord
 from persist.parts.columns import extremes, is_bytes, one_chunk
 from persist.parts.consolidate import join
 from persist.parts.keycodec import SortedKeys, lower_bound, successor, upper_bound
 from persist.parts.schema import DIFF, TIME, ShardSchema
-from persist.state import SchemaRecord
 
 FORMAT_VERSION = 1
 _T = TypeVar("_T")

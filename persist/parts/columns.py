@@ -3,7 +3,7 @@
 The order is a function of the values alone, never of the batch they sit in: nulls first; booleans, numbers
 and times by value (floats in IEEE total order, so -0.0 sorts before 0.0 and differs from it; every NaN is the
 same value and sorts last); strings and binaries by their bytes; lists, structs and maps element by element
-(`persist.parts.nested`). Sorting, grouping, key bounds and cuts between runs all use it.
+(see `_nested`). Sorting, grouping, key bounds and cuts between runs all use it.
 
 A column offers the order twice: `word(level, rows)` gives uint64 words to compare level by level (the engine
 of `persist.parts.consolidate`), `encode(row)` one row's bytes (`persist.parts.keycodec`). Both come from the
@@ -153,9 +153,7 @@ def column(array: pa.Array) -> Column:
     kind = array.type
     valid = None if array.null_count == 0 else array.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_nested(kind):
-        from persist.parts.nested import encode_nested
-
-        return _bytes_column(encode_nested(array), None)
+        return _bytes_column(_nested(array), None)
     if pa.types.is_boolean(kind):
         return FixedColumn([array.cast(pa.uint8()).fill_null(0).to_numpy().astype(np.uint64)], 1, valid)
     if pa.types.is_decimal(kind):
@@ -260,3 +258,82 @@ def _decimal_words(array: pa.Array) -> list[Words]:
     limbs = _values(array.buffers()[1], np.uint64, array.offset * count, len(array) * count)
     table = limbs.reshape(len(array), count)
     return [table[:, count - 1] ^ _SIGN64, *(table[:, index].copy() for index in range(count - 2, -1, -1))]
+
+
+# --- nested columns
+
+_NESTED_END = b"\x00"  # below both marks: a list sorts before its extensions
+_NESTED_NULL = b"\x01"
+_NESTED_VALID = b"\x02"
+_BINARY = pa.large_binary()
+
+
+def _nested(array: pa.Array) -> pa.Array:
+    """Lists, structs and maps: a `large_binary` array without nulls, each row of `array` as order-preserving bytes.
+
+    Column by column, never row by row. Every value becomes self-delimiting bytes whose order is the order of the
+    values: null before any value, then element by element, a list before its extensions. A list's bytes are its
+    elements' bytes between two marks, so that they are made by composing offsets.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        parts = [_nested(child) for child in array.flatten()]
+        return _marked(array, _join(*parts))
+    if pa.types.is_map(kind):
+        entries = _join(_nested(array.keys), _nested(array.items))
+        return _nested_list(array, entries, _offsets(array.offsets))
+    if pa.types.is_fixed_size_list(kind):
+        starts = (np.arange(len(array) + 1, dtype=np.int64) + array.offset) * kind.list_size
+        return _nested_list(array, _nested(array.values), starts)
+    if pa.types.is_nested_list(kind) or pa.types.is_large_list(kind):
+        return _nested_list(array, _nested(array.values), _offsets(array.offsets))
+    return _nested_flat(array)
+
+
+def _nested_list(array: pa.Array, elements: pa.Array, starts: npt.NDArray[np.int64]) -> pa.Array:
+    ends = np.frombuffer(elements.buffers()[1], np.int64, len(elements) + 1, elements.offset * 8)
+    bodies = _large_binary(ends[starts], elements.buffers()[2])
+    return _marked(array, _join(bodies, pa.scalar(_NESTED_END, _BINARY)))
+
+
+def _nested_flat(array: pa.Array) -> pa.Array:
+    order = column(array)
+    if isinstance(order, BytesColumn):
+        kind = array.type
+        if pa.types.is_string(kind):
+            array = array.cast(pa.large_string())
+        values = array.cast(_BINARY)
+        if pc.any(pc.match_substring(values, b"\x00")).as_py():
+            values = pc.replace_substring(values, b"\x00", b"\x00\xff")
+        return _marked(array, _join(values.fill_null(b""), pa.scalar(b"\x00\x00", _BINARY)))
+    words = []
+    level = 1 if array.null_count else 0
+    while (word := order.word(level, None)) is not None:
+        words.append(word)
+        level += 1
+    table = np.stack(words, axis=1).astype(">u8")
+    width = table.shape[1] * 8
+    ends = np.arange(len(array) + 1, dtype=np.int64) * width
+    return _marked(array, _large_binary(ends, pa.py_buffer(table.tobytes())))
+
+
+def _marked(array: pa.Array, bodies: pa.Array) -> pa.Array:
+    marked = _join(pa.scalar(_NESTED_VALID, _BINARY), bodies)
+    if array.null_count == 0:
+        return marked
+    return pc.if_else(array.is_valid(), marked, pa.scalar(_NESTED_NULL, _BINARY))
+
+
+def _join(*parts: Any) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", _BINARY))
+
+
+def _large_binary(ends: npt.NDArray[np.int64], data: pa.Buffer | None) -> pa.Array:
+    return pa.LargeBinaryArray.from_buffers(
+        _BINARY, len(ends) - 1, [None, pa.py_buffer(np.ascontiguousarray(ends)), data or pa.py_buffer(b"")]
+    )
+
+
+def _offsets(offsets: pa.Array) -> npt.NDArray[np.int64]:
+    values: npt.NDArray[np.int64] = offsets.to_numpy().astype(np.int64)
+    return values

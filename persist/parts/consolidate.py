@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.parts.columns import Column, Mask, Rows, Words, column, one_chunk
 from persist.parts.schema import DIFF, TIME, ShardSchema
 

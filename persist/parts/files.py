@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from blob.errors import BlobNotFound
-from persist.batch import Part
-from persist.errors import Corruption
+from persist.core.batch import Part
+from persist.core.errors import Corruption
 from persist.parts.codec import (
     Chunk,
     Footer,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.errors import Corruption, InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.columns import END, ESCAPE, NULL, VALID, Column, column, one_chunk
 from persist.parts.schema import ShardSchema, family
 

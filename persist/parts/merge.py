@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from persist.batch import Part
+from persist.core.batch import Part
 from persist.parts.consolidate import Times, join, merge, pick, sort_groups
 from persist.parts.files import Files, PartFile
 from persist.parts.keycodec import KeyRange, SortedKeys, clip_rows

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.antichain import Antichain
-from persist.batch import Part, Run
-from persist.errors import InvalidUsage
+from persist.core.antichain import Antichain
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage
 from persist.parts.ahead import in_order
 from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.columns import one_chunk

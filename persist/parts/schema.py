@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.antichain import TIME_MAX, TIME_MIN
-from persist.errors import Corruption, InvalidUsage
-from persist.state import SchemaRecord
+from persist.core.antichain import TIME_MAX, TIME_MIN
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.state import SchemaRecord
 
 TIME = "__time"
 DIFF = "__diff"

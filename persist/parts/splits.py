@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from persist.batch import Part, Run
-from persist.errors import InvalidUsage
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage
 from persist.parts.keycodec import KeyRange, is_key
 from persist.parts.reader import PartReader
 from persist.parts.schema import ShardSchema

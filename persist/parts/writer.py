@@ -8,15 +8,15 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from persist.batch import Part, Run
-from persist.errors import InvalidUsage
-from persist.ids import IdSource, PartId, ShardId, WriterId
-from persist.keys import part_key
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage
+from persist.core.ids import IdSource, PartId, ShardId, WriterId
+from persist.core.keys import part_key
+from persist.core.state import SchemaRecord
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
 from persist.parts.keycodec import SortedKeys
 from persist.parts.schema import ShardSchema
-from persist.state import SchemaRecord
 
 PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
 COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part

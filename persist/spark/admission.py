@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from persist.antichain import Antichain
-from persist.batch import HollowBatch
+from persist.client.snapshot import part_reader
+from persist.core.antichain import Antichain
+from persist.core.batch import HollowBatch
+from persist.core.view import ShardView
 from persist.parts import TIME
-from persist.reading import part_reader
 from persist.spark import executors
 from persist.spark.changes import Interval, overlapping_batches
 from persist.spark.options import Target
-from persist.transport import ShardView
 
 Ints = npt.NDArray[np.int64]
 

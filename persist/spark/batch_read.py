@@ -13,15 +13,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from persist.antichain import Antichain
-from persist.errors import InvalidUsage
+from persist.client.snapshot import ReadLease, SnapshotSplit, wait_for_upper
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from persist.core.view import ViewRequest
 from persist.parts import DIFF, TIME
-from persist.reading import ReadLease, SnapshotSplit, wait_for_upper
 from persist.spark import executors, planning
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, Target
 from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
-from persist.transport import ViewRequest
 
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 

@@ -10,18 +10,19 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from persist.antichain import Antichain
-from persist.batch import HollowBatch, Part
-from persist.errors import InvalidUsage
-from persist.ids import ReaderId
+from persist.client.snapshot import ReadLease, ReadSettings, kept, part_reader
+from persist.client.transport import Transport
+from persist.core.antichain import Antichain
+from persist.core.batch import HollowBatch, Part
+from persist.core.errors import InvalidUsage
+from persist.core.ids import ReaderId
+from persist.core.state import SchemaRecord
+from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, KeyRange, ShardSchema
-from persist.reading import ReadLease, ReadSettings, kept, part_reader
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
 from persist.spark.pruning import Filter
 from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
-from persist.state import SchemaRecord
-from persist.transport import ShardView, Transport
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 CHANGE_FIELDS = (

@@ -9,12 +9,13 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from persist.client import Connection
-from persist.errors import InvalidUsage
+from persist.client.connect import Connection
+from persist.client.transport import Transport
+from persist.client.write import WriteHandle
+from persist.core.errors import InvalidUsage
+from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 from persist.spark.options import Target
-from persist.transport import ShardView, Transport, ViewRequest
-from persist.writing import WriteHandle
 
 TRANSPORTS_MAX = 8  # locations that one worker process keeps open
 WRITERS_MAX = 64  # shards for which one worker process keeps a writer

@@ -14,20 +14,21 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist import records
-from persist.antichain import EMPTY, Antichain
-from persist.attribute import AttributeKey, AttributeUpdate
-from persist.batch import Run
-from persist.client import Client
-from persist.errors import AttributeMismatch, InvalidUsage, UnknownShard
-from persist.ids import Token, WriterId
+from persist.client.connect import Client
+from persist.client.transport import Transport
+from persist.client.write import WriteHandle
+from persist.core.antichain import EMPTY, Antichain
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.batch import Run
+from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard
+from persist.core.ids import Token, WriterId
+from persist.core.state import SchemaRecord
+from persist.core.view import ShardView
+from persist.formats import json_records as records
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.spark import executors, replacing
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import stored_schema
-from persist.state import SchemaRecord
-from persist.transport import ShardView, Transport
-from persist.writing import WriteHandle
 
 Runs = tuple[Run, ...]
 REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
@@ -35,7 +36,7 @@ REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one task staged: runs as JSON (`persist.records`), with inline rows in them.
+    """What one task staged: runs as JSON (`persist.formats.json_records`), with inline rows in them.
 
     `claims` are runs of the keys that the task replaces, `base` what it saw of the shard, `query` the streaming query.
     """

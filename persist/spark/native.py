@@ -18,13 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from persist.antichain import Antichain
-from persist.batch import Part, Run
-from persist.errors import InvalidUsage
+from persist.client.snapshot import ReadLease, latest, leased_blobs, wait_for_upper
+from persist.core.antichain import Antichain
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME, ShardSchema, decode_inline
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
-from persist.reading import ReadLease, latest, leased_blobs, wait_for_upper
 from persist.spark import executors
 from persist.spark.options import Options, Target
 from persist.spark.schemas import arrow_schema, cast, spark_schema

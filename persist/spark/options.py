@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from persist.client import Connection
-from persist.errors import InvalidUsage
-from persist.handles import HandleSettings
-from persist.ids import check_shard_name
-from persist.reading import ReadSettings
-from persist.writing import WriteSettings
+from persist.client.connect import Connection
+from persist.client.shard import HandleSettings
+from persist.client.snapshot import ReadSettings
+from persist.client.write import WriteSettings
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
 
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
 BATCH_ROWS_MAX = 1_000_000

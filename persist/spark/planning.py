@@ -9,17 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.antichain import Antichain
-from persist.batch import Run
-from persist.errors import InvalidUsage
+from persist.client.snapshot import ReadLease, SnapshotSplit, latest, leased_blobs, part_reader, wait_for_upper
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
+from persist.core.errors import InvalidUsage
+from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key, plan_splits
 from persist.parts.keycodec import successor
 from persist.parts.reader import PartReader
-from persist.reading import ReadLease, SnapshotSplit, latest, leased_blobs, part_reader, wait_for_upper
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
 from persist.spark.pruning import Filter
-from persist.state import SchemaRecord
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key
 from persist.parts.keycodec import successor
 from persist.spark import predicate as p

@@ -18,20 +18,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.antichain import Antichain
-from persist.attribute import AttributeUpdate
-from persist.batch import Run
-from persist.errors import Conflict, InvalidUsage, UpperMismatch
-from persist.ids import ReaderId, Token
+from persist.client.snapshot import ReadLease, SnapshotSplit, kept, part_reader
+from persist.client.write import WriteHandle
+from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeUpdate
+from persist.core.batch import Run
+from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
+from persist.core.ids import ReaderId, Token
+from persist.core.view import ShardView, ViewRequest
+from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, consolidate
 from persist.parts.consolidate import join, sort_groups
 from persist.parts.keycodec import SortedKeys
-from persist.reading import ReadLease, SnapshotSplit, kept, part_reader
 from persist.spark import executors
 from persist.spark.options import Target
-from persist.store_errors import translated
-from persist.transport import ShardView, ViewRequest
-from persist.writing import WriteHandle
 
 Runs = tuple[Run, ...]
 CLAIMS_SCHEMA = 1  # claims are read with their own schema only

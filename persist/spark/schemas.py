@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, TIME
 
 MULTIPLICITY_MAX = 2**40  # rows of one batch after expansion; more is a mistake that would never end

@@ -25,17 +25,17 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.antichain import Antichain
-from persist.client import Client
-from persist.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
-from persist.handles import CriticalReaderHandle
-from persist.ids import SeqNo
-from persist.reading import ReadLease, leased_blobs
+from persist.client.connect import Client
+from persist.client.shard import CriticalReaderHandle
+from persist.client.snapshot import ReadLease, leased_blobs
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
+from persist.core.ids import SeqNo
+from persist.core.view import ShardView, ViewRequest
 from persist.spark import executors
 from persist.spark.admission import Admission
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, StreamOptions, Target
-from persist.transport import ShardView, ViewRequest
 
 OFFSET_VERSION = 1
 CURSOR_TRIES_MAX = 10

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.spark.jobs import Job, staged
 from persist.spark.options import Target, WriteOptions
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from blob import BlobExists, BlobNotFound
-from persist.errors import Conflict, InvalidUsage, PersistError
-from persist.ids import ShardId
-from persist.keys import belongs_to
-from persist.store_errors import translated
+from persist.core.errors import Conflict, InvalidUsage, PersistError
+from persist.core.ids import ShardId
+from persist.core.keys import belongs_to
+from persist.formats.store_errors import translated
 from rpc.auth import READ, WRITE
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from persist.antichain import Antichain
-from persist.errors import InvalidUsage
-from persist.ids import check_shard_name
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
 from rpc.auth import READ
 from rpc.listening import EVENTS, FRAMES
 from rpc.routes.parameters import frontier

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from fastapi import Query
 
-from persist.antichain import Antichain
-from persist.errors import InvalidUsage
-from persist.ids import Token, WriterId
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from persist.core.ids import Token, WriterId
 
 KEY_LENGTH_MAX = 200
 _CLOSED = ("[]", "closed")

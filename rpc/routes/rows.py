@@ -11,12 +11,12 @@ import pyarrow as pa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from persist.client import Client
-from persist.commands import Appended
-from persist.ids import Token, WriterId, check_shard_name
-from persist.reading import Snapshot, expanded
-from persist.wire import result_to_json
-from persist.writing import WriteHandle
+from persist.client.connect import Client
+from persist.client.snapshot import Snapshot, expanded
+from persist.client.write import WriteHandle
+from persist.core.commands import Appended
+from persist.core.ids import Token, WriterId, check_shard_name
+from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.auth import READ, WRITE
 from rpc.routes.parameters import (

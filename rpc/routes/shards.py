@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from persist import commands as c
-from persist.embedded import EmbeddedTransport
-from persist.errors import Forbidden, InvalidUsage
-from persist.ids import CriticalReaderId, check_shard_name
-from persist.state import State
-from persist.transport import ViewRequest, view_of
-from persist.wire import COMMAND_FRAME, result_to_json, view_to_json
+from persist.client.embedded import EmbeddedTransport
+from persist.core import commands as c
+from persist.core.errors import Forbidden, InvalidUsage
+from persist.core.ids import CriticalReaderId, check_shard_name
+from persist.core.state import State
+from persist.core.view import ViewRequest, view_of
+from persist.formats.http_messages import COMMAND_FRAME, result_to_json, view_to_json
 from rpc.auth import ADMIN, READ, WRITE
 from rpc.commanding import answer
 from rpc.routes.parameters import Frontier, frontier

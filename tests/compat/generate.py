@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from compactor.worker import Worker
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.location import LocationSettings, open_location
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import LocationSettings, open_location
+from persist.core.state import Policy
 from persist.parts import ShardSchema
-from persist.state import Policy
 
 HERE = Path(__file__).resolve().parent
 V1 = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])

@@ -19,11 +19,14 @@ import pyarrow.compute as pc
 
 from blob import open_blob
 from consensus import open_consensus
-from persist.antichain import Antichain
-from persist.client import Client, connect
-from persist.commands import Appended
-from persist.embedded import EmbeddedTransport
-from persist.errors import (
+from persist.client.connect import Client, connect
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.client.write import WriteHandle
+from persist.commit.location import Location
+from persist.core.antichain import Antichain
+from persist.core.commands import Appended
+from persist.core.errors import (
     Expired,
     Indeterminate,
     NotReadable,
@@ -32,10 +35,7 @@ from persist.errors import (
     Unavailable,
     UpperMismatch,
 )
-from persist.handles import Shard
-from persist.ids import Token
-from persist.location import Location
-from persist.writing import WriteHandle
+from persist.core.ids import Token
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
 from tests.crash.small import HANDLES, LOCATION, TIMEOUT_S
 

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-import persist.cli.compactor
-import persist.cli.gc
-import persist.cli.serve
-import persist.location
+import compactor.cli.compactor
+import compactor.cli.gc
+import persist.commit.location
+import rpc.cli.serve
 from blob import open_blob
 from compactor.jobs import gc_job
 from compactor.loop import LoopSettings
@@ -26,7 +26,7 @@ from tests.crash.small import GC, LOOK_EVERY_S, POLICY, WORKER
 def run(fuse: Fuse, arguments: list[str]) -> int:
     """The command's exit code, if it lives to tell."""
     loop = partial(LoopSettings, rescan_without_push_s=LOOK_EVERY_S)
-    serve = persist.cli.serve.from_environment
+    serve = rpc.cli.serve.from_environment
 
     def worker_settings(**_: Any) -> Any:
         return WORKER
@@ -35,14 +35,14 @@ def run(fuse: Fuse, arguments: list[str]) -> int:
         return GC
 
     with (
-        patch.object(persist.location, "open_blob", lambda url: FusedBlob(open_blob(url), fuse)),
-        patch.object(persist.location, "open_consensus", lambda url: FusedConsensus(open_consensus(url), fuse)),
-        patch.object(persist.cli.serve, "from_environment", lambda: {**serve(), "policy": POLICY}),
-        patch.object(persist.cli.compactor, "WorkerSettings", worker_settings),
-        patch.object(persist.cli.compactor, "LoopSettings", loop),
-        patch.object(persist.cli.gc, "GcSettings", gc_settings),
-        patch.object(persist.cli.gc, "LoopSettings", loop),
-        patch.object(persist.cli.gc, "gc_job", partial(gc_job, every_s=LOOK_EVERY_S)),
+        patch.object(persist.commit.location, "open_blob", lambda url: FusedBlob(open_blob(url), fuse)),
+        patch.object(persist.commit.location, "open_consensus", lambda url: FusedConsensus(open_consensus(url), fuse)),
+        patch.object(rpc.cli.serve, "from_environment", lambda: {**serve(), "policy": POLICY}),
+        patch.object(compactor.cli.compactor, "WorkerSettings", worker_settings),
+        patch.object(compactor.cli.compactor, "LoopSettings", loop),
+        patch.object(compactor.cli.gc, "GcSettings", gc_settings),
+        patch.object(compactor.cli.gc, "LoopSettings", loop),
+        patch.object(compactor.cli.gc, "gc_job", partial(gc_job, every_s=LOOK_EVERY_S)),
     ):
         return main(arguments)
 

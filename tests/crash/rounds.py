@@ -11,12 +11,12 @@ from compactor.merge import claim_is_for_merge
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.ids import SeqNo
-from persist.keys import shard_prefix
-from persist.location import Location
-from persist.system import SystemClock
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location
+from persist.commit.system import SystemClock
+from persist.core.ids import SeqNo
+from persist.core.keys import shard_prefix
 from tests.crash.actor import SHARD
 from tests.crash.arena import WEATHER, Arena
 from tests.crash.journal import Account

@@ -13,15 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blob.memory import MemoryBlob
-from persist.batch import Part, Run
-from persist.codec import decode_diff, decode_state, encode_diff, encode_state
-from persist.commands import Insert
-from persist.errors import Corruption, PersistError
-from persist.ids import PartId, ShardId, Token, WriterId
+from persist.core.batch import Part, Run
+from persist.core.commands import Insert
+from persist.core.errors import Corruption, PersistError
+from persist.core.ids import PartId, ShardId, Token, WriterId
+from persist.core.state import initial_state
+from persist.core.state_diff import diff
+from persist.formats.http_messages import command_from_frame, command_from_json, command_to_frame
+from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 from persist.parts import PartReader, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
-from persist.state import initial_state
-from persist.state_diff import diff
-from persist.wire import command_from_frame, command_from_json, command_to_frame
 from tests.conftest import SeededIds
 
 SCHEMA = ShardSchema(pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())]), ("k",))

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.antichain import EMPTY, Antichain
-from persist.client import Client
-from persist.errors import (
+from persist.client.connect import Client
+from persist.client.shard import Shard
+from persist.core.antichain import EMPTY, Antichain
+from persist.core.errors import (
     Conflict,
     Corruption,
     Expired,
@@ -25,7 +26,6 @@ from persist.errors import (
     UnknownShard,
     UpperMismatch,
 )
-from persist.handles import Shard
 from persist.parts import ShardSchema
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client import Client
-from persist.errors import InvalidUsage, NotReadable, ShardExists, Unavailable, UnknownShard, UpperMismatch
-from persist.handles import HandleSettings, Shard
-from persist.state import Policy
-from persist.transport import ViewRequest
-from persist.writing import WriteSettings
-from rpc.http_blob import HttpBlob
+from persist.client.connect import Client
+from persist.client.shard import HandleSettings, Shard
+from persist.client.write import WriteSettings
+from persist.core.errors import InvalidUsage, NotReadable, ShardExists, Unavailable, UnknownShard, UpperMismatch
+from persist.core.state import Policy
+from persist.core.view import ViewRequest
+from rpc.client.http_blob import HttpBlob
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
@@ -170,7 +170,7 @@ def test_a_blob_with_a_flipped_byte(server: Server, tmp_path: Path) -> None:
         data[len(data) // 2] ^= 1
         os.chmod(part, 0o644)
         part.write_bytes(data)
-        with pytest.raises(persist.errors.Corruption, match="checksum"):
+        with pytest.raises(persist.core.errors.Corruption, match="checksum"):
             shard.snapshot().to_arrow()
 
 
@@ -199,7 +199,7 @@ def test_somebody_else_there(server: Server) -> None:
 @pytest.fixture
 def far_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     """A client to which the server's directory looks as if it were on another machine."""
-    monkeypatch.setattr("rpc.identity.is_same", lambda blob, proof: False)
+    monkeypatch.setattr("persist.client.identity.is_same", lambda blob, proof: False)
     with persist.connect(server.url) as connected:
         assert isinstance(connected.transport.blob, HttpBlob)
         yield connected
@@ -216,7 +216,7 @@ def test_parts_go_through_the_servers_door(far_client: Client) -> None:
 
 def test_the_proof_tells_a_copy_from_the_original(server: Server, tmp_path: Path) -> None:
     from blob import open_blob
-    from rpc import identity
+    from persist.client import identity
 
     with urllib.request.urlopen(f"{server.url}/v1/location") as answer:
         told = json.load(answer)["blob"]
@@ -246,7 +246,7 @@ def test_sigterm_answers_what_was_accepted_and_ends_waits(tmp_path: Path) -> Non
             for n in range(1_000_000):
                 try:
                     acknowledged.append(shard.insert(rows(f"r{n}")).lower.element or 0)
-                except persist.errors.PersistError:
+                except persist.core.errors.PersistError:
                     return
                 started.set()
 

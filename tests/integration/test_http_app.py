@@ -15,11 +15,11 @@ from starlette.testclient import TestClient
 from blob.memory import MemoryBlob
 from consensus import ConsensusUnavailable
 from consensus.memory import MemoryConsensus
-from persist.embedded import EmbeddedTransport
-from persist.ids import PartId, ShardId, WriterId
-from persist.keys import part_key
-from persist.location import Location
-from persist.system import InlineBackground
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location
+from persist.commit.system import InlineBackground
+from persist.core.ids import PartId, ShardId, WriterId
+from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 
@@ -284,7 +284,7 @@ def test_beyond_the_limit_of_listeners_and_snapshots_the_answer_is_429(location:
 
 
 def test_what_thin_clients_write_is_what_embedded_ones_read(http: TestClient, location: Location) -> None:
-    from persist.client import Client
+    from persist.client.connect import Client
 
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
     shard = Client(EmbeddedTransport(location)).shard("orders")

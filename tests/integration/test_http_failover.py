@@ -14,10 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 
 import persist
-from persist.antichain import Antichain
-from persist.client import Client
-from rpc.servers import rendezvous
-from rpc.transport import HttpTransport
+from persist.client.connect import Client
+from persist.core.antichain import Antichain
+from rpc.client.servers import rendezvous
+from rpc.client.transport import HttpTransport
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.string())])

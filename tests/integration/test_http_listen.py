@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.antichain import Antichain
-from persist.client import Client
-from persist.errors import NotReadable, UnknownShard
-from persist.handles import Shard
-from persist.location import open_location
-from rpc.transport import HttpTransport
+from persist.client.connect import Client
+from persist.client.shard import Shard
+from persist.commit.location import open_location
+from persist.core.antichain import Antichain
+from persist.core.errors import NotReadable, UnknownShard
+from rpc.client.transport import HttpTransport
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.string())])

@@ -14,11 +14,11 @@ from starlette.testclient import TestClient
 import persist
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
-from persist.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.ids import PartId, ShardId, WriterId
-from persist.keys import part_key
-from persist.location import Location
-from persist.system import InlineBackground
+from persist.commit.location import Location
+from persist.commit.system import InlineBackground
+from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.core.ids import PartId, ShardId, WriterId
+from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings

@@ -22,10 +22,10 @@ from blob.memory import MemoryBlob
 from compactor.supervise import child_command
 from compactor.worker import Worker
 from consensus.memory import MemoryConsensus
-from persist.client import Client, connect
-from persist.embedded import EmbeddedTransport
-from persist.location import Location, LocationSettings
-from persist.state import Policy
+from persist.client.connect import Client, connect
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location, LocationSettings
+from persist.core.state import Policy
 from tests.support.maintained import WORKER
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
@@ -178,7 +178,7 @@ from pathlib import Path
 from compactor.engine import EngineSettings
 from compactor.memory import use_system_allocator
 from compactor.worker import Worker, WorkerSettings
-from persist.location import open_location
+from persist.commit.location import open_location
 use_system_allocator()
 location = open_location(sys.argv[1])
 budget = int(sys.argv[2])

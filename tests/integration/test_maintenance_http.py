@@ -22,17 +22,17 @@ from blob.memory import MemoryBlob
 from compactor.committing import through_server
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory import MemoryConsensus
-from persist import commands as c
-from persist.client import Client, Connection, connect
-from persist.ids import Token
-from persist.location import Location, LocationSettings, open_location
-from persist.machine import MachineSettings
-from persist.state import Policy
-from persist.wire import command_to_json
+from persist.client.connect import Client, Connection, connect
+from persist.commit.location import Location, LocationSettings, open_location
+from persist.commit.machine import MachineSettings
+from persist.core import commands as c
+from persist.core.ids import Token
+from persist.core.state import Policy
+from persist.formats.http_messages import command_to_json
 from rpc.app import create_app
 from rpc.auth import mint
+from rpc.client.transport import open_transport
 from rpc.serving import bind
-from rpc.transport import open_transport
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])

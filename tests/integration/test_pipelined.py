@@ -15,14 +15,14 @@ from blob import open_blob
 from blob.faults import FaultPlan, FaultyBlob
 from consensus import open_consensus
 from consensus.faults import FaultyConsensus
-from persist.attribute import EVENT_COUNT, AttributeUpdate
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.errors import AttributeMismatch, InvalidUsage, PersistError
-from persist.handles import Shard
-from persist.location import Location, LocationSettings, directory_urls
-from persist.pipelined import PipelinedWriter, PipelineSettings
-from persist.state import Policy
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.pipelined import PipelinedWriter, PipelineSettings
+from persist.client.shard import Shard
+from persist.commit.location import Location, LocationSettings, directory_urls
+from persist.core.attribute import EVENT_COUNT, AttributeUpdate
+from persist.core.errors import AttributeMismatch, InvalidUsage, PersistError
+from persist.core.state import Policy
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])

@@ -14,7 +14,7 @@ from blob.memory import MemoryBlob
 from persist.attributes.nodes import Shape
 from persist.attributes.storage import ChunkReader
 from persist.attributes.tree import LEAVES_A_MOVE
-from persist.errors import Unavailable
+from persist.core.errors import Unavailable
 from tests.conftest import SeededIds
 from tests.support.indexed import Indexed, key_of
 

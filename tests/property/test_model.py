@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from compactor.engine import EngineSettings
 from compactor.merge import MergePolicy
-from persist.state import Policy
+from persist.core.state import Policy
 from tests.support.maintained import LEASE_MS, NAME, WORKER, Row, World
 
 KEYS = [f"k{n}" for n in range(4)]

@@ -12,17 +12,17 @@ import pytest
 import persist
 from blob import Blob
 from compactor.orphans import Sweeper, SweepSettings
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.errors import Expired, Indeterminate, OpaqueMismatch
-from persist.handles import HandleSettings
-from persist.location import LocationSettings, open_stores
-from persist.reading import ReadSettings
-from persist.state import Policy
-from persist.system import SystemClock as Clock
-from persist.transport import ShardView, ViewRequest
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import HandleSettings
+from persist.client.snapshot import ReadSettings
+from persist.commit.location import LocationSettings, open_stores
+from persist.commit.system import SystemClock as Clock
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, Indeterminate, OpaqueMismatch
+from persist.core.state import Policy
+from persist.core.view import ShardView, ViewRequest
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 NO_INLINE = Policy(inline_part_bytes_max=0)

@@ -10,17 +10,17 @@ import pytest
 from blob.memory import MemoryBlob
 from compactor.orphans import Sweeper
 from consensus.memory import MemoryConsensus
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.attribute import AttributeUpdate
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import NodeCache
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.errors import Corruption
-from persist.handles import Shard
-from persist.location import Location
-from persist.system import SystemClock
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.commit.system import SystemClock
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeUpdate
+from persist.core.errors import Corruption
 from tests.support.flushing import flushed
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])

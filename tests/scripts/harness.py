@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from persist.errors import PersistError
+from persist.core.errors import PersistError
 
 SEPARATOR = "----"
 TOGETHER = " ; "

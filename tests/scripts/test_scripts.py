@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from persist.commands import Command
-from persist.errors import UpperMismatch
+from persist.core.commands import Command
+from persist.core.errors import UpperMismatch
 from tests.scripts import harness
 from tests.scripts.harness import Arguments, ScriptError
 from tests.scripts.verbs import StepInterpreter

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
-from persist.batch import HollowBatch, Part, Run
-from persist.errors import PersistError
-from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
-from persist.state import Policy, SchemaRecord, State
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
+from persist.core.batch import HollowBatch, Part, Run
+from persist.core.errors import PersistError
+from persist.core.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.core.state import Policy, SchemaRecord, State
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, Shard, make_part
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.client import Client
-from rpc.http_blob import HttpBlob
+from persist.client.connect import Client
+from rpc.client.http_blob import HttpBlob
 from tests.support.server import Server
 
 SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("n", pa.int64())])

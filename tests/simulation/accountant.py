@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from persist.attribute import AttributeKey, AttributeUpdate
-from persist.errors import Corruption, Expired
-from persist.handles import Shard
-from persist.writing import WriteHandle
+from persist.client.shard import Shard
+from persist.client.write import WriteHandle
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.errors import Corruption, Expired
 from tests.simulation.host import MAIN, WEATHER, Host, expect_damage, extras_of, me
 from tests.simulation.oracle import Write, expect
 from tests.simulation.writers import as_table, attempted, retried, rows, told

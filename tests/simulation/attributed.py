@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from persist.attribute import AttributeUpdate
+from persist.core.attribute import AttributeUpdate
 from tests.simulation.oracle_errors import expect
 
 Values = dict[str, int]

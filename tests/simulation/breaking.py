@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import persist.transitions
-import persist.writing
-from persist.errors import Indeterminate
-from persist.machine import Machine
-from persist.state import State
+import persist.client.write
+import persist.core.transitions
+from persist.commit.machine import Machine
+from persist.core.errors import Indeterminate
+from persist.core.state import State
 from tests.simulation.host import WEATHER
 
 Broken = AbstractContextManager[Any]
@@ -28,7 +28,7 @@ def every(*broken: Broken) -> Iterator[None]:
 
 def transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Broken:
     """Commands of the kind do something else."""
-    return patch.dict(persist.transitions._TRANSITIONS, {kind: broken})
+    return patch.dict(persist.core.transitions._TRANSITIONS, {kind: broken})
 
 
 def outcomes_stay_unread() -> Broken:
@@ -54,7 +54,7 @@ def resent_as(other: Callable[[Any, str, Any], Any]) -> Broken:
                 transport.clock.sleep(RETRY_AFTER_S)
                 command = other(transport, name, command)
 
-    return every(patch.object(persist.writing, "send", send), outcomes_stay_unread())
+    return every(patch.object(persist.client.write, "send", send), outcomes_stay_unread())
 
 
 __all__ = ["Broken", "every", "outcomes_stay_unread", "resent_as", "transition"]

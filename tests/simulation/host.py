@@ -11,24 +11,24 @@ from typing import Any
 import pyarrow as pa
 
 from blob import Blob
-from persist import commands as c
-from persist.antichain import EMPTY
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.errors import (
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import HandleSettings, Shard
+from persist.client.snapshot import ReadSettings
+from persist.client.write import WriteSettings
+from persist.commit.location import Location, LocationSettings
+from persist.commit.machine import MachineSettings
+from persist.core import commands as c
+from persist.core.antichain import EMPTY
+from persist.core.errors import (
     Corruption,
     Indeterminate,
     Overloaded,
     ShardExists,
     Unavailable,
 )
-from persist.handles import HandleSettings, Shard
-from persist.location import Location, LocationSettings
-from persist.machine import MachineSettings
-from persist.reading import ReadSettings
-from persist.state import Policy
-from persist.transport import ShardView, ViewRequest
-from persist.writing import WriteSettings
+from persist.core.state import Policy
+from persist.core.view import ShardView, ViewRequest
 from tests.simulation.history import History
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect
 from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World

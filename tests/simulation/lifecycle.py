@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from persist.errors import Conflict, Corruption, SchemaMismatch, UnknownShard
-from persist.handles import Shard
+from persist.client.shard import Shard
+from persist.client.write import WriteHandle
+from persist.core.errors import Conflict, Corruption, SchemaMismatch, UnknownShard
 from persist.parts import ShardSchema
-from persist.writing import WriteHandle
 from tests.simulation.host import DOOMED, EXTRAS, MAIN, WEATHER, Host, expect_damage, extras_of, me
 from tests.simulation.oracle import Update, Write, expect
 from tests.simulation.readers import read_once, reading

@@ -12,7 +12,7 @@ from compactor.merge import MergePolicy, claim_is_for_merge
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
-from persist.errors import Corruption
+from persist.core.errors import Corruption
 from tests.simulation.accountant import read_attributes
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect

@@ -15,33 +15,33 @@ import pyarrow.compute as pc
 
 import compactor.gc
 import compactor.orphans
-import persist.machine
-import persist.pipelined
-import persist.reading
-import persist.sending
-import persist.state_diff
-import persist.transitions
-import persist.transitions.attributes
-import persist.transitions.lifecycle
-import persist.transitions.readers
-import persist.writing
+import persist.client.pipelined
+import persist.client.retry
+import persist.client.snapshot
+import persist.client.write
+import persist.commit.machine
+import persist.core.state_diff
+import persist.core.transitions
+import persist.core.transitions.attributes
+import persist.core.transitions.lifecycle
+import persist.core.transitions.readers
 from compactor.engine import LocalEngine
 from compactor.gc import Collector, GcReport
 from compactor.orphans import Sweeper
-from persist import commands as c
-from persist.antichain import Antichain, meet
-from persist.attribute import AttributeUpdate
-from persist.errors import Conflict, Indeterminate, Unavailable
-from persist.ids import SeqNo, Token
-from persist.listening import Listen
-from persist.machine import Machine
+from persist.client.listen import Listen
+from persist.client.write import WriteHandle
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.antichain import Antichain, meet
+from persist.core.attribute import AttributeUpdate
+from persist.core.errors import Conflict, Indeterminate, Unavailable
+from persist.core.ids import SeqNo, Token
+from persist.core.state import Claim, State, held_since
+from persist.core.trace import Trace
+from persist.core.transitions import Context, maintenance, writers
+from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from persist.state import Claim, State, held_since
-from persist.trace import Trace
-from persist.transitions import Context, maintenance, writers
-from persist.transport import ViewRequest
-from persist.writing import WriteHandle
 from tests.simulation import narrow_mutations
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
@@ -150,7 +150,7 @@ def refresh_from_the_cache() -> Broken:
 
 def expiry_moves_since() -> Broken:
     """Forgetting a lapsed reader lets since jump to what the others hold."""
-    real = persist.machine.expire_lapsed
+    real = persist.commit.machine.expire_lapsed
 
     def expire_lapsed(state: State, now_ms: int) -> State:
         expired = real(state, now_ms)
@@ -158,7 +158,7 @@ def expiry_moves_since() -> Broken:
             return expired
         return replace(expired, since=max(expired.since, held_since(expired)))
 
-    return patch.object(persist.machine, "expire_lapsed", expire_lapsed)
+    return patch.object(persist.commit.machine, "expire_lapsed", expire_lapsed)
 
 
 def since_ignores_leased_readers() -> Broken:
@@ -168,7 +168,7 @@ def since_ignores_leased_readers() -> Broken:
         holds = [reader.since for reader in state.critical_readers.values()]
         return meet(holds) if holds else state.since
 
-    return patch.object(persist.transitions.readers, "held_since", held)
+    return patch.object(persist.core.transitions.readers, "held_since", held)
 
 
 def listen_downgrades_before_reading() -> Broken:
@@ -213,7 +213,7 @@ def snapshot_does_not_wait() -> Broken:
     def at_once(transport: Any, name: str, as_of: int, lease: Any, wait_s: float) -> Any:
         return transport.view(name, ViewRequest())
 
-    return patch.object(persist.reading, "wait_for_upper", at_once)
+    return patch.object(persist.client.snapshot, "wait_for_upper", at_once)
 
 
 def splits_overlap() -> Broken:
@@ -222,7 +222,7 @@ def splits_overlap() -> Broken:
     def plan_splits(runs: Any, num_splits: int, *_: Any, **__: Any) -> list[KeyRange]:
         return [KeyRange(None, None)] * num_splits
 
-    return patch.object(persist.reading, "plan_splits", plan_splits)
+    return patch.object(persist.client.snapshot, "plan_splits", plan_splits)
 
 
 def append_not_clipped() -> Broken:
@@ -246,23 +246,23 @@ def insert_joins_what_was_seen() -> Broken:
 
 def opaque_not_compared() -> Broken:
     """Whoever was fenced moves the critical reader all the same."""
-    return patch.object(persist.transitions.readers, "_check_opaque", lambda *_: None)
+    return patch.object(persist.core.transitions.readers, "_check_opaque", lambda *_: None)
 
 
 def conditions_ignored() -> Broken:
     """Attributes are set whatever they are."""
-    real = persist.transitions.attributes.updated
+    real = persist.core.transitions.attributes.updated
 
     def updated(updates: Any, current: Any) -> Any:
         met = [replace(update, verb="replace") if "if" in update.verb else update for update in updates]
         return real(met, current)
 
-    return patch.object(persist.transitions.attributes, "updated", updated)
+    return patch.object(persist.core.transitions.attributes, "updated", updated)
 
 
 def flush_covers_what_came_later() -> Broken:
     """A flush takes every value out of the State, those too that changed since it began."""
-    real = persist.transitions.attributes.flush
+    real = persist.core.transitions.attributes.flush
 
     def flush(state: State, command: c.FlushAttributes, context: Any) -> Any:
         following, result = real(state, command, context)
@@ -275,7 +275,9 @@ def pipeline_without_conditions() -> Broken:
     """A pipelined writer sends its appends again without looking whether they landed."""
     unconditional = classmethod(lambda cls, key, value, expected: cls(key, "replace", value, expected))
     return patch.object(
-        persist.pipelined, "AttributeUpdate", type("Update", (AttributeUpdate,), {"replace_if_equals": unconditional})
+        persist.client.pipelined,
+        "AttributeUpdate",
+        type("Update", (AttributeUpdate,), {"replace_if_equals": unconditional}),
     )
 
 
@@ -292,7 +294,7 @@ def evolution_in_place() -> Broken:
 
 def drop_leaves_writers() -> Broken:
     """A drop ends reading, not writing."""
-    real = persist.transitions.lifecycle.drop
+    real = persist.core.transitions.lifecycle.drop
 
     def drop(state: State, command: c.Drop, context: Any) -> Any:
         following, result = real(state, command, context)
@@ -333,7 +335,7 @@ def tokens_forgotten() -> Broken:
 
 def refusal_told_as_done() -> Broken:
     """A write that the store did not take is acknowledged."""
-    real = persist.writing.send
+    real = persist.client.write.send
 
     def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
         try:
@@ -343,7 +345,7 @@ def refusal_told_as_done() -> Broken:
                 return c.Appended(command.expected_upper, command.new_upper)
             raise
 
-    return patch.object(persist.writing, "send", send)
+    return patch.object(persist.client.write, "send", send)
 
 
 def wrong_time_told() -> Broken:
@@ -360,7 +362,7 @@ def wrong_time_told() -> Broken:
 
 def departures_unmentioned() -> Broken:
     """State diffs do not say which blobs left."""
-    return patch.object(persist.state_diff, "_gone", lambda old, new: ())
+    return patch.object(persist.core.state_diff, "_gone", lambda old, new: ())
 
 
 def staged_age_ignored() -> Broken:

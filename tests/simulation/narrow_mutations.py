@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import persist.client.snapshot
+import persist.commit.versions
 import persist.parts.writer
-import persist.reading
-import persist.versions
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.batch import Run
-from persist.errors import NotReadable
-from persist.ids import PartId, Token, WriterId
-from persist.machine import Machine
-from persist.state import State
-from persist.transitions import readers
-from persist.transport import ShardView, ViewRequest
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
+from persist.core.errors import NotReadable
+from persist.core.ids import PartId, Token, WriterId
+from persist.core.state import State
+from persist.core.transitions import readers
+from persist.core.view import ShardView, ViewRequest
 from tests.simulation.breaking import Broken, every, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -74,17 +74,17 @@ def tokens_made_anew() -> Broken:
 
 def first_rollup_without_its_name() -> Broken:
     """The rollup of a new shard is the State before that names it."""
-    real = persist.versions.encode_state
+    real = persist.commit.versions.encode_state
 
     def encode_state(state: State) -> bytes:
         return real(replace(state, rollups={}) if state.seqno == 1 else state)
 
-    return patch.object(persist.versions, "encode_state", encode_state)
+    return patch.object(persist.commit.versions, "encode_state", encode_state)
 
 
 def upper_taken_for_complete() -> Broken:
     """The latest time is the upper itself, and nobody waits until it is complete."""
-    real = persist.reading.latest
+    real = persist.client.snapshot.latest
 
     def latest(view: ShardView) -> int:
         return view.upper.element or real(view)
@@ -93,7 +93,8 @@ def upper_taken_for_complete() -> Broken:
         return transport.view(name, ViewRequest())
 
     return every(
-        patch.object(persist.reading, "latest", latest), patch.object(persist.reading, "wait_for_upper", at_once)
+        patch.object(persist.client.snapshot, "latest", latest),
+        patch.object(persist.client.snapshot, "wait_for_upper", at_once),
     )
 
 
@@ -111,8 +112,8 @@ def since_itself_refused() -> Broken:
 
 def latest_lags() -> Broken:
     """A read of the latest time takes an earlier one, which may be forgotten already."""
-    real = persist.reading.latest
-    return patch.object(persist.reading, "latest", lambda view: max(0, real(view) - LAG))
+    real = persist.client.snapshot.latest
+    return patch.object(persist.client.snapshot, "latest", lambda view: max(0, real(view) - LAG))
 
 
 MEANT_FOR: dict[Callable[[], Broken], str] = {

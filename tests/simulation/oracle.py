@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
-from persist import state_diff
-from persist.antichain import MINIMUM, Antichain
-from persist.attribute import AttributeUpdate
-from persist.codec import decode_diff, decode_state
-from persist.invariants import check_state, check_step
-from persist.state import State, blank_state
+from persist.core import state_diff
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.attribute import AttributeUpdate
+from persist.core.invariants import check_state, check_step
+from persist.core.state import State, blank_state
+from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth
 from tests.simulation.oracle_errors import Violation, expect
 

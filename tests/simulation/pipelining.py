@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from persist.attribute import AttributeKey
-from persist.errors import AttributeMismatch, Corruption, Expired, PersistError
-from persist.pipelined import PipelinedWriter, PipelineSettings
+from persist.client.pipelined import PipelinedWriter, PipelineSettings
+from persist.core.attribute import AttributeKey
+from persist.core.errors import AttributeMismatch, Corruption, Expired, PersistError
 from tests.simulation.host import MAIN, WEATHER, Host, Run, expect_damage, extras_of, piped_rows
 from tests.simulation.oracle import expect
 from tests.simulation.writers import as_table

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.antichain import Antichain
-from persist.errors import (
+from persist.client.shard import CriticalReaderHandle, Shard
+from persist.core.antichain import Antichain
+from persist.core.errors import (
     Corruption,
     Expired,
     NotReadable,
@@ -18,7 +19,6 @@ from persist.errors import (
     Overloaded,
     Unavailable,
 )
-from persist.handles import CriticalReaderHandle, Shard
 from tests.simulation.fencing import FenceOp
 from tests.simulation.history import Read
 from tests.simulation.host import (

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from unittest.mock import patch
 
-import persist.handles
-import persist.location
-import persist.machine
+import persist.client.pipelined
+import persist.client.shard
+import persist.client.write
+import persist.commit.location
+import persist.commit.machine
+import persist.commit.versions
 import persist.parts.reader
-import persist.pipelined
-import persist.versions
-import persist.writing
 import tests.simulation.oracle
 from tests.simulation.actors import ROLES
 from tests.simulation.history import History
@@ -30,12 +30,12 @@ from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process,
 from tests.simulation.writers import definite_rows
 
 LOCKING = (
-    persist.handles,
-    persist.location,
-    persist.machine,
+    persist.client.shard,
+    persist.commit.location,
+    persist.commit.machine,
     persist.parts.reader,
-    persist.pipelined,
-    persist.writing,
+    persist.client.pipelined,
+    persist.client.write,
 )
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
@@ -132,8 +132,8 @@ def run_plan(plan: Plan) -> Outcome:
         stack.enter_context(cooperative(world.scheduler, LOCKING))
         stack.callback(world.scheduler.end)
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
-        decode = lru_cache(DECODED_MAX)(persist.versions.decode_diff)
-        for module in (persist.versions, tests.simulation.oracle):
+        decode = lru_cache(DECODED_MAX)(persist.commit.versions.decode_diff)
+        for module in (persist.commit.versions, tests.simulation.oracle):
             stack.enter_context(patch.object(module, "decode_diff", decode))
         try:
             _chaos(run, plan)

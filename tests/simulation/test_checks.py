@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist.attribute import AttributeKey, AttributeUpdate
+from persist.core.attribute import AttributeKey, AttributeUpdate
 from tests.simulation.attributed import AttributeTruth
 from tests.simulation.fencing import FenceOp, check_fenced
 from tests.simulation.history import Read, check_ascending, check_definite, check_dropped, check_linearisable

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from persist import commands as c
-from persist.errors import (
+from persist.client.shard import Shard
+from persist.client.write import WriteHandle
+from persist.core import commands as c
+from persist.core.errors import (
     AttributeMismatch,
     Corruption,
     Expired,
@@ -18,9 +20,7 @@ from persist.errors import (
     Unavailable,
     UpperMismatch,
 )
-from persist.handles import Shard
-from persist.ids import Token
-from persist.writing import WriteHandle
+from persist.core.ids import Token
 from tests.simulation.host import (
     COPIES,
     EXTRAS,

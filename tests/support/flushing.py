@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from blob import Blob
-from persist import commands as c
-from persist.flushing import merged
-from persist.ids import IdSource
-from persist.small_merges import inline_stretch
-from persist.state import State
+from persist.commit.merge_batches import merged
+from persist.core import commands as c
+from persist.core.ids import IdSource
+from persist.core.small_merges import inline_stretch
+from persist.core.state import State
 
 
 def flushed(state: State, blob: Blob, ids: IdSource) -> c.MergeRes | None:

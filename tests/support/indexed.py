@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blob import Blob
-from persist import commands as c
-from persist.attribute import AttributeKey
 from persist.attributes.index import AttributeIndex
 from persist.attributes.nodes import Shape
 from persist.attributes.storage import NodeCache
 from persist.attributes.tree import NodeReader, entries
-from persist.ids import IdSource
-from persist.invariants import check_state
-from persist.state import Policy, State
-from persist.transitions import Context, step
+from persist.core import commands as c
+from persist.core.attribute import AttributeKey
+from persist.core.ids import IdSource
+from persist.core.invariants import check_state
+from persist.core.state import Policy, State
+from persist.core.transitions import Context, step
 from tests.support.shard import Shard
 
 Values = Mapping[bytes, int | None]

@@ -8,10 +8,10 @@ from blob import Blob
 from blob.memory import MemoryBlob
 from consensus import Consensus
 from consensus.memory import MemoryConsensus
-from persist.location import Location, LocationSettings
-from persist.machine import MachineSettings
-from persist.state import Policy
-from persist.system import InlineBackground
+from persist.commit.location import Location, LocationSettings
+from persist.commit.machine import MachineSettings
+from persist.commit.system import InlineBackground
+from persist.core.state import Policy
 
 
 class TestClock:

@@ -14,13 +14,13 @@ from compactor.merge import MergePolicy
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory import MemoryConsensus
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.handles import Shard
-from persist.ids import SeqNo
-from persist.keys import shard_prefix
-from persist.location import Location
-from persist.state import Policy, State
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.core.ids import SeqNo
+from persist.core.keys import shard_prefix
+from persist.core.state import Policy, State
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, memory_location
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
-from persist.codec import decode_diff, decode_state, encode_diff, encode_state
-from persist.commands import Appended, Command, Insert, Result
-from persist.errors import PersistError
-from persist.ids import PartId, ShardId, WriterId
-from persist.invariants import check_state, check_step
-from persist.keys import part_key
-from persist.state import Policy, SchemaRecord, State, initial_state
-from persist.state_diff import apply, diff
-from persist.transitions import Context, expire_lapsed, step
+from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
+from persist.core.commands import Appended, Command, Insert, Result
+from persist.core.errors import PersistError
+from persist.core.ids import PartId, ShardId, WriterId
+from persist.core.invariants import check_state, check_step
+from persist.core.keys import part_key
+from persist.core.state import Policy, SchemaRecord, State, initial_state
+from persist.core.state_diff import apply, diff
+from persist.core.transitions import Context, expire_lapsed, step
+from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 
 NAME = "orders"
 SCHEMA = SchemaRecord(b"k: string, v: int64", ("k",))

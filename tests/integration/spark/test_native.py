@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist.spark
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 
 pytestmark = pytest.mark.spark
 

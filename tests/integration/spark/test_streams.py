@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from persist.commands import ExpireWriter
-from persist.errors import InvalidUsage
+from persist.core.commands import ExpireWriter
+from persist.core.errors import InvalidUsage
 from persist.spark import executors
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target
 from persist.spark.schemas import spark_schema

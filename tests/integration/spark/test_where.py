@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 from persist.spark.batch_read import SnapshotReader
 from persist.spark.options import Options, ReadOptions, Target

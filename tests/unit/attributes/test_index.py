@@ -7,15 +7,15 @@ import random
 import pytest
 
 from blob.memory import MemoryBlob
-from persist import commands as c
-from persist.attribute import AttributeKey, AttributeUpdate
 from persist.attributes.index import AttributeIndex
 from persist.attributes.nodes import LEAF_ENTRIES_MAX, Shape
 from persist.attributes.storage import ChunkReader, NodeCache, StaleIndex
-from persist.errors import Corruption
-from persist.ids import Token, WriterId
-from persist.state import Policy
-from persist.transitions import Context, step
+from persist.core import commands as c
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.errors import Corruption
+from persist.core.ids import Token, WriterId
+from persist.core.state import Policy
+from persist.core.transitions import Context, step
 from tests.conftest import SeededIds
 from tests.support.indexed import Indexed, key_of
 from tests.support.shard import numbered

@@ -10,13 +10,13 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
-from persist import commands as c
-from persist.attribute import AttributeKey, AttributeUpdate
-from persist.errors import AttributeMismatch, Corruption, Overloaded
-from persist.ids import Token, WriterId
-from persist.location import Location
-from persist.machine import Machine
-from persist.state import Policy, initial_state
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.errors import AttributeMismatch, Corruption, Overloaded
+from persist.core.ids import Token, WriterId
+from persist.core.state import Policy, initial_state
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import SCHEMA, numbered
 

@@ -17,7 +17,7 @@ from persist.attributes.nodes import (
     decode,
     locate,
 )
-from persist.errors import Corruption
+from persist.core.errors import Corruption
 from tests.support.indexed import key_of
 
 keys = st.integers(0, 60).map(key_of) | st.binary(min_size=16, max_size=16)

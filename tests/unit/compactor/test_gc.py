@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.errors import Corruption
-from persist.ids import ReaderId, SeqNo
-from persist.keys import is_rollup_key
-from persist.state import Policy
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Corruption
+from persist.core.ids import ReaderId, SeqNo
+from persist.core.keys import is_rollup_key
+from persist.core.state import Policy
 from tests.support.crashing import Fuse
 from tests.support.maintained import AGE_MS, LEASE_MS, NAME, World
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactor.merge import LEFT_BATCHES_MAX, MergePolicy, plan
-from persist import commands as c
-from persist.antichain import EMPTY, Antichain
-from persist.batch import Description, Part, Run, batch_of
-from persist.small_merges import SMALL_ROWS
-from persist.state import Claim, State
-from persist.trace import trace_of
+from persist.core import commands as c
+from persist.core.antichain import EMPTY, Antichain
+from persist.core.batch import Description, Part, Run, batch_of
+from persist.core.small_merges import SMALL_ROWS
+from persist.core.state import Claim, State
+from persist.core.trace import trace_of
 from tests.support.shard import Shard, make_part
 
 POLICY = MergePolicy()

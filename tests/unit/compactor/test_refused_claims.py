@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from compactor.worker import Outcome, Worker
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.location import open_stores
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import open_stores
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
 

@@ -12,9 +12,9 @@ from blob import BlobUnavailable
 from compactor.engine import Chunk, EngineSettings, Keep, LocalEngine, MergeJob
 from compactor.metering import Metrics, Throttle
 from compactor.worker import Outcome, Worker
-from persist import commands as c
-from persist.batch import Run
-from persist.errors import Corruption, Unavailable
+from persist.core import commands as c
+from persist.core.batch import Run
+from persist.core.errors import Corruption, Unavailable
 from persist.parts import ShardSchema
 from tests.support.location import TestClock
 from tests.support.maintained import NAME, SCHEMA, WORKER, World

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from persist.antichain import EMPTY, TIME_MAX, Antichain
-from persist.attribute import AttributeKey, IndexChunk, IndexRoot
-from persist.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
-from persist.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
-from persist.keys import part_key
-from persist.state import (
+from persist.core.antichain import EMPTY, TIME_MAX, Antichain
+from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
+from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
+from persist.core.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.core.keys import part_key
+from persist.core.state import (
     Claim,
     CriticalReader,
     LeasedReader,
@@ -22,7 +22,7 @@ from persist.state import (
     State,
     WriterState,
 )
-from persist.trace import Trace, trace_of
+from persist.core.trace import Trace, trace_of
 
 T = TypeVar("T", bound=Id)
 K = TypeVar("K")

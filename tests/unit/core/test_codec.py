@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.antichain import Antichain
-from persist.batch import Description, batch_of
-from persist.codec import decode_diff, decode_state, encode_diff, encode_state
-from persist.errors import Corruption
-from persist.ids import SeqNo
-from persist.state import State
-from persist.state_diff import apply, diff
+from persist.core.antichain import Antichain
+from persist.core.batch import Description, batch_of
+from persist.core.errors import Corruption
+from persist.core.ids import SeqNo
+from persist.core.state import State
+from persist.core.state_diff import apply, diff
+from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 from tests.support.shard import NAME, SCHEMA, Shard, make_part, make_run
 from tests.unit.core.strategies import states, successors
 

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from persist.errors import Conflict, InvalidUsage, PersistError, UpperMismatch, from_kind, kinds
+from persist.core.errors import Conflict, InvalidUsage, PersistError, UpperMismatch, from_kind, kinds
 
 # Other packages derive errors of their own from the tree.
-ALL = sorted((kind, cls) for kind, cls in kinds().items() if cls.__module__ == "persist.errors")
+ALL = sorted((kind, cls) for kind, cls in kinds().items() if cls.__module__ == "persist.core.errors")
 
 
 def subclasses(cls: type[PersistError]) -> set[type[PersistError]]:
@@ -17,7 +17,7 @@ def subclasses(cls: type[PersistError]) -> set[type[PersistError]]:
 
 
 def test_every_error_has_a_kind_of_its_own() -> None:
-    tree = {cls for cls in subclasses(PersistError) if cls.__module__ == "persist.errors"}
+    tree = {cls for cls in subclasses(PersistError) if cls.__module__ == "persist.core.errors"}
     assert len(ALL) == len(tree)
     assert {cls for _, cls in ALL} == tree
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist.errors import InvalidUsage
-from persist.ids import (
+from persist.commit.system import SystemIds
+from persist.core.errors import InvalidUsage
+from persist.core.ids import (
     CriticalReaderId,
     Id,
     PartId,
@@ -20,8 +21,7 @@ from persist.ids import (
     WriterId,
     check_shard_name,
 )
-from persist.keys import belongs_to, chunk_key, part_key, rollup_key, shard_prefix
-from persist.system import SystemIds
+from persist.core.keys import belongs_to, chunk_key, part_key, rollup_key, shard_prefix
 from tests.conftest import SeededIds
 
 TYPES: list[type[Id]] = [ShardId, WriterId, ReaderId, CriticalReaderId, PartId, Token]

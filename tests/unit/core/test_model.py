@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from persist import commands as c
-from persist.antichain import EMPTY, Antichain
-from persist.batch import Part, Run
-from persist.errors import PersistError
-from persist.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
-from persist.state import Policy
+from persist.core import commands as c
+from persist.core.antichain import EMPTY, Antichain
+from persist.core.batch import Part, Run
+from persist.core.errors import PersistError
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
+from persist.core.state import Policy
 from tests.support.shard import Shard, make_part, numbered
 from tests.unit.core.model import CLOSED, Model, Refused, Update, sums
 

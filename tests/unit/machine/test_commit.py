@@ -14,15 +14,15 @@ from blob.memory import MemoryBlob
 from consensus import ConsensusIndeterminate, ConsensusUnavailable, Entry
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.errors import Expired, Indeterminate, InvalidUsage, Unavailable, UnknownShard, UpperMismatch
-from persist.handles import Shard
-from persist.ids import Token, WriterId
-from persist.location import Location
-from persist.state import Policy
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, Indeterminate, InvalidUsage, Unavailable, UnknownShard, UpperMismatch
+from persist.core.ids import Token, WriterId
+from persist.core.state import Policy
 from tests.support.location import AscendingIds, TestClock, memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from persist import commands as c
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.handles import Shard
-from persist.location import Location
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.core import commands as c
 from tests.support.flushing import flushed
 from tests.support.location import memory_location
 

@@ -10,13 +10,13 @@ import pytest
 
 from blob import BlobUnavailable
 from blob.memory import MemoryBlob
-from persist import commands as c
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.handles import Shard
-from persist.location import Location
-from persist.small_merges import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
-from persist.state import State
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.small_merges import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
+from persist.core.state import State
 from tests.support.location import memory_location
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])

@@ -13,8 +13,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from blob.memory import MemoryBlob
-from persist.batch import Part, Run
-from persist.ids import ShardId, WriterId
+from persist.core.batch import Part, Run
+from persist.core.ids import ShardId, WriterId
 from persist.parts import PartReader, ShardSchema, stage
 
 SHARD = ShardId.of("parts")

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blob.errors import BlobNotFound
-from persist.batch import Part, Run
-from persist.errors import Corruption
-from persist.ids import PartId
+from persist.core.batch import Part, Run
+from persist.core.errors import Corruption
+from persist.core.ids import PartId
 from persist.parts import PartReader, ShardSchema, consolidate, decode_inline, encode_inline, encode_key, encode_parquet
 from persist.parts import files as files_module
 from tests.unit.parts.strategies import ALL, KEYED, CountingIds, Shard, arrays, updates

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema, consolidate
 from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, updates
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.errors import Corruption, InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage
 from persist.parts import KeyRange, ShardSchema, consolidate, decode_key, encode_key
 from persist.parts.keycodec import BOUND_BYTES_MAX, SortedKeys, lower_bound, upper_bound
 from tests.unit.parts.strategies import FLAT, arrays

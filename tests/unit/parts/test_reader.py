@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.antichain import Antichain
-from persist.batch import Run
-from persist.errors import InvalidUsage
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
+from persist.core.errors import InvalidUsage
 from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consolidate, encode_key, plan_splits
 from persist.parts import codec as codec_module
 from persist.parts import files as files_module

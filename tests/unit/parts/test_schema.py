@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.errors import Corruption, InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema
-from persist.state import SchemaRecord
 
 PLAIN = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int32())]), ("k",))
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.batch import Part, Run
-from persist.errors import InvalidUsage
+from persist.core.batch import Part, Run
+from persist.core.errors import InvalidUsage
 from persist.parts import ahead, consolidate, plan_splits, spill_inline
 from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.ids import ReaderId, Token, WriterId
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.core.ids import ReaderId, Token, WriterId
 from rpc.auth import LOOK_AGAIN_S, Tokens, mint, scope_of
 
 

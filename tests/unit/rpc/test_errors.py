@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from persist import errors as e
-from persist.wire import error_from_json
+from persist.core import errors as e
+from persist.formats.http_messages import error_from_json
 from rpc.errors import STATUS, BodyTooLarge, from_bug, problem, status_of
 
 RETRIED = (e.Overloaded, e.Unavailable)

@@ -8,7 +8,7 @@ import decimal
 import pyarrow as pa
 import pytest
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 from rpc import rows
 

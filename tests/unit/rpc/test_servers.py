@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from persist.errors import InvalidUsage
-from rpc.servers import RETRY_DOWN_S, Servers, normal, rendezvous, with_port
+from persist.core.errors import InvalidUsage
+from rpc.client.servers import RETRY_DOWN_S, Servers, normal, rendezvous, with_port
 
 URLS = [f"http://s{n}:8787" for n in range(4)]
 NAMES = [f"shard-{n}" for n in range(2_000)]

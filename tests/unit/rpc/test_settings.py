@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist.errors import InvalidUsage
+from persist.core.errors import InvalidUsage
 from rpc.settings import ServerSettings, from_environment
 
 

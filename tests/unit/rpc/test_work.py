@@ -7,12 +7,12 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from persist import commands as c
-from persist.antichain import Antichain
-from persist.client import Client
-from persist.embedded import EmbeddedTransport
-from persist.errors import Overloaded
-from persist.transport import ViewRequest
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Overloaded
+from persist.core.view import ViewRequest
 from rpc.settings import Limits
 from rpc.watching import Watcher
 from rpc.work import Work

@@ -1,0 +1,1 @@
+"""The commands `persist compactor` and `persist gc`."""

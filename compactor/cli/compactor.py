@@ -1,0 +1,142 @@
+"""`persist compactor`: merge batches of shards in the background; with `--gc` also collect what that leaves."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+from compactor.cli import running
+from compactor.committing import CommitterOf, through_server
+from compactor.engine import Engine, EngineSettings
+from compactor.gc import Collector
+from compactor.jobs import gc_job, merge_job
+from compactor.loop import Loop, LoopSettings, in_turn
+from compactor.memory import use_system_allocator
+from compactor.merge import MergePolicy
+from compactor.metering import Metrics, Throttle
+from compactor.progress import ProgressBar
+from compactor.worker import Worker, WorkerSettings
+from persist.cli import where
+from persist.client.connect import Connection
+from persist.client.identity import is_same
+from persist.client.transport import Transport
+from persist.commit.location import Location
+from persist.core.errors import InvalidUsage
+
+MIB = 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where.add_arguments(parser)
+    running.add_arguments(parser)
+    parser.add_argument("--gc", action="store_true", help="also delete what no reader can need any more")
+    parser.add_argument("--concurrency", type=int, default=2, metavar="N", help="merges at a time (default 2)")
+    parser.add_argument(
+        "--memory", type=int, default=1024, metavar="MIB", help="memory for merges, all together (default 1024 MiB)"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=2, metavar="N", help="key ranges of a large merge at a time (default 2)"
+    )
+    parser.add_argument("--part-size", type=int, default=128, metavar="MIB", help="target size of parts (default 128)")
+    parser.add_argument(
+        "--engine",
+        choices=("local", "spark"),
+        default="local",
+        help="where merges run (default local; spark needs pyspark)",
+    )
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
+    )
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
+    parser.add_argument("--rate", type=float, metavar="MIB/S", help="bytes read and written a second, at most")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    running.prepare(arguments)
+    use_system_allocator()
+    location = running.open_location(arguments)
+    transport: Transport | None = None
+    try:
+        location.check()
+        transport = _server(arguments, location)
+        committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
+        settings = WorkerSettings(
+            policy=MergePolicy().beside_writers(),
+            engine=EngineSettings(
+                memory_bytes=arguments.memory * MIB // arguments.concurrency,
+                part_bytes_target=arguments.part_size * MIB,
+                threads=arguments.threads,
+                read_ahead=1,
+            ),
+            bytes_per_s=None if arguments.rate is None else int(arguments.rate * MIB),
+        )
+        metrics = Metrics()
+        throttle = Throttle(settings.bytes_per_s, location.clock)
+        engine = _engine(arguments, location, settings)
+        progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
+
+        def worker() -> Worker:
+            return Worker(
+                location,
+                settings,
+                metrics=metrics,
+                throttle=throttle,
+                engine=engine,
+                progress=progress,
+                committer_of=committer_of,
+            )
+
+        jobs = [merge_job(location, worker, idle=True if arguments.once else None)]
+        if arguments.gc:
+            jobs.append(gc_job(location, Collector(location, metrics=metrics, committer_of=committer_of)))
+        patterns = tuple(arguments.shards or ("*",))
+        loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
+        loop = Loop(location, in_turn(jobs), loop_settings, per_shard=arguments.concurrency)
+        return running.run(loop, arguments, metrics, "compactor")
+    finally:
+        if transport is not None:
+            transport.close()
+        location.close()
+
+
+def _server(arguments: argparse.Namespace, location: Location) -> Transport | None:
+    """The server through which to commit, if one is given. Raises InvalidUsage if it serves other shards."""
+    if arguments.url is None:
+        return None
+    token = os.environ.get("PERSIST_TOKEN") or None
+    transport = Connection(arguments.url, token=token, ca_file=arguments.ca_file).transport()
+    if not is_same(location.blob, transport.proof):
+        transport.close()
+        raise InvalidUsage(f"the server at {arguments.url} serves other shards than those at {location.blob.url}")
+    return transport
+
+
+def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerSettings) -> Engine | None:
+    """The Spark engine where it is asked for; None means that workers merge by themselves."""
+    if arguments.engine == "local":
+        return None
+    if arguments.rate is not None:
+        raise InvalidUsage("--rate holds merges in this process back; executors of --engine spark do not know it")
+    if location.blob.url.startswith("mem:"):
+        raise InvalidUsage("Spark executors cannot reach a blob store in memory")
+    try:
+        spark_engine = importlib.import_module("compactor.spark_engine")
+        session = spark_engine.local_session()
+    except ImportError as error:
+        raise InvalidUsage(f"--engine spark needs pyspark: pip install 'persist-shards[spark]' ({error})") from error
+    found: Engine = spark_engine.SparkEngine(session, location.blob, settings.engine)
+    return found
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    running.check_positive(arguments, "concurrency", "memory", "threads", "part_size")
+    if arguments.rate is not None and arguments.rate <= 0:
+        raise InvalidUsage(f"--rate is {arguments.rate}; it must be more than 0 MiB/s")
+
+
+__all__ = ["add_arguments", "run"]

@@ -1,0 +1,1 @@
+"""What users hold: connections, shards, writers, readers and listeners."""

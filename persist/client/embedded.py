@@ -1,0 +1,70 @@
+"""The embedded transport: machines in this process, straight on the stores."""
+
+from __future__ import annotations
+
+from blob import Blob
+from persist.commit.location import Location
+from persist.commit.system import Clock
+from persist.core import commands as c
+from persist.core.errors import ShardExists
+from persist.core.ids import IdSource, check_shard_name
+from persist.core.state import Policy, SchemaRecord, State, initial_state
+from persist.core.view import ShardView, ViewRequest, view_of
+
+
+class EmbeddedTransport:
+    """Implements `persist.client.transport.Transport` over a Location, which it closes when it is closed."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+
+    @property
+    def blob(self) -> Blob:
+        return self.location.blob
+
+    @property
+    def clock(self) -> Clock:
+        return self.location.clock
+
+    @property
+    def ids(self) -> IdSource:
+        return self.location.ids
+
+    @property
+    def policy(self) -> Policy:
+        return self.location.settings.policy
+
+    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+        check_shard_name(name)
+        fresh = initial_state(name, schema, self.clock.now_ms())
+        state = self.location.machine(name).create(fresh)
+        if state.schemas[state.schema_id] != schema:
+            raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
+        return view_of(state, state.upper, with_batches=False)
+
+    def names(self, prefix: str, after: str, limit: int) -> list[str]:
+        return self.location.names(prefix, after, limit)
+
+    def apply(self, name: str, command: c.Command) -> c.Result:
+        return self.location.machine(check_shard_name(name)).apply(command)
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        state = view_state(self.location, name, request)
+        return view_of(state, request.lower, request.with_batches)
+
+    def close(self) -> None:
+        self.location.close()
+
+
+def view_state(location: Location, name: str, request: ViewRequest) -> State:
+    """The State that a view request asks for."""
+    machine = location.machine(check_shard_name(name))
+
+    def ready(state: State) -> bool:
+        return request.past is None or not state.upper.less_equal(request.past)
+
+    if request.min_seqno > 0:
+        cached = machine.state()
+        if cached.seqno >= request.min_seqno and ready(cached):
+            return cached
+    return machine.wait_for(ready, request.timeout_s, location.poll_s)

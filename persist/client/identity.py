@@ -1,0 +1,46 @@
+"""How a client learns that the blob store it opened itself is the server's.
+
+The store holds one write-once blob with a random id. The proof is that id, and for files also the blob's inode, so that
+a copy of a directory, at the same path on another machine, is not taken for the original.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+
+from blob import Blob, BlobError, BlobExists, BlobNotFound
+from persist.core.ids import IdSource
+
+KEY = "location-id"
+
+
+def ensure(blob: Blob, ids: IdSource) -> str:
+    """The proof of the store, whose id is written if it has none. Raises BlobError."""
+    with contextlib.suppress(BlobNotFound):
+        return proof(blob)
+    with contextlib.suppress(BlobExists):  # another server was quicker
+        blob.put(KEY, ids.uuid7().encode())
+    return proof(blob)
+
+
+def proof(blob: Blob) -> str:
+    """The proof of the store. Raises BlobNotFound if no server has ever used it, BlobError."""
+    digest = hashlib.sha256(blob.get(KEY))
+    path = blob.local_path(KEY)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            digest.update(f" inode {os.stat(path).st_ino}".encode())
+    return digest.hexdigest()
+
+
+def is_same(blob: Blob, expected: str) -> bool:
+    """Whether the store is the one that the proof is of; also False when it cannot be read."""
+    try:
+        return proof(blob) == expected
+    except BlobError:
+        return False
+
+
+__all__ = ["KEY", "ensure", "is_same", "proof"]

@@ -1,0 +1,144 @@
+"""Listening to a shard: every update after a time, once, in order, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, kept, part_reader
+from persist.client.transport import Transport
+from persist.core.antichain import Antichain
+from persist.core.batch import HollowBatch
+from persist.core.ids import SeqNo
+from persist.core.view import ViewRequest
+from persist.parts import TIME, PartReader, ShardSchema
+
+# A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
+DOWNGRADES_PER_LEASE = 30
+EVENT_ROWS = 100_000  # adjacent batches are taken together up to this many updates
+
+
+@dataclass(frozen=True, slots=True)
+class ListenEvent:
+    """Updates with times in `[lower, upper)`, complete: no more will come for these times.
+
+    `updates` has the user's columns, `__time` and `__diff`, consolidated and ordered by time. A batch of more than
+    EVENT_ROWS updates comes as several events, one key range after another, of which only the last moves the
+    frontier: `lower == upper` says "more to come".
+    """
+
+    lower: Antichain
+    upper: Antichain
+    updates: pa.Table
+
+
+class Listen:
+    """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
+
+    Iterate it, or call `next_events(timeout_s)`. Close it when done; otherwise its lease lapses by itself.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        lease: ReadLease,
+        as_of: int | None,
+        until: Antichain,
+        settings: ReadSettings,
+    ) -> None:
+        self._transport = transport
+        self._name = name
+        self._lease = lease
+        self._settings = settings
+        self._until = until
+        self._downgraded_s = transport.clock.monotonic()
+        self.frontier = Antichain(0 if as_of is None else as_of + 1)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before `until` (or everything, of a closed shard) was delivered."""
+        return self.frontier.is_empty or self._until <= self.frontier
+
+    def __iter__(self) -> Iterator[ListenEvent]:
+        while not self.done:
+            yield from self.next_events(VIEW_WAIT_S)
+
+    def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
+        """The events up to the shard's upper, waiting at most `timeout_s` for the first; none when nothing came.
+
+        The frontier moves as they are taken.
+        """
+        if self.done or self.frontier.element is None:
+            return
+        self._lease.keep()
+        lower = self.frontier
+        request = ViewRequest(past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower)
+        view = self._transport.view(self._name, request)
+        upper = min(view.upper, self._until)
+        if upper <= lower:
+            return
+        schema, reader = part_reader(self._transport, view.schemas, view.schema_id)
+        batches = [b for b in view.batches if lower < b.desc.upper and b.desc.lower < upper]
+        for group in _groups(batches):
+            yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
+        self._downgrade(view.seqno)
+
+    def _step(
+        self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, schema: ShardSchema
+    ) -> Iterator[ListenEvent]:
+        """The events of adjacent batches: one, ordered by time, unless the updates are too many for that."""
+        lower = self.frontier
+        parts = [part for batch in batches for part in batch.parts()]
+        pieces = kept(reader.read_updates(parts, lower, upper, memory_bytes=self._settings.memory_bytes), self._lease)
+        last = schema.updates_schema.empty_table()
+        if sum(batch.rows for batch in batches) <= EVENT_ROWS:
+            held = list(pieces)
+            if held:
+                last = pa.concat_tables(held)
+                last = last.take(pc.sort_indices(last, sort_keys=[(TIME, "ascending")])) if len(held) > 1 else last
+        else:
+            for piece in pieces:
+                if last.num_rows:
+                    yield ListenEvent(lower, lower, last)
+                last = piece
+        self.frontier = upper
+        yield ListenEvent(lower, upper, last)
+
+    def _downgrade(self, seqno: SeqNo) -> None:
+        """Move the hold to the last time that was delivered, now that its consumer came back for more."""
+        now = self._transport.clock.monotonic()
+        if now - self._downgraded_s < self._settings.lease_ms / 1000 / DOWNGRADES_PER_LEASE:
+            return
+        element = self.frontier.element
+        since = self.frontier if element is None else Antichain(max(element - 1, 0))
+        self._lease.downgrade(since, seqno)
+        self._downgraded_s = now
+
+    def close(self) -> None:
+        self._lease.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _groups(batches: Sequence[HollowBatch]) -> Iterator[list[HollowBatch]]:
+    """The batches in order, small ones taken together."""
+    group: list[HollowBatch] = []
+    rows = 0
+    for batch in batches:
+        if group and rows + batch.rows > EVENT_ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(batch)
+        rows += batch.rows
+    if group:
+        yield group

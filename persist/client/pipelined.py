@@ -1,0 +1,271 @@
+"""Pipelined writers: small appends without waiting for answers, each landing exactly once and in order.
+
+The shard keeps a number for every such writer: that of its last append. A command carries all appends that wait when
+the one before it is answered, and is conditional on the number before its first; it moves the number to its last,
+together with the rows or not at all. So a command that is sent again after any error lands once, whatever became of the
+earlier tries and over whichever server: when the number is there already, it had landed.
+
+A second attribute counts how often the writer was opened, and every command is conditional on that too. So what an
+earlier instance still has under way cannot land once a new one has read the number from which it goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from persist.attributes.handle import Attributes
+from persist.client.write import Updates, WriteHandle, as_updates
+from persist.commit.system import Clock
+from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.batch import Run
+from persist.core.errors import (
+    AttributeMismatch,
+    Expired,
+    Indeterminate,
+    InvalidUsage,
+    Overloaded,
+    PersistError,
+    Unavailable,
+)
+from persist.parts import TIME, ShardSchema
+
+OPEN_TRIES_MAX = 100  # each failed try means that another instance has been opened meanwhile
+BACKOFF_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """At most `window_appends_max` appends and about `window_bytes_max` bytes are unacknowledged: then `append` waits.
+
+    A command carries at most `command_appends_max` appends and about `command_bytes_target` bytes. It is sent again for
+    up to `retry_s`; then the writer stops, and a new one of the same id goes on from the number that the shard holds.
+    """
+
+    window_appends_max: int = 2_000
+    window_bytes_max: int = 64 * 1024 * 1024
+    command_appends_max: int = 1_000
+    command_bytes_target: int = 4 * 1024 * 1024
+    retry_s: float = 600.0
+
+
+class PipelinedWriter:
+    """One writer by its id; numbers its appends from 1 on. Thread-safe. Opened by `Shard.pipelined_writer`.
+
+    One instance of an id writes at a time: opening another stops this one. After an error every call raises it; what
+    was not acknowledged may have landed, and a new instance of the id knows by its `acknowledged` how much has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        writer: WriteHandle,
+        attributes: Attributes,
+        schema: Callable[[], ShardSchema],
+        clock: Clock,
+        settings: PipelineSettings,
+    ) -> None:
+        self.name = name
+        self._number_key = AttributeKey.named(f"pipelined writer {name}")
+        self._epoch_key = AttributeKey.named(f"pipelined writer's epoch {name}")
+        self._writer = writer
+        self._attributes = attributes
+        self._schema = schema
+        self._clock = clock
+        self._settings = settings
+        self._epoch = self._take_over()
+        held = attributes.get(self._number_key)
+        self._held = held  # by the shard, as far as answers tell; None: nothing yet
+        self._last = held or 0
+        self._changed = threading.Condition()
+        self._waiting: deque[pa.Table] = deque()  # numbers from `acknowledged + under way + 1` on
+        self._bytes = 0
+        self._error: PersistError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"persist-pipelined-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def acknowledged(self) -> int:
+        """Appends up to this number are durable; 0 when there is none. When just opened: where to go on."""
+        return self._held or 0
+
+    def append(self, updates: Updates) -> int:
+        """Append rows at a time that the service chooses; the number of this append, `acknowledged` reaches it later.
+
+        Waits while the window is full. InvalidUsage: the rows do not fit, nothing was appended. Other errors are those
+        that stopped the writer.
+        """
+        rows = _conformed(updates, self._schema())
+        settings = self._settings
+        with self._changed:
+            while self._error is None and not self._closing and self._is_full(rows.nbytes):
+                self._changed.wait()
+            self._check()
+            if self._closing:
+                raise InvalidUsage(f"the pipelined writer {self.name!r} is closed; open it anew")
+            self._waiting.append(rows)
+            self._bytes += rows.nbytes
+            self._last += 1
+            if len(self._waiting) == 1 or len(self._waiting) == settings.command_appends_max:
+                self._changed.notify_all()
+            return self._last
+
+    def flush(self) -> None:
+        """Wait until every append is acknowledged. Raises the error that stopped the writer."""
+        with self._changed:
+            last = self._last
+            while self._error is None and self.acknowledged < last:
+                self._changed.wait()
+            self._check()
+
+    def close(self) -> None:
+        """Flush, and end. Raises the error that stopped the writer."""
+        try:
+            self.flush()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End without waiting for what has not been sent; what is under way may still land."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _is_full(self, more: int) -> bool:
+        open_appends = self._last - self.acknowledged
+        return open_appends >= self._settings.window_appends_max or (
+            open_appends > 0 and self._bytes + more > self._settings.window_bytes_max
+        )
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _take_over(self) -> int:
+        """Make this the one instance of the id; the count by which its commands are known."""
+        for _ in range(OPEN_TRIES_MAX):
+            before = self._attributes.get(self._epoch_key)
+            epoch = (before or 0) + 1
+            try:
+                self._attributes.update(AttributeUpdate.replace_if_equals(self._epoch_key, epoch, before))
+            except AttributeMismatch:
+                continue
+            return epoch
+        raise Unavailable(f"pipelined writer {self.name!r} is being opened by many at once; retry")
+
+    # --- sending, on a thread of its own
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                self._send(batch)
+        except PersistError as error:
+            self._stop(error)
+        except BaseException as error:  # a bug: nobody may be left waiting
+            self._stop(PersistError(f"the pipelined writer {self.name!r} failed: {error!r}"))
+            raise
+
+    def _stop(self, error: PersistError) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _next(self) -> list[pa.Table] | None:
+        """The appends of the next command, in order; None when the writer ends."""
+        settings = self._settings
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            if self._closing:
+                return None
+            batch = [self._waiting.popleft()]
+            size = batch[0].nbytes
+            while (
+                self._waiting
+                and len(batch) < settings.command_appends_max
+                and size + self._waiting[0].nbytes <= settings.command_bytes_target
+                and self._waiting[0].schema == batch[0].schema  # it changes when the shard's schema evolves
+            ):
+                batch.append(self._waiting.popleft())
+                size += batch[-1].nbytes
+            return batch
+
+    def _send(self, batch: list[pa.Table]) -> None:
+        """Land the appends, exactly once."""
+        before = self._held
+        number = (before or 0) + len(batch)
+        conditions = (
+            AttributeUpdate.replace_if_equals(self._epoch_key, self._epoch, self._epoch),
+            AttributeUpdate.replace_if_equals(self._number_key, number, before),
+        )
+        deadline = self._clock.monotonic() + self._settings.retry_s
+        runs: tuple[Run, ...] | None = None
+        while True:
+            try:
+                if runs is None:
+                    runs = self._writer.stage(pa.concat_tables(batch).combine_chunks(), None)
+                self._writer.commit_insert(runs, attributes=conditions)
+                break
+            except AttributeMismatch as error:
+                if self._landed(error, number):
+                    break
+                raise self._fenced(error) from error
+            except (Unavailable, Overloaded, Indeterminate, Expired):
+                if self._closing or self._clock.monotonic() > deadline:
+                    raise
+                self._clock.sleep(BACKOFF_S)
+        with self._changed:
+            self._held = number
+            self._bytes -= sum(rows.nbytes for rows in batch)
+            self._changed.notify_all()
+
+    def _landed(self, error: AttributeMismatch, number: int) -> bool:
+        """Whether an earlier try of this command has landed: nobody else moves the number while the epoch is ours."""
+        actual = error.details.get("actual", {})
+        return self._epoch_key not in actual and actual.get(self._number_key) == number
+
+    def _fenced(self, error: AttributeMismatch) -> AttributeMismatch:
+        return AttributeMismatch(
+            f"pipelined writer {self.name!r} was opened elsewhere, which ends this instance; open it anew to go on",
+            **error.details,
+        )
+
+
+def _conformed(updates: Updates, schema: ShardSchema) -> pa.Table:
+    """One table with the shard's columns, without times: the service chooses them."""
+    found: Any = as_updates(updates, schema)
+    if isinstance(found, pa.RecordBatchReader):
+        found = found.read_all()
+    if not isinstance(found, (pa.Table, pa.RecordBatch)):
+        found = _concatenated(found)
+    if TIME in found.schema.names:
+        raise InvalidUsage(f"a pipelined append takes no {TIME}: the service chooses the time")
+    return schema.conform(found, 0).drop_columns([TIME])
+
+
+def _concatenated(pieces: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
+    tables = [piece if isinstance(piece, pa.Table) else pa.Table.from_batches([piece]) for piece in pieces]
+    try:
+        return pa.concat_tables(tables)
+    except (pa.ArrowInvalid, TypeError) as error:
+        raise InvalidUsage(f"batches of one append do not fit together: {error}") from error
+
+
+__all__ = ["PipelineSettings", "PipelinedWriter"]

@@ -1,0 +1,55 @@
+"""Sending commands so that their outcome is known: retries with the same token, within a deadline."""
+
+from __future__ import annotations
+
+from persist.client.transport import Transport
+from persist.core import commands as c
+from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Overloaded, SchemaMismatch, Unavailable
+
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 2.0
+DOUBLINGS_MAX = 10
+
+
+def send(transport: Transport, name: str, command: c.Command, retry_s: float) -> c.Result:
+    """Apply a command, retrying what is safe to retry for up to `retry_s` seconds.
+
+    Raises Indeterminate only where the command may have happened and the deadline passed, or the record of its token
+    is gone; every other error means that it did not happen.
+    """
+    deadline = transport.clock.monotonic() + retry_s
+    unknown = False
+    tries = 0
+    while True:
+        try:
+            return transport.apply(name, command)
+        except (Unavailable, Overloaded, Indeterminate) as error:
+            unknown = unknown or isinstance(error, Indeterminate)
+            tries += 1
+            wait = _wait_s(error, tries, transport)
+            if transport.clock.monotonic() + wait > deadline:
+                if unknown and not isinstance(error, Indeterminate):
+                    raise Indeterminate(
+                        f"a command on shard {name!r} may have happened; retry with its token ({error})"
+                    ) from error
+                raise
+            transport.clock.sleep(wait)
+        except (OpaqueMismatch, SchemaMismatch) as error:
+            if unknown:  # these commands have no token: a try that landed and was overtaken looks like one that lost
+                raise Indeterminate(f"a command on shard {name!r} may have happened; read it ({error})") from error
+            raise
+        except Expired as error:
+            if unknown:
+                raise Indeterminate(
+                    f"a command on shard {name!r} may have happened; its registration is gone: read it ({error})"
+                ) from error
+            raise
+
+
+def _wait_s(error: Exception, tries: int, transport: Transport) -> float:
+    if isinstance(error, Overloaded):
+        asked = error.details.get("retry_after_s")
+        if isinstance(asked, (int, float)) and asked > 0:
+            return float(asked)
+    jitter = 0.5 + int(transport.ids.uuid7()[-4:], 16) / 0x10000
+    return float(min(BACKOFF_FIRST_S * 2 ** min(tries, DOUBLINGS_MAX), BACKOFF_MAX_S) * jitter)

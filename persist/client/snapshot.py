@@ -1,0 +1,335 @@
+"""Reads: leases, snapshots and their splits.
+
+A snapshot holds a lease, so that neither compaction nor GC takes a file from under it; its splits are disjoint in key
+space and can be read by anyone, anywhere: their union is exactly the contents of the shard as of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from blob import BlobNotFound
+from persist.client.retry import send
+from persist.client.transport import Transport
+from persist.core import commands as c
+from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.batch import Run
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable
+from persist.core.ids import ReaderId, SeqNo
+from persist.core.state import SchemaRecord
+from persist.core.view import ShardView, ViewRequest
+from persist.formats.store_errors import translate, translated_but_missing
+from persist.parts import KeyRange, PartReader, ShardSchema, plan_splits
+from persist.parts.files import Keeps
+
+LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
+VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
+SPLITS_MAX = 100_000
+LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """`memory_bytes` bounds what one split holds while it consolidates."""
+
+    lease_ms: int = 900_000
+    retry_s: float = 120.0
+    memory_bytes: int = 256 * 1024 * 1024
+
+
+class ReadLease:
+    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one."""
+
+    def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings) -> None:
+        self._transport = transport
+        self._name = name
+        self._settings = settings
+        self.reader = reader
+        self.seqno = SeqNo(0)
+        self.since = Antichain(0)
+        self._renewed_s = transport.clock.monotonic()
+
+    @classmethod
+    def open(
+        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
+    ) -> ReadLease:
+        """Take a hold at `since` (None: the shard's). Raises NotReadable when the shard's since is beyond it."""
+        lease = cls(transport, name, ReaderId.mint(transport.ids), settings)
+        command = c.RegisterReader(lease.reader, since, settings.lease_ms, purpose)
+        result = send(transport, name, command, settings.retry_s)
+        assert isinstance(result, c.ReaderRegistered)
+        lease.seqno, lease.since = result.seqno, result.since
+        return lease
+
+    def keep(self) -> None:
+        """Renew the lease if a good part of it has passed. Call between pieces of work."""
+        now = self._transport.clock.monotonic()
+        lease_s = self._settings.lease_ms / 1000
+        if now - self._renewed_s < lease_s / LEASE_RENEWED_AFTER:
+            return
+        self.check()
+
+    def check(self) -> None:
+        """Renew the lease now. Raises Expired when it is gone."""
+        now = self._transport.clock.monotonic()
+        send(self._transport, self._name, c.HeartbeatReader(self.reader), self._settings.retry_s)
+        self._renewed_s = now
+
+    def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
+        """Give up reads before `since` and States before `seqno`."""
+        now = self._transport.clock.monotonic()
+        # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
+        self.since, self.seqno = since, seqno
+        send(self._transport, self._name, c.DowngradeSince(self.reader, since, seqno), self._settings.retry_s)
+        self._renewed_s = now
+
+    def close(self) -> None:
+        send(self._transport, self._name, c.ExpireReader(self.reader), self._settings.retry_s)
+
+
+@dataclass(frozen=True)
+class SnapshotSplit:
+    """One key range of a snapshot: all that is needed to read it elsewhere. Pickle it, or read it here."""
+
+    shard: str
+    as_of: int
+    key_range: KeyRange
+    runs: tuple[Run, ...]
+    schema_id: int
+    schemas: Mapping[int, SchemaRecord]
+    reader: ReaderId
+    settings: ReadSettings
+    columns: tuple[str, ...] | None = None
+
+    def read(
+        self, transport: Transport, keeps: Keeps | None = None, batch_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows as of the snapshot, consolidated and in key order, piece by piece; columns and `__diff`.
+
+        `keeps` leaves row groups out by their statistics, as `PartReader` says; `batch_rows` is as `read_range` says.
+        Raises Expired when the snapshot's lease lapsed. Memory is bounded by `settings.memory_bytes`.
+        """
+        lease = ReadLease(transport, self.shard, self.reader, self.settings)
+        lease.check()
+        _, reader = part_reader(transport, self.schemas, self.schema_id, keeps)
+        pieces = reader.read_range(
+            self.runs,
+            as_of=self.as_of,
+            since=None,
+            key_range=self.key_range,
+            columns=self.columns,
+            memory_bytes=self.settings.memory_bytes,
+            batch_rows=batch_rows,
+        )
+        yield from kept(pieces, lease)
+
+
+@dataclass
+class Snapshot:
+    """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses)."""
+
+    shard: str
+    as_of: int
+    schema: ShardSchema
+    splits: tuple[SnapshotSplit, ...]
+    _transport: Transport
+    _lease: ReadLease
+    _closed: bool = field(default=False)
+
+    def batches(self) -> Iterator[pa.Table]:
+        """All rows, split by split, in key order: the snapshot's columns and `__diff` (the multiplicity)."""
+        for split in self.splits:
+            yield from split.read(self._transport)
+
+    def to_arrow(self, *, expand: bool = False) -> pa.Table:
+        """All rows as one table with `__diff`, or, with `expand`, each row as often as its multiplicity says."""
+        with self:
+            pieces = list(self.batches())
+        table = pa.concat_tables(pieces) if pieces else self.empty()
+        return expanded(table) if expand else table
+
+    def empty(self) -> pa.Table:
+        """A table of this snapshot's columns without rows."""
+        columns = self.splits[0].columns if self.splits else None
+        names = self.schema.arrow.names if columns is None else columns
+        fields = [self.schema.arrow.field(name) for name in names]
+        return pa.schema([*fields, pa.field("__diff", pa.int64(), nullable=False)]).empty_table()
+
+    def to_pandas(self) -> Any:
+        return self.to_arrow(expand=True).to_pandas()
+
+    def to_polars(self) -> Any:
+        import polars
+
+        return polars.from_arrow(self.to_arrow(expand=True))
+
+    def to_duckdb(self) -> Any:
+        import duckdb
+
+        return duckdb.from_arrow(self.to_arrow(expand=True))
+
+    def keep(self) -> None:
+        """Renew the lease; reading does it by itself."""
+        self._lease.keep()
+
+    def close(self) -> None:
+        """Give up the lease; idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._lease.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def expanded(table: pa.Table) -> pa.Table:
+    """Each row as often as its `__diff` says, without that column. Raises Corruption on a negative multiplicity."""
+    diffs = table.column("__diff").combine_chunks()
+    rows = table.drop_columns(["__diff"])
+    ones = pa.compute.all(pa.compute.equal(diffs, 1)).as_py()
+    if ones or table.num_rows == 0:
+        return rows
+    negative = pa.compute.index(pa.compute.less(diffs, 0), True).as_py()
+    if negative >= 0:
+        row = rows.slice(negative, 1).to_pylist()[0]
+        raise Corruption(
+            f"a row has the negative multiplicity {diffs[negative].as_py()}: {row!r:.200}; read it with its __diff",
+            row=str(row),
+        )
+    lists = pa.compute.list_parent_indices(_lists_of(diffs))
+    return rows.take(lists)
+
+
+def _lists_of(lengths: pa.Array) -> pa.Array:
+    """A list array whose n-th list has lengths[n] items."""
+    ends = pa.compute.cumulative_sum(lengths)
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+    return pa.LargeListArray.from_arrays(offsets, pa.nulls(offsets[-1].as_py(), pa.null()))
+
+
+def open_snapshot(
+    transport: Transport,
+    name: str,
+    as_of: int | None,
+    num_splits: int,
+    columns: Sequence[str] | None,
+    wait_s: float,
+    purpose: str,
+    settings: ReadSettings,
+) -> Snapshot:
+    """Take a lease at `as_of` (None: the latest complete time), wait until it is complete, and plan the splits."""
+    if not 0 < num_splits <= SPLITS_MAX:
+        raise InvalidUsage(f"num_splits is {num_splits}; it must be in [1, {SPLITS_MAX}]")
+    if as_of is None:
+        as_of, lease = _lease_latest(transport, name, purpose, settings)
+    elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
+        raise InvalidUsage(f"as_of is {as_of!r}; it must be a time in [0, {TIME_MAX}] or None for the latest")
+    else:
+        lease = ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+    try:
+        view = wait_for_upper(transport, name, as_of, lease, wait_s)
+        schema, reader = part_reader(transport, view.schemas, view.schema_id)
+        chosen = _checked_columns(schema, columns)
+        runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
+        with leased_blobs(lease):
+            ranges = plan_splits(runs, num_splits, schema, reader)
+        splits = tuple(
+            SnapshotSplit(name, as_of, key_range, runs, view.schema_id, view.schemas, lease.reader, settings, chosen)
+            for key_range in ranges
+        )
+    except BaseException:
+        lease.close()
+        raise
+    return Snapshot(name, as_of, schema, splits, transport, lease)
+
+
+def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadSettings) -> tuple[int, ReadLease]:
+    """The latest complete time and a hold on it. Since may pass it between the two; then there is a later one."""
+    tries = 0
+    while True:
+        as_of = latest(transport.view(name, ViewRequest(with_batches=False)))
+        try:
+            return as_of, ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+        except NotReadable:
+            tries += 1
+            if tries == LATEST_TRIES_MAX:
+                raise
+
+
+def latest(view: ShardView) -> int:
+    """The last complete time of a shard. Raises NotReadable when no time is complete yet, or none readable any more."""
+    if view.since.is_empty:
+        raise NotReadable(f"shard {view.name!r} was closed to reads", as_of=None, since=view.since.to_json())
+    if view.upper.element == 0:
+        raise NotReadable(
+            f"shard {view.name!r} has no complete time yet: nothing was written", as_of=None, since=view.since.to_json()
+        )
+    last = TIME_MAX if view.upper.element is None else view.upper.element - 1
+    return max(last, view.since.element or 0)
+
+
+def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease, wait_s: float) -> ShardView:
+    """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`."""
+    deadline = transport.clock.monotonic() + wait_s
+    while True:
+        left = max(0.0, deadline - transport.clock.monotonic())
+        request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
+        view = transport.view(name, request)
+        if not view.upper.less_equal(as_of):
+            return view
+        if left <= 0:
+            raise Unavailable(f"shard {name!r} is complete before {view.upper} only, not as of {as_of}; wait longer")
+        lease.keep()
+
+
+def part_reader(
+    transport: Transport, schemas: Mapping[int, SchemaRecord], schema_id: int, keeps: Keeps | None = None
+) -> tuple[ShardSchema, PartReader]:
+    """The current schema and a reader of parts of any of the schemas."""
+    decoded = {number: ShardSchema.from_record(record) for number, record in schemas.items()}
+    return decoded[schema_id], PartReader(transport.blob, decoded, decoded[schema_id], keeps=keeps)
+
+
+def _checked_columns(schema: ShardSchema, columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    if columns is None:
+        return None
+    unknown = [name for name in columns if name not in schema.arrow.names]
+    if unknown:
+        raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
+    if len(set(columns)) != len(columns):
+        raise InvalidUsage(f"a column is named twice in {list(columns)}")
+    return tuple(columns)
+
+
+@contextmanager
+def leased_blobs(lease: ReadLease) -> Iterator[None]:
+    """Errors of the blob store as those of this project, under a lease.
+
+    A missing blob is Expired where the lease is gone (GC may take what nobody holds), else Corruption.
+    """
+    try:
+        with translated_but_missing():
+            yield
+    except BlobNotFound as error:
+        lease.check()
+        raise translate(error) from error
+
+
+def kept(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:
+    """The pieces, renewing the lease between them. Raises what `leased_blobs` says."""
+    while True:
+        with leased_blobs(lease):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+        lease.keep()

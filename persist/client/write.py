@@ -1,0 +1,227 @@
+"""Write handles: stage rows as parts, then commit them with a token that makes retries safe."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.client.retry import send
+from persist.client.transport import Transport
+from persist.core import commands as c
+from persist.core.antichain import Antichain, frontier
+from persist.core.attribute import AttributeUpdate
+from persist.core.attribute import as_updates as as_attribute_updates
+from persist.core.batch import Part, Run
+from persist.core.errors import Expired, InvalidUsage
+from persist.core.ids import ShardId, Token, WriterId
+from persist.formats.store_errors import translated
+from persist.parts import DIFF, ShardSchema, stage
+
+Updates = Any  # a Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, or an iterator of batches
+AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
+Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSettings:
+    """`retry_s` bounds one call; `lease_ms` must be longer, so that a writer is remembered while it retries."""
+
+    lease_ms: int = 3_600_000
+    retry_s: float = 120.0
+    part_bytes_target: int = 64 * 1024 * 1024
+
+
+class WriteHandle:
+    """One writer of one shard. Its calls are serialised: the shard remembers the most recent one for retries.
+
+    The `attributes` of a call change together with the rows, or neither does.
+
+    Errors: InvalidUsage (rows do not fit; nothing written), UpperMismatch (lost the race; carries the actual upper),
+    AttributeMismatch (the condition of an attribute's update failed; carries the actual values),
+    Unavailable and Overloaded (did not happen; the deadline passed), Indeterminate (may have happened; call again with
+    the same `token` to learn or complete it).
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        name: str,
+        schema: Callable[[], tuple[int, ShardSchema]],
+        settings: WriteSettings,
+        writer_id: WriterId | None = None,
+    ) -> None:
+        self._transport = transport
+        self._name = name
+        self._shard_id = ShardId.of(name)
+        self._schema = schema
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._registered = False
+        self.writer_id = writer_id or WriterId.mint(transport.ids)
+
+    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
+        """Append rows at the next time, which the service chooses; the result tells it (`lower`).
+
+        No rows take no time, nor may rows that cancel out: then the result's interval is empty.
+        """
+        return self.commit_insert(self.stage(updates, None), token=token, attributes=attributes)
+
+    def compare_and_append(
+        self,
+        updates: Updates,
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+    ) -> c.Appended:
+        """Append rows with times in `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`.
+
+        Rows without a `__time` column get the time `expected_upper`.
+        """
+        lower, upper = frontier(expected_upper), frontier(new_upper)
+        runs = self.stage(updates, lower.element)
+        return self.commit_compare_and_append(runs, lower, upper, token=token, attributes=attributes)
+
+    def append(
+        self,
+        updates: Updates,
+        lower: Time,
+        upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+    ) -> c.Appended:
+        """Append rows with times in `[lower, upper)`, of which the shard may have the beginning already.
+
+        For replicated writers that write identical definite data. Rows without a `__time` column get the time `lower`.
+        With attributes it happens as a whole: UpperMismatch unless the shard's upper is `lower`.
+        """
+        since, until = frontier(lower), frontier(upper)
+        changes = as_attribute_updates(attributes)
+        runs = self.stage(updates, since.element)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token)
+
+    def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
+        """Change attributes alone, all or nothing."""
+        changes = as_attribute_updates(updates)
+        self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), token)
+
+    def advance_upper(self, upper: Time) -> c.Appended:
+        """Declare every time before `upper` complete; None closes the shard to writes. Idempotent."""
+        result = send(self._transport, self._name, c.AdvanceUpper(frontier(upper)), self._settings.retry_s)
+        assert isinstance(result, c.Appended)
+        return result
+
+    def stage(
+        self, updates: Updates, default_time: int | None, on_part: Callable[[Part], None] | None = None
+    ) -> tuple[Run, ...]:
+        """Write rows as parts that nothing names yet; memory stays bounded whatever the size of the input.
+
+        `default_time` None leaves rows without times for the commit to set (`insert` only). Small inputs stay inline.
+        """
+        schema_id, schema = self._schema()
+        with translated():
+            return stage(
+                as_updates(updates, schema),
+                schema=schema,
+                schema_id=schema_id,
+                blob=self._transport.blob,
+                shard_id=self._shard_id,
+                writer=self.writer_id,
+                ids=self._transport.ids,
+                default_time=default_time,
+                inline_bytes_max=self._transport.policy.inline_part_bytes_max,
+                part_bytes_target=self._settings.part_bytes_target,
+                on_part=on_part,
+            )
+
+    def commit_insert(
+        self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()
+    ) -> c.Appended:
+        """Commit staged parts at the next time."""
+        changes = as_attribute_updates(attributes)
+        return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token)
+
+    def commit_compare_and_append(
+        self,
+        runs: Sequence[Run],
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+    ) -> c.Appended:
+        """Commit staged parts as the batch `[expected_upper, new_upper)`."""
+        lower, upper = frontier(expected_upper), frontier(new_upper)
+        changes = as_attribute_updates(attributes)
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token)
+
+    def close(self) -> None:
+        """Retire the writer."""
+        with self._lock:
+            if self._registered:
+                send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
+                self._registered = False
+
+    def _appended(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Appended:
+        result = self._commit(command, token)
+        assert isinstance(result, c.Appended)
+        return result
+
+    def _commit(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Result:
+        with self._lock:
+            given = token is not None
+            token = token or Token.mint(self._transport.ids)
+            if not self._registered:
+                self._register()
+            try:
+                return self._send(command(self.writer_id, token))
+            except Expired:
+                if given:  # an earlier call with this token may have happened: only its record could tell
+                    raise
+                self.writer_id = WriterId.mint(self._transport.ids)  # the lease lapsed while idle: nothing happened
+                self._register()
+                return self._send(command(self.writer_id, token))
+
+    def _register(self) -> None:
+        self._send(c.RegisterWriter(self.writer_id, self._settings.lease_ms))
+        self._registered = True
+
+    def _send(self, command: c.Command) -> c.Result:
+        return send(self._transport, self._name, command, self._settings.retry_s)
+
+
+def as_updates(updates: Updates, schema: ShardSchema) -> Any:
+    """Rows in whatever form users have them, as what `stage` takes. Raises InvalidUsage."""
+    if isinstance(updates, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
+        return updates
+    if updates is None:
+        return schema.updates_schema.empty_table()
+    if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
+        return _from_rows(updates, schema)
+    if type(updates).__module__.split(".")[0] == "pandas":
+        return pa.Table.from_pandas(updates, preserve_index=False)
+    if hasattr(updates, "to_arrow"):  # a Polars frame, a DuckDB relation
+        return updates.to_arrow()
+    if isinstance(updates, Iterable):
+        return updates
+    raise InvalidUsage(f"rows come as an Arrow table, batches, a data frame or dicts, not {type(updates).__name__}")
+
+
+def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
+    names = {name for row in rows for name in row}
+    unknown = sorted(names - set(schema.updates_schema.names))
+    if unknown:
+        raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
+    if DIFF in names:
+        rows = [{DIFF: 1, **row} for row in rows]
+    fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
+    try:
+        return pa.Table.from_pylist(rows, schema=pa.schema(fields))
+    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidUsage(f"rows do not fit the shard's columns: {error}") from error

@@ -1,0 +1,1 @@
+"""The commit path of a shard: from the log to a State, and the only code that commits."""

@@ -1,0 +1,194 @@
+"""A location: a blob store, a consensus store, and the machines of the shards that live there.
+
+`persist:///path` keeps both in one directory: `persist.json` (marks the directory), `consensus.db`, `blob/`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from blob import Blob, open_blob
+from consensus import Consensus, open_consensus
+from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
+from persist.commit.machine import Machine, MachineSettings
+from persist.commit.system import Background, Clock, SystemClock, SystemIds, ThreadBackground
+from persist.commit.versions import Versions
+from persist.core.errors import InvalidUsage
+from persist.core.ids import IdSource
+from persist.core.state import Policy
+from persist.formats.store_errors import translated
+
+MARKER = "persist.json"
+MARKER_VERSION = 1
+MACHINES_MAX = 20_000
+POLL_WITH_PUSH_S = 30.0
+POLL_WITHOUT_PUSH_S = 0.1
+
+
+@dataclass(frozen=True)
+class LocationSettings:
+    policy: Policy = field(default_factory=Policy)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+    machines_max: int = MACHINES_MAX
+    attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
+
+
+class Location:
+    """Opened stores and a bounded cache of machines. Thread-safe. Closing it closes the stores."""
+
+    def __init__(
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        *,
+        settings: LocationSettings | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        background: Background | None = None,
+    ) -> None:
+        self.blob = blob
+        self.consensus = consensus
+        self.settings = settings or LocationSettings()
+        self.clock = clock or SystemClock()
+        self.ids = ids or SystemIds()
+        self.background = background or ThreadBackground()
+        self.versions = Versions(blob, consensus, self.ids)
+        self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
+        self._lock = threading.Lock()
+        self._machines: OrderedDict[str, Machine] = OrderedDict()
+        self._poked: set[str] = set()
+        with translated():
+            self._unsubscribe = consensus.subscribe(self._moved, self._is_watched)
+        self.poll_s = POLL_WITHOUT_PUSH_S if self._unsubscribe is None else POLL_WITH_PUSH_S
+
+    def machine(self, name: str) -> Machine:
+        """The machine of the shard of that name, which may not exist yet."""
+        with self._lock:
+            machine = self._machines.get(name)
+            if machine is None:
+                machine = self._machines[name] = Machine(
+                    name,
+                    self.versions,
+                    policy=self.settings.policy,
+                    settings=self.settings.machine,
+                    clock=self.clock,
+                    ids=self.ids,
+                    background=self.background,
+                    nodes=self.nodes,
+                )
+                if len(self._machines) > self.settings.machines_max:
+                    self._machines.popitem(last=False)  # whoever still uses it may go on: it only caches
+            self._machines.move_to_end(name)
+            return machine
+
+    def machines(self) -> list[Machine]:
+        """The machines in the cache now."""
+        with self._lock:
+            return list(self._machines.values())
+
+    def names(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+        """Names of shards, ascending, beyond `after`."""
+        with translated():
+            return self.consensus.keys(prefix, after, limit)
+
+    def check(self) -> None:
+        """Probe both stores. Raises InvalidUsage naming the wrong setting, or Unavailable."""
+        with translated():
+            self.blob.check()
+            self.consensus.check()
+
+    def close(self) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        self.background.close()
+        self.blob.close()
+        self.consensus.close()
+
+    def _is_watched(self, name: str) -> bool:
+        machine = self._machines.get(name)  # without the lock: who begins to watch reads the shard after that
+        return machine is not None and machine.is_watched
+
+    def _moved(self, name: str) -> None:
+        """The push channel says that a shard may have moved: read it soon if anybody here cares."""
+        with self._lock:
+            machine = self._machines.get(name)
+            if machine is None or name in self._poked or not machine.is_watched:
+                return
+            self._poked.add(name)
+
+        def refresh() -> None:
+            with self._lock:
+                self._poked.discard(name)
+            machine.refresh_quietly()
+
+        if not self.background.submit(refresh):  # polling finds out
+            with self._lock:
+                self._poked.discard(name)
+
+
+def open_location(url: str, **options: object) -> Location:
+    """Open `persist:///path`, creating the directory when it is missing or empty."""
+    blob_url, consensus_url = directory_urls(url)
+    return open_stores(blob_url, consensus_url, **options)
+
+
+def open_stores(blob_url: str, consensus_url: str, **options: object) -> Location:
+    """Open a location by the URLs of its two stores."""
+    with translated():
+        blob = open_blob(blob_url)
+        consensus = open_consensus(consensus_url)
+    return Location(blob, consensus, **options)  # type: ignore[arg-type]
+
+
+def directory_urls(url: str) -> tuple[str, str]:
+    """The blob and the consensus URL of the location `persist:///path`. Raises InvalidUsage if it is something else."""
+    parts = urlsplit(url)
+    if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise InvalidUsage(f"a directory is named persist:///absolute/path, not {url!r}")
+    root = Path(unquote(parts.path))
+    _mark(root)
+    path = quote(str(root))
+    return f"file://{path}/blob", f"sqlite:///{path}/consensus.db"
+
+
+def _mark(root: Path) -> None:
+    """Check that `root` is a persist location, making it one when it is missing or empty."""
+    marker = root / MARKER
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if not marker.exists():
+            if any(entry.name != MARKER and not entry.name.startswith(".") for entry in root.iterdir()):
+                if marker.exists():  # another process has just made it
+                    return
+                raise InvalidUsage(f"{root} is not a persist location: it has files but no {MARKER}; use an empty one")
+            _write_marker(marker)
+        found = json.loads(marker.read_text())
+    except NotADirectoryError as error:
+        raise InvalidUsage(f"{root} is not a directory") from error
+    except FileExistsError as error:
+        raise InvalidUsage(f"{root} is not a directory") from error
+    except PermissionError as error:
+        raise InvalidUsage(f"{root} cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidUsage(f"{marker} is damaged: {error}") from error
+    version = found.get("version") if isinstance(found, dict) else None
+    if version != MARKER_VERSION:
+        raise InvalidUsage(f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}")
+
+
+def _write_marker(marker: Path) -> None:
+    fresh = marker.with_name(f".{MARKER}.{os.getpid()}.{threading.get_ident()}")
+    with open(fresh, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"persist": "location", "version": MARKER_VERSION}))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, marker)
+
+
+__all__ = ["Location", "LocationSettings", "directory_urls", "open_location", "open_stores"]

@@ -1,0 +1,129 @@
+"""From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
+
+Opening costs one head, one blob and one bounded scan, however many commits the shard has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from blob import Blob, BlobNotFound
+from consensus import Consensus
+from persist.core import state_diff
+from persist.core.errors import Corruption
+from persist.core.ids import IdSource, SeqNo
+from persist.core.keys import rollup_key
+from persist.core.state import Rollup, State, blank_state
+from persist.core.state_diff import StateDiff
+from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
+from persist.formats.store_errors import translated, translated_but_missing
+
+FIRST = SeqNo(1)
+SCAN_LIMIT = 1_000  # entries a scan
+LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
+CATCH_UP_DIFFS_MAX = 2_000  # further behind than this, loading anew is cheaper
+
+
+class Versions:
+    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing."""
+
+    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource) -> None:
+        self.blob = blob
+        self.consensus = consensus
+        self._ids = ids
+
+    def load(self, name: str) -> State | None:
+        """The current State, or None when there is no shard of that name."""
+        for _ in range(LOAD_TRIES_MAX):
+            with translated():
+                head = self.consensus.head(name)
+            if head is None:
+                return None
+            newest = decode_diff(head.data)
+            state = self._rollup(newest) or self._first(name, newest)
+            if state is None:
+                continue
+            tail = self._tail(name, state)
+            if tail is not None and tail.seqno >= newest.seqno:
+                return tail
+        raise Corruption(f"the rollup that the newest state diff of shard {name!r} names stays missing")
+
+    def catch_up(self, state: State) -> tuple[State, list[StateDiff]]:
+        """The current State and the state diffs that lead there; without them (empty) where it had to be loaded."""
+        diffs: list[StateDiff] = []
+        while len(diffs) < CATCH_UP_DIFFS_MAX:
+            page = self.diffs(state.name, SeqNo(state.seqno + 1), SCAN_LIMIT)
+            if page and page[0].seqno != state.seqno + 1:
+                break  # the log was truncated beyond what we know
+            for change in page:
+                state = state_diff.apply(change, state)
+            diffs.extend(page)
+            if len(page) < SCAN_LIMIT:
+                return state, diffs
+        loaded = self.load(state.name)
+        if loaded is None:
+            raise Corruption(f"the log of shard {state.name!r} has vanished from the consensus store")
+        return loaded, []
+
+    def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
+        """The live state diffs from `first` on, ascending, at most `limit`."""
+        with translated():
+            entries = self.consensus.scan(name, int(first), limit)
+        return [decode_diff(entry.data) for entry in entries]
+
+    def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
+        """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
+
+        The State v1 names its own rollup, so the log begins at a rollup from the start. The entry is the change from
+        the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept.
+        """
+        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        named = _with_rollup(state, state.seqno, key, 0)
+        data = encode_state(named)
+        with translated():
+            self.blob.put(key, data)
+        first = state_diff.diff(blank_state(state.name), named, commit_id)
+        return encode_diff(first), named
+
+    def write_rollup(self, state: State) -> tuple[str, int]:
+        """Write the State to a new blob; its key and size, to be named by an AddRollup."""
+        key = rollup_key(state.shard_id, state.seqno, self._ids)
+        data = encode_state(state)
+        with translated():
+            self.blob.put(key, data)
+        return key, len(data)
+
+    def _rollup(self, newest: StateDiff) -> State | None:
+        try:
+            with translated_but_missing():
+                data = self.blob.get(newest.rollup_key)
+        except BlobNotFound:
+            return None
+        state = decode_state(data)
+        if state.seqno != newest.rollup_seqno:
+            raise Corruption(f"rollup {newest.rollup_key} holds {state.seqno}, not {newest.rollup_seqno}")
+        return state
+
+    def _first(self, name: str, newest: StateDiff) -> State | None:
+        """The State v1 by the first log entry, where no later rollup is named and the log goes back so far."""
+        if newest.rollup_seqno != FIRST:
+            return None
+        found = self.diffs(name, FIRST, 1)
+        if not found or found[0].seqno != FIRST or "schemas" not in found[0].mappings:
+            return None
+        return state_diff.apply(found[0], blank_state(name))
+
+    def _tail(self, name: str, state: State) -> State | None:
+        """The State after all live diffs, or None where the log no longer begins at or before the rollup."""
+        while True:
+            page = self.diffs(name, SeqNo(state.seqno + 1), SCAN_LIMIT)
+            if page and page[0].seqno != state.seqno + 1:
+                return None
+            for change in page:
+                state = state_diff.apply(change, state)
+            if len(page) < SCAN_LIMIT:
+                return state
+
+
+def _with_rollup(state: State, seqno: SeqNo, key: str, size: int) -> State:
+    return replace(state, rollups={**state.rollups, seqno: Rollup(key, size)})

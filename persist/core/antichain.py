@@ -1,0 +1,81 @@
+"""Frontiers of a totally ordered time.
+
+An antichain of a total order has one element `[t]` or none `[]`. As a frontier, `[t]` says "times before t
+are passed" and `[]` says "every time is passed" (closed, no more). So `[]` is the greatest frontier.
+Times are int64 and not negative. Source: the founding design, section "Jargon" (upper, since).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import total_ordering
+
+from persist.core.errors import InvalidUsage
+
+TIME_MIN = 0
+TIME_MAX = 2**63 - 2  # one below int64's last, so that time + 1 always fits
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Antichain:
+    """A frontier: `element` is its only time, or None for the empty (closed) frontier."""
+
+    element: int | None
+
+    def __post_init__(self) -> None:
+        element = self.element
+        if element is None:
+            return
+        if type(element) is not int:
+            raise InvalidUsage(f"a frontier holds an integer time, not {element!r}")
+        if not TIME_MIN <= element <= TIME_MAX + 1:
+            raise InvalidUsage(f"time {element} is outside [{TIME_MIN}, {TIME_MAX}]")
+
+    @property
+    def is_empty(self) -> bool:
+        return self.element is None
+
+    def less_equal(self, time: int) -> bool:
+        """Whether `time` is at or beyond this frontier (not yet passed by it)."""
+        return self.element is not None and self.element <= time
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Antichain):
+            return NotImplemented
+        if self.element is None:
+            return False
+        return other.element is None or self.element < other.element
+
+    def to_json(self) -> list[int]:
+        return [] if self.element is None else [self.element]
+
+    @classmethod
+    def from_json(cls, value: object) -> Antichain:
+        """Read `[7]` or `[]`. Raises InvalidUsage on anything else."""
+        if isinstance(value, list) and len(value) <= 1 and None not in value:
+            return cls(value[0]) if value else EMPTY
+        raise InvalidUsage(f"a frontier is written [time] or [], not {value!r}")
+
+    def __str__(self) -> str:
+        return str(self.to_json())
+
+
+EMPTY = Antichain(None)
+MINIMUM = Antichain(TIME_MIN)
+
+
+def frontier(time: int | Antichain | None) -> Antichain:
+    """The frontier that a caller means: a time, None for closed, or a frontier as it is."""
+    return time if isinstance(time, Antichain) else Antichain(time)
+
+
+def meet(frontiers: Iterable[Antichain]) -> Antichain:
+    """The earliest of the frontiers (their greatest lower bound); of none, the empty frontier."""
+    return min(frontiers, default=EMPTY)
+
+
+def join(left: Antichain, right: Antichain) -> Antichain:
+    """The later of two frontiers (their least upper bound)."""
+    return max(left, right)

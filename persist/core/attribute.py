@@ -1,0 +1,219 @@
+"""Attributes: 16-byte keys with int64 values, kept with a shard and changed atomically with an append.
+
+The State holds an overlay of recent values; older ones lie in an index of immutable blobs. This module is about single
+attributes: keys, updates and their conditions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from persist.core.errors import AttributeMismatch, InvalidUsage
+from persist.core.ids import Id
+
+KEY_BYTES = 16
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+_HEX = frozenset("0123456789abcdef")
+
+
+class AttributeKey(Id):
+    """A 16-byte key, printed as 32 hex digits. Ordered as its bytes are."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        """Check and type a key that came from outside. Raises InvalidUsage."""
+        if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or not _HEX.issuperset(text):
+            raise InvalidUsage(f"an attribute's key is written as {2 * KEY_BYTES} hex digits, not {text!r:.80}")
+        return cls(text)
+
+    @classmethod
+    def of(cls, key: object) -> Self:
+        """The key that a UUID, 16 bytes or hex digits (dashes are fine) stand for. Raises InvalidUsage."""
+        if isinstance(key, cls):
+            return key
+        if isinstance(key, (bytes, bytearray, memoryview)):
+            return cls.parse(bytes(key).hex())
+        written = key if isinstance(key, str) else getattr(key, "hex", None)
+        return cls.parse(written.replace("-", "").lower() if isinstance(written, str) else key)
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """The key that stands for a name of any length, such as that of a streaming query."""
+        return cls(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
+
+    def next(self) -> AttributeKey | None:
+        """The least key beyond this one, or None."""
+        number = int(self, 16) + 1
+        return AttributeKey(f"{number:032x}") if number < 1 << 8 * KEY_BYTES else None
+
+    @property
+    def is_core(self) -> bool:
+        """Whether the shard itself keeps this attribute: users may read it, not write it."""
+        return self.startswith(CORE_PREFIX)
+
+
+CORE_PREFIX = "0" * 28
+EVENT_COUNT = AttributeKey(CORE_PREFIX + "0001")  # rows ever appended
+BYTE_COUNT = AttributeKey(CORE_PREFIX + "0002")  # bytes of the parts ever appended
+
+REPLACE = "replace"
+REPLACE_IF_GREATER = "replace_if_greater"
+REPLACE_IF_EQUALS = "replace_if_equals"
+ACCUMULATE = "accumulate"
+DELETE = "delete"
+VERBS = (REPLACE, REPLACE_IF_GREATER, REPLACE_IF_EQUALS, ACCUMULATE, DELETE)
+_NEEDS_VALUE = frozenset({REPLACE_IF_GREATER, REPLACE_IF_EQUALS, ACCUMULATE})
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeUpdate:
+    """One change of one attribute, perhaps under a condition. Made by the class methods below.
+
+    `expected` belongs to `replace_if_equals` (None: the attribute must be unset); the others ignore it.
+    """
+
+    key: AttributeKey
+    verb: str
+    value: int = 0
+    expected: int | None = None
+
+    @classmethod
+    def replace(cls, key: object, value: int) -> Self:
+        """Set the attribute."""
+        return cls(AttributeKey.of(key), REPLACE, value)
+
+    @classmethod
+    def replace_if_greater(cls, key: object, value: int) -> Self:
+        """Set the attribute iff it is unset or less than `value`."""
+        return cls(AttributeKey.of(key), REPLACE_IF_GREATER, value)
+
+    @classmethod
+    def replace_if_equals(cls, key: object, value: int, expected: int | None) -> Self:
+        """Set the attribute iff it is `expected`; None: iff it is unset."""
+        return cls(AttributeKey.of(key), REPLACE_IF_EQUALS, value, expected)
+
+    @classmethod
+    def accumulate(cls, key: object, value: int) -> Self:
+        """Add `value` to the attribute; unset counts as 0."""
+        return cls(AttributeKey.of(key), ACCUMULATE, value)
+
+    @classmethod
+    def delete(cls, key: object) -> Self:
+        """Unset the attribute."""
+        return cls(AttributeKey.of(key), DELETE)
+
+    @property
+    def needs_value(self) -> bool:
+        """Whether the outcome depends on the attribute's current value."""
+        return self.verb in _NEEDS_VALUE
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRoot:
+    """Where the index of attributes stands: a B+tree whose nodes have ascending offsets in a sequence of chunks.
+
+    `flushes` counts its versions: two roots with the same count are the same. The root node is `length` bytes at
+    `offset`, `height` levels above nothing (0: the tree is empty). No live node lies before `lowest`, the next one
+    written begins at `end`.
+    """
+
+    flushes: int = 0
+    offset: int = 0
+    length: int = 0
+    height: int = 0
+    lowest: int = 0
+    end: int = 0
+    count: int = 0  # attributes in the tree
+
+
+NO_INDEX = IndexRoot()
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChunk:
+    """A blob with nodes of the index; its first offset is the key under which the State has it."""
+
+    key: str
+    length: int
+
+
+def check_updates(updates: Iterable[AttributeUpdate]) -> None:
+    """Raise InvalidUsage unless every update can be applied to some State."""
+    for update in updates:
+        if update.verb not in VERBS:
+            raise InvalidUsage(f"attributes know no verb {update.verb!r}; it is one of {', '.join(VERBS)}")
+        if update.key.is_core:
+            raise InvalidUsage(f"attribute {update.key} is kept by the shard itself; take a key of your own")
+        _check_int64(update.key, update.value)
+        if update.expected is not None:
+            _check_int64(update.key, update.expected)
+
+
+def updated(
+    updates: Iterable[AttributeUpdate], current: Callable[[AttributeKey], int | None]
+) -> dict[AttributeKey, int | None]:
+    """The values (None: deleted) after all updates, applied in order; `current` tells the values before.
+
+    Raises AttributeMismatch, carrying the actual values, when a condition fails, InvalidUsage when a sum leaves int64.
+    """
+    changed: dict[AttributeKey, int | None] = {}
+    failed: dict[str, int | None] = {}
+    for update in updates:
+        key, verb = update.key, update.verb
+        if verb in (REPLACE, DELETE):
+            changed[key] = update.value if verb == REPLACE else None
+            continue
+        actual = changed[key] if key in changed else current(key)
+        if verb == ACCUMULATE:
+            changed[key] = _check_int64(key, (actual or 0) + update.value)
+        elif actual == update.expected if verb == REPLACE_IF_EQUALS else actual is None or actual < update.value:
+            changed[key] = update.value
+        else:
+            failed[key] = actual
+    if failed:
+        raise _mismatch(failed)
+    return changed
+
+
+def _mismatch(actual: Mapping[str, int | None]) -> AttributeMismatch:
+    key, value = next(iter(actual.items()))
+    found = "unset" if value is None else str(value)
+    return AttributeMismatch(
+        f"attribute {key} is {found}, which its update's condition does not allow ({len(actual)} failed); "
+        "read it and decide anew",
+        actual=dict(actual),
+    )
+
+
+def _check_int64(key: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not INT64_MIN <= value <= INT64_MAX:
+        raise InvalidUsage(f"attribute {key} would be {value!r:.80}, which is no 64-bit integer")
+    return value
+
+
+def as_updates(updates: Any) -> tuple[AttributeUpdate, ...]:
+    """One update or several, as a tuple. Raises InvalidUsage on anything else."""
+    found = (updates,) if isinstance(updates, AttributeUpdate) else tuple(updates)
+    for update in found:
+        if not isinstance(update, AttributeUpdate):
+            raise InvalidUsage(f"attributes are changed by AttributeUpdate, not {type(update).__name__}")
+    return found
+
+
+__all__ = [
+    "BYTE_COUNT",
+    "EVENT_COUNT",
+    "AttributeKey",
+    "AttributeUpdate",
+    "IndexChunk",
+    "IndexRoot",
+    "NO_INDEX",
+    "as_updates",
+    "check_updates",
+    "updated",
+]

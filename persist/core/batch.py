@@ -1,0 +1,134 @@
+"""Batches that hold pointers, not rows: shard > batch > run > part.
+
+A batch covers the times `[lower, upper)`; its runs are sequences of parts whose keys ascend and do not
+overlap from one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from persist.core.antichain import Antichain
+from persist.core.ids import PartId
+
+FORMAT_PARQUET = "parquet"  # one Parquet file in the blob store
+FORMAT_IPC = "ipc"  # one Arrow IPC record batch message, without its schema, inline in the State
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The times `[lower, upper)` that a batch covers, and the since to which its times were advanced."""
+
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+
+    @property
+    def is_empty_interval(self) -> bool:
+        return not self.lower < self.upper
+
+    def __str__(self) -> str:
+        return f"{self.lower}{self.upper}{self.since}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One blob of rows, or inline rows. Exactly one of `key` and `data` is set; `id` is used once, for ever.
+
+    `key_lower`/`key_upper` bound the keys in the order-preserving encoding of `persist.parts.keycodec`
+    (both inclusive; `key_upper` None = unbounded), so that planning needs no Arrow. `time`, when set,
+    replaces the time of every row (the service chose it at commit, after the part was written); then
+    `time_min`/`time_max` equal it. `size` counts encoded bytes. `checksum` is the CRC-32 of all bytes,
+    `footer_size`/`footer_checksum` that of the file's tail, so that a pruned read is checked as well.
+    `sorted` says that rows are ordered by key and no (key, value, time) occurs twice. `clip`, when set, hides
+    the rows before that time (a replicated append of which the shard had the beginning already).
+    `diff_sum` is None where it is not known (clipped parts).
+    """
+
+    id: PartId
+    key: str | None
+    data: bytes | None
+    format: str
+    schema_id: int
+    rows: int
+    size: int
+    checksum: int
+    footer_size: int
+    footer_checksum: int
+    key_lower: bytes
+    key_upper: bytes | None
+    time: int | None
+    time_min: int
+    time_max: int
+    diff_min: int
+    diff_max: int
+    diff_sum: int | None
+    sorted: bool
+    clip: int | None = None
+
+    @property
+    def is_inline(self) -> bool:
+        return self.data is not None
+
+    def at(self, time: int) -> Part:
+        """The same rows, all at `time`."""
+        return replace(self, time=time, time_min=time, time_max=time)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Parts in key order that do not overlap. An unsorted part is a run of its own."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HollowBatch:
+    """A batch that holds pointers. `rows` counts updates before consolidation across runs."""
+
+    desc: Description
+    runs: tuple[Run, ...]
+    rows: int
+
+    def parts(self) -> Iterator[Part]:
+        for run in self.runs:
+            yield from run.parts
+
+    @property
+    def part_count(self) -> int:
+        return sum(len(run.parts) for run in self.runs)
+
+    @property
+    def size(self) -> int:
+        """Encoded bytes of all parts."""
+        return sum(part.size for part in self.parts())
+
+    @property
+    def inline_size(self) -> int:
+        return sum(part.size for part in self.parts() if part.data is not None)
+
+    @property
+    def diff_sum(self) -> int | None:
+        """Sum of the diffs of all rows, or None where a part's is not known."""
+        return diff_sum_of(self.parts())
+
+    def blob_keys(self) -> Iterator[str]:
+        for part in self.parts():
+            if part.key is not None:
+                yield part.key
+
+
+def batch_of(desc: Description, runs: tuple[Run, ...]) -> HollowBatch:
+    """A batch with its row count worked out."""
+    return HollowBatch(desc, runs, sum(part.rows for run in runs for part in run.parts))
+
+
+def diff_sum_of(parts: Iterable[Part]) -> int | None:
+    """Sum of the parts' diffs, or None where one is not known."""
+    total = 0
+    for part in parts:
+        if part.diff_sum is None:
+            return None
+        total += part.diff_sum
+    return total

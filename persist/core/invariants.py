@@ -1,0 +1,69 @@
+"""What must hold in every State. Cheap checks run before every compare-and-set, all of them in tests.
+
+The numbers are those of the design's section 3.
+"""
+
+from __future__ import annotations
+
+from persist.core.antichain import MINIMUM
+from persist.core.errors import Corruption
+from persist.core.state import State
+from persist.core.state_diff import StateDiff, apply
+
+
+def check_step(old: State, new: State) -> None:
+    """Checks between two consecutive States (2: frontiers never move back). Raises Corruption."""
+    if new.since < old.since:
+        raise Corruption(f"since of shard {old.name!r} would move back from {old.since} to {new.since}")
+    if new.upper < old.upper:
+        raise Corruption(f"upper of shard {old.name!r} would move back from {old.upper} to {new.upper}")
+    if new.shard_id != old.shard_id or new.walltime_ms < old.walltime_ms:
+        raise Corruption(f"shard {old.name!r} would change its id or its walltime would move back")
+    appended = new.trace.batches[len(old.trace.batches) :]
+    if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
+        raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
+    if new.rollups is not old.rollups and old.rollups and max(new.rollups, default=0) < max(old.rollups):
+        raise Corruption(f"shard {old.name!r} would lose its newest rollup")
+
+
+def check_diff(change: StateDiff, old: State, new: State) -> None:
+    """Check 4: the state diff leads from the old State to the new one, also after encoding. Raises Corruption."""
+    if apply(change, old) != new:
+        raise Corruption(f"the state diff {change.seqno} of shard {old.name!r} does not lead to its State")
+
+
+def check_state(state: State) -> None:
+    """Checks within one State (1: batches tile `[0, upper)`; their sinces; single-use part ids). Raises Corruption."""
+    expected = MINIMUM
+    seen: set[str] = set()
+    for batch in state.trace.batches:
+        desc = batch.desc
+        if desc.lower != expected or desc.is_empty_interval:
+            raise Corruption(f"batches of shard {state.name!r} do not tile: {desc} follows {expected}")
+        if state.since < desc.since:
+            raise Corruption(f"batch {desc} of shard {state.name!r} was advanced beyond the since {state.since}")
+        for part in batch.parts():
+            if part.id in seen:
+                raise Corruption(f"part {part.id} occurs twice in shard {state.name!r}")
+            seen.add(part.id)
+            if part.clip is None and part.rows <= 0:
+                raise Corruption(f"part {part.id} of shard {state.name!r} has no rows")
+        expected = desc.upper
+    if state.trace.inline_bytes != sum(b.inline_size for b in state.trace.batches):
+        raise Corruption(f"inline bytes of shard {state.name!r} are miscounted")
+    _check_index(state)
+    if any(seqno > state.seqno for seqno in state.rollups):
+        raise Corruption(f"shard {state.name!r} names a rollup of the future")
+    if any(reader.seqno > state.seqno for reader in state.leased_readers.values()):
+        raise Corruption(f"a reader of shard {state.name!r} holds a seqno of the future")
+
+
+def _check_index(state: State) -> None:
+    """The chunks of the attribute index follow each other up to its end, and hold every live node."""
+    root, at = state.attribute_root, None
+    for first in sorted(state.attribute_chunks):
+        if at is not None and first != at:
+            raise Corruption(f"chunks of the attribute index of shard {state.name!r} do not follow each other at {at}")
+        at = first + state.attribute_chunks[first].length
+    if root.height and (at != root.end or min(state.attribute_chunks) > root.lowest):
+        raise Corruption(f"the attribute index of shard {state.name!r} has nodes outside its chunks")

@@ -1,0 +1,48 @@
+"""The grammar of blob keys. Keys are write-once and never reused.
+
+<shard>/<writer>/p<uuid7>.parquet        a part
+<shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup
+<shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
+"""
+
+from __future__ import annotations
+
+import re
+
+from persist.core.ids import IdSource, PartId, SeqNo, ShardId, WriterId
+
+_KEY = re.compile(
+    r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.parquet|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes)\Z"
+)
+
+
+def part_key(shard: ShardId, writer: WriterId, part: PartId) -> str:
+    return f"{shard}/{writer}/{part}.parquet"
+
+
+def rollup_key(shard: ShardId, seqno: SeqNo, ids: IdSource) -> str:
+    return f"{shard}/v{int(seqno):020d}/r{ids.uuid7()}.rollup"
+
+
+def chunk_key(shard: ShardId, ids: IdSource) -> str:
+    return f"{shard}/a/x{ids.uuid7()}.nodes"
+
+
+def shard_prefix(shard: ShardId) -> str:
+    """Every blob of the shard starts with this, and no other shard's does."""
+    return f"{shard}/"
+
+
+def is_rollup_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a rollup."""
+    return key.endswith(".rollup")
+
+
+def born_ms(key: str) -> int:
+    """When a well-formed blob key was minted, in milliseconds since 1970 by its maker's clock."""
+    return int(key.rpartition("/")[2][1:13], 16)
+
+
+def belongs_to(key: str, shard: ShardId) -> bool:
+    """Whether `key` is a well-formed blob key of that shard."""
+    return key.startswith(shard_prefix(shard)) and _KEY.match(key) is not None

@@ -1,0 +1,225 @@
+"""The State of a shard: everything that is known about it, except the rows in blobs.
+
+Frozen: a transition makes a new State that shares what did not change, so that two consecutive States can be
+compared by identity. Mappings are never mutated after they are put into a State.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from persist.core.antichain import EMPTY, MINIMUM, Antichain, meet
+from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
+from persist.core.batch import Part, Run
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.core.trace import EMPTY_TRACE, Trace
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits that transitions obey. Settings, not durable state."""
+
+    inline_part_bytes_max: int = 64 * 1024
+    inline_shard_bytes_max: int = 1024 * 1024
+    batches_max: int = 10_000  # more unmerged batches than this slow writers down (Overloaded)
+    rollup_every: int = 32  # seqnos between rollups: opening reads at most about that many state diffs
+    finalise_batches_per_step: int = 100
+    reader_lease_ms_max: int = 24 * 3600 * 1000
+    writer_lease_ms_max: int = 24 * 3600 * 1000
+    staged_ms_max: int = 12 * 3600 * 1000  # a blob must be committed so soon after it was made; the sweep waits longer
+    writers_max: int = 100_000
+    readers_max: int = 100_000
+    attribute_updates_max: int = 1_000  # a command
+    attributes_flush_at: int = 2_000  # in the State, so that they are written to the index
+    attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """One version of the shard's schema: a serialized Arrow schema and the names of its key columns."""
+
+    arrow: bytes
+    key: tuple[str, ...]
+
+
+class Leased:
+    """Something held under a lease, which heartbeats renew."""
+
+    __slots__ = ()
+    heartbeat_ms: int
+    lease_ms: int
+
+    def lapsed(self, now_ms: int, leases: int = 1) -> bool:
+        """Whether so many leases have passed since the last heartbeat."""
+        return self.heartbeat_ms + leases * self.lease_ms < now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class WriterState(Leased):
+    """A registered writer, and the outcome of its most recent command for when it is asked again.
+
+    `lower`, `upper` describe the batch that `token` appended.
+    """
+
+    heartbeat_ms: int
+    lease_ms: int
+    token: Token | None = None
+    lower: Antichain = MINIMUM
+    upper: Antichain = MINIMUM
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedReader(Leased):
+    """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted."""
+
+    since: Antichain
+    seqno: SeqNo
+    heartbeat_ms: int
+    lease_ms: int
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalReader:
+    """A hold on `since` that never expires; only who knows `opaque` moves it."""
+
+    since: Antichain
+    opaque: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollup:
+    """Where the whole State at one seqno lies."""
+
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim(Leased):
+    """A worker's claim on a piece of maintenance; another may take it over once it lapsed.
+
+    For a merge: `inputs` are the part ids it reads, `done` the output parts it has written so far and `resume_key`
+    the encoded key from which it goes on. The output parts are part of the State, so nothing sweeps them.
+    """
+
+    owner: str
+    heartbeat_ms: int
+    lease_ms: int
+    inputs: tuple[str, ...] = ()
+    done: tuple[Part, ...] = ()
+    resume_key: bytes = b""
+    since: Antichain = MINIMUM
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One version of a shard. `walltime_ms` is when it was committed; it never goes back.
+
+    `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
+    the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself.
+    """
+
+    name: str
+    shard_id: ShardId
+    seqno: SeqNo
+    walltime_ms: int
+    since: Antichain
+    trace: Trace
+    schemas: Mapping[int, SchemaRecord]
+    writers: Mapping[WriterId, WriterState] = field(default_factory=dict)
+    leased_readers: Mapping[ReaderId, LeasedReader] = field(default_factory=dict)
+    critical_readers: Mapping[CriticalReaderId, CriticalReader] = field(default_factory=dict)
+    rollups: Mapping[SeqNo, Rollup] = field(default_factory=dict)
+    claims: Mapping[str, Claim] = field(default_factory=dict)
+    tombstone: bool = False
+    attributes: Mapping[AttributeKey, int | None] = field(default_factory=dict)
+    event_count: int = 0
+    byte_count: int = 0
+    attribute_root: IndexRoot = NO_INDEX
+    attribute_chunks: Mapping[int, IndexChunk] = field(default_factory=dict)
+
+    @property
+    def upper(self) -> Antichain:
+        return self.trace.upper
+
+    @property
+    def schema_id(self) -> int:
+        """Id of the current schema."""
+        return max(self.schemas)
+
+    @property
+    def is_closed(self) -> bool:
+        """Nobody can write and nobody can read any more."""
+        return self.upper.is_empty and self.since.is_empty
+
+    @property
+    def seqno_since(self) -> SeqNo:
+        """The earliest seqno that any leased reader holds; the current one without readers."""
+        return min((reader.seqno for reader in self.leased_readers.values()), default=self.seqno)
+
+    def blob_keys(self) -> Iterator[str]:
+        """Every blob that this State names."""
+        yield from self.trace.blob_keys
+        yield from auxiliary_blob_keys(self)
+
+
+def auxiliary_blob_keys(state: State) -> Iterator[str]:
+    """The blobs that a State names outside its trace: rollups, outputs of merges under way, the attribute index."""
+    for rollup in state.rollups.values():
+        yield rollup.key
+    for claim in state.claims.values():
+        for part in claim.done:
+            if part.key is not None:
+                yield part.key
+    for chunk in state.attribute_chunks.values():
+        yield chunk.key
+
+
+def held_since(state: State) -> Antichain:
+    """The meet of what all readers hold; without readers the shard's since as it is."""
+    holds = [r.since for r in state.leased_readers.values()]
+    holds += [r.since for r in state.critical_readers.values()]
+    return meet(holds) if holds else state.since
+
+
+def blank_state(name: str) -> State:
+    """What the first State of a shard is a change of; never committed itself."""
+    return State(
+        name=name,
+        shard_id=ShardId.of(name),
+        seqno=SeqNo(0),
+        walltime_ms=0,
+        since=MINIMUM,
+        trace=EMPTY_TRACE,
+        schemas={},
+    )
+
+
+def initial_state(name: str, schema: SchemaRecord, now_ms: int) -> State:
+    """The State of a shard that was just created; its seqno is v1 once committed."""
+    return replace(blank_state(name), seqno=SeqNo(1), walltime_ms=now_ms, schemas={1: schema})
+
+
+__all__ = [
+    "EMPTY",
+    "MINIMUM",
+    "STATE_VERSION",
+    "Claim",
+    "CriticalReader",
+    "LeasedReader",
+    "Policy",
+    "Rollup",
+    "Run",
+    "SchemaRecord",
+    "State",
+    "WriterState",
+    "auxiliary_blob_keys",
+    "blank_state",
+    "held_since",
+    "initial_state",
+]

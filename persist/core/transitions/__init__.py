@@ -1,0 +1,70 @@
+"""The state machine: `step(state, command, context) -> (state', result)`, pure.
+
+A command that is refused raises an error of the tree and changes nothing. A command that changes nothing
+returns the same State object, so that the committer can tell. Nothing here reads a clock, does I/O or makes
+randomness: the time is in the context and ids are in the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from persist.core import commands as c
+from persist.core.errors import UnknownShard
+from persist.core.state import State
+from persist.core.transitions import attributes, lifecycle, maintenance, readers, writers
+from persist.core.transitions.context import Context
+from persist.core.transitions.leases import expire_lapsed
+
+__all__ = ["Context", "expire_lapsed", "step"]
+
+_Transition = Callable[[State, Any, Context], tuple[State, c.Result]]
+
+_TRANSITIONS: Mapping[type[Any], _Transition] = {
+    c.RegisterWriter: writers.register,
+    c.HeartbeatWriter: writers.heartbeat,
+    c.ExpireWriter: writers.expire,
+    c.CompareAndAppend: writers.compare_and_append,
+    c.Append: writers.append,
+    c.Insert: writers.insert,
+    c.AdvanceUpper: writers.advance_upper,
+    c.UpdateAttributes: writers.update_attributes,
+    c.ReadAttributes: attributes.read,
+    c.ScanAttributes: attributes.scan,
+    c.FlushAttributes: attributes.flush,
+    c.RegisterReader: readers.register,
+    c.HeartbeatReader: readers.heartbeat,
+    c.DowngradeSince: readers.downgrade_since,
+    c.ExpireReader: readers.expire,
+    c.RegisterCriticalReader: readers.register_critical,
+    c.CompareAndDowngradeSince: readers.compare_and_downgrade_since,
+    c.ExpireCriticalReader: readers.expire_critical,
+    c.EvolveSchema: lifecycle.evolve_schema,
+    c.Drop: lifecycle.drop,
+    c.Finalise: lifecycle.finalise,
+    c.AddRollup: maintenance.add_rollup,
+    c.RemoveRollups: maintenance.remove_rollups,
+    c.TakeClaim: maintenance.take_claim,
+    c.SaveMergeProgress: maintenance.save_merge_progress,
+    c.ReleaseClaim: maintenance.release_claim,
+    c.MergeRes: maintenance.apply_merge,
+}
+
+# What still makes sense on a tombstone: keeping its one rollup, and finding that all is done.
+_ON_TOMBSTONE = (
+    c.AddRollup,
+    c.RemoveRollups,
+    c.TakeClaim,
+    c.ReleaseClaim,
+    c.Finalise,
+    c.ExpireReader,
+    c.ExpireWriter,
+)
+
+
+def step(state: State, command: c.Command, context: Context) -> tuple[State, c.Result]:
+    """Apply one command. Raises an error of the tree when it is refused; the State is then unchanged."""
+    if state.tombstone and not isinstance(command, _ON_TOMBSTONE):
+        raise UnknownShard(f"shard {state.name!r} was dropped; its name is not used again")
+    return _TRANSITIONS[type(command)](state, command, context)

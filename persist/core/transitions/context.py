@@ -1,0 +1,52 @@
+"""What a step may know besides the State and the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from persist.core.attribute import AttributeKey
+from persist.core.keys import born_ms
+from persist.core.state import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPage:
+    """The attributes of the index from some key on, ascending. `following`: the rest begins there (None: no rest)."""
+
+    values: Mapping[AttributeKey, int]
+    following: AttributeKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """What was read in the index at the root with this count of flushes: `values` by key (None: not there), and pages
+
+    by the range `(lower, upper)` that was asked for.
+    """
+
+    flushes: int
+    values: Mapping[AttributeKey, int | None]
+    pages: Mapping[tuple[AttributeKey, AttributeKey | None], IndexPage]
+
+
+NOTHING_INDEXED = Indexed(0, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`now_ms` is the committer's clock, never before the State's walltime.
+
+    `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
+    may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
+    attributes for the commands of this commit.
+    """
+
+    now_ms: int
+    policy: Policy
+    inserted_at: int | None = None
+    indexed: Indexed = NOTHING_INDEXED
+
+    def may_be_swept(self, key: str) -> bool:
+        """Whether a blob that nothing names yet is so old that the orphan sweep may have taken it."""
+        return self.now_ms - born_ms(key) > self.policy.staged_ms_max

@@ -1,0 +1,76 @@
+"""Transitions of a shard as a whole: its schema, closing it, and finalising it to a tombstone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist.core import commands as c
+from persist.core.antichain import EMPTY, MINIMUM
+from persist.core.attribute import NO_INDEX
+from persist.core.batch import Description, HollowBatch
+from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
+from persist.core.state import State
+from persist.core.trace import trace_of
+from persist.core.transitions.context import Context
+from persist.core.transitions.leases import without_lapsed_readers
+
+HOLDERS_NAMED_MAX = 5
+
+
+def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tuple[State, c.SchemaRegistered]:
+    current = state.schema_id
+    if state.schemas[current] == command.schema:  # nothing to do, or a retry of what landed
+        return state, c.SchemaRegistered(current)
+    if command.expected_id != current:
+        raise SchemaMismatch(
+            f"shard {state.name!r} has schema {current}, not the expected {command.expected_id}; read it anew",
+            expected=command.expected_id,
+            actual=current,
+        )
+    schemas = {**state.schemas, current + 1: command.schema}
+    return replace(state, schemas=schemas), c.SchemaRegistered(current + 1)
+
+
+def drop(state: State, command: c.Drop, context: Context) -> tuple[State, c.Done]:
+    if state.is_closed:
+        return state, c.Done()
+    state = without_lapsed_readers(state, context.now_ms)
+    holders = [r.purpose or str(k) for k, r in state.critical_readers.items() if not r.since.is_empty]
+    holders += [r.purpose or str(k) for k, r in state.leased_readers.items() if not r.since.is_empty]
+    if holders and not command.force:
+        named = ", ".join(sorted(holders)[:HOLDERS_NAMED_MAX])
+        raise Conflict(
+            f"shard {state.name!r} is held by {len(holders)} readers ({named}); close them, or drop it by force",
+            holders=sorted(holders),
+        )
+    trace = state.trace
+    if not state.upper.is_empty:
+        trace = trace.push(HollowBatch(Description(state.upper, EMPTY, MINIMUM), (), 0))
+    return replace(state, trace=trace, since=EMPTY, leased_readers={}, critical_readers={}), c.Done()
+
+
+def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State, c.Finalised]:
+    if state.tombstone:
+        return state, c.Finalised(done=True)
+    if not state.is_closed:
+        raise InvalidUsage(
+            f"shard {state.name!r} has upper {state.upper} and since {state.since}; drop it before it can be finalised"
+        )
+    batches = state.trace.batches
+    if len(batches) > 1 or batches[0].runs:
+        taken = batches[: context.policy.finalise_batches_per_step]
+        emptied = HollowBatch(Description(taken[0].desc.lower, taken[-1].desc.upper, MINIMUM), (), 0)
+        state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
+        return state, c.Finalised(done=False)
+    gone = replace(
+        state,
+        writers={},
+        leased_readers={},
+        critical_readers={},
+        claims={},
+        attributes={},
+        attribute_root=NO_INDEX,
+        attribute_chunks={},
+        tombstone=True,
+    )
+    return gone, c.Finalised(done=True)

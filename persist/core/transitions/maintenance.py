@@ -1,0 +1,196 @@
+"""Transitions of maintenance: rollups, claims, and the result of a merge. None of them can make a writer fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from persist.core import commands as c
+from persist.core.antichain import meet
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.keys import belongs_to
+from persist.core.state import Claim, Rollup, State
+from persist.core.transitions.context import Context
+
+CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
+# A lapsed claim keeps the progress of its merge for whoever takes over; after this many leases it is dropped.
+CLAIM_KEPT_LEASES = 10
+
+
+def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
+    known = state.rollups.get(command.seqno)
+    if known is not None:
+        return state, c.RollupAdded(known.key == command.key)
+    if command.seqno > state.seqno:
+        raise InvalidUsage(f"shard {state.name!r} is at {state.seqno}: a rollup of {command.seqno} cannot exist")
+    newest = max(state.rollups, default=0)
+    if command.seqno < newest or not belongs_to(command.key, state.shard_id):
+        return state, c.RollupAdded(False)  # late: its key may have been removed already, and dead keys never return
+    if context.may_be_swept(command.key):
+        return state, c.RollupAdded(False)  # very late
+    rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
+    return replace(state, rollups=rollups), c.RollupAdded(True)
+
+
+def remove_rollups(state: State, command: c.RemoveRollups, context: Context) -> tuple[State, c.Done]:
+    newest = max(state.rollups, default=0)
+    kept = {seqno: r for seqno, r in state.rollups.items() if seqno >= command.below or seqno == newest}
+    if len(kept) == len(state.rollups):
+        return state, c.Done()
+    return replace(state, rollups=kept), c.Done()
+
+
+def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[State, c.Claimed]:
+    if not 0 < command.lease_ms <= CLAIM_LEASE_MS_MAX:
+        raise InvalidUsage(f"claim lease {command.lease_ms} ms is outside (0, {CLAIM_LEASE_MS_MAX}]")
+    held = state.claims.get(command.key)
+    if held is not None and held.owner != command.owner and not held.lapsed(context.now_ms):
+        return state, c.Claimed(False, held.owner)
+    if (holder := _holder_of(state, command, context)) is not None:
+        return state, c.Claimed(False, holder)
+    base = held
+    if base is None or (command.inputs and base.inputs != command.inputs):
+        base = Claim(command.owner, context.now_ms, command.lease_ms, inputs=command.inputs)
+    claim = replace(base, owner=command.owner, heartbeat_ms=context.now_ms, lease_ms=command.lease_ms)
+    state = replace(state, claims={**state.claims, command.key: claim})
+    return state, _claimed(claim)
+
+
+def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Context) -> tuple[State, c.Claimed]:
+    held = state.claims.get(command.key)
+    if held is None or held.owner != command.owner:
+        return state, c.Claimed(False, held.owner if held else "")
+    if state.trace.covering(frozenset(command.inputs)) is None:
+        return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
+    if _are_swept(held, command.done, context):
+        return state, c.Claimed(False, command.owner)
+    if held.inputs not in ((), command.inputs) or command.done[: len(held.done)] != held.done:
+        raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
+    _check_outputs(state, command.done)
+    claim = replace(
+        held,
+        heartbeat_ms=context.now_ms,
+        inputs=command.inputs,
+        done=command.done,
+        resume_key=command.resume_key,
+        since=command.since,
+    )
+    return replace(state, claims={**state.claims, command.key: claim}), _claimed(claim)
+
+
+def release_claim(state: State, command: c.ReleaseClaim, context: Context) -> tuple[State, c.Done]:
+    held = state.claims.get(command.key)
+    if held is None or held.owner != command.owner:
+        return state, c.Done()
+    return replace(state, claims=_without(state, command.key)), c.Done()
+
+
+def apply_merge(state: State, command: c.MergeRes, context: Context) -> tuple[State, c.MergeApplied]:
+    """Replace input parts by outputs, iff every input part is still there (by id, never by time bounds)."""
+    inputs = frozenset(command.inputs)
+    if not inputs:
+        raise InvalidUsage("a merge without inputs changes nothing")
+    found = state.trace.covering(inputs)
+    if found is None or not _may_apply(state, command, context):
+        outputs = {part.id for run in command.outputs for part in run.parts}
+        landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
+        return state, c.MergeApplied(landed)
+    if state.since < command.since:
+        raise InvalidUsage(
+            f"a merge to since {command.since} is beyond the since {state.since} of shard {state.name!r}"
+        )
+    first, count = _with_empty_neighbours(state, *found)
+    merged = _merged(state, inputs, command, state.trace.batches[first : first + count])
+    trace = state.trace.splice(first, count, [merged])
+    return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
+
+
+def _merged(state: State, inputs: frozenset[str], command: c.MergeRes, batches: tuple[HollowBatch, ...]) -> HollowBatch:
+    taken = [part for batch in batches for part in batch.parts() if part.id in inputs]
+    outputs = [part for run in command.outputs for part in run.parts]
+    _check_outputs(state, outputs)
+    if sum(part.rows for part in outputs) > sum(part.rows for part in taken):
+        raise InvalidUsage("the output of a merge has more rows than its inputs")
+    before, after = diff_sum_of(taken), diff_sum_of(outputs)
+    if before is not None and after is not None and before != after:
+        raise Corruption(
+            f"a merge in shard {state.name!r} changed the sum of diffs from {before} to {after}; it is not applied"
+        )
+    kept = [run for batch in batches for run in _runs_without(batch, inputs)]
+    # Runs that were not merged keep the since that their batches had; so does the batch that holds them.
+    since = meet(batch.desc.since for batch in batches if batch.runs) if kept else command.since
+    desc = Description(batches[0].desc.lower, batches[-1].desc.upper, since)
+    return batch_of(desc, (*kept, *(run for run in command.outputs if run.parts)))
+
+
+def _may_apply(state: State, command: c.MergeRes, context: Context) -> bool:
+    """Whether the outputs are there for sure: the claim, if there is one, is still held, and none is too old."""
+    outputs = [part for run in command.outputs for part in run.parts]
+    if not command.claim_key:
+        return not _are_swept(None, outputs, context)
+    held = state.claims.get(command.claim_key)
+    if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
+        return False
+    if held.lapsed(context.now_ms, CLAIM_KEPT_LEASES):
+        return False
+    return not _are_swept(held, outputs, context)
+
+
+def _are_swept(held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
+    """Whether an output that no claim has kept may have been swept since it was written."""
+    kept = frozenset(part.key for part in held.done) if held is not None else frozenset()
+    return any(part.key is not None and part.key not in kept and context.may_be_swept(part.key) for part in outputs)
+
+
+def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:
+    """Who else is at work on one of the inputs."""
+    wanted = set(command.inputs)
+    for key, claim in state.claims.items():
+        if key == command.key or claim.owner == command.owner or claim.lapsed(context.now_ms):
+            continue
+        if not wanted.isdisjoint(claim.inputs):
+            return claim.owner
+    return None
+
+
+def _with_empty_neighbours(state: State, first: int, count: int) -> tuple[int, int]:
+    """The batches of a merge and the empty ones beside them, which fuse with its result."""
+    batches = state.trace.batches
+    end = first + count
+    while first > 0 and not batches[first - 1].runs:
+        first -= 1
+    while end < len(batches) and not batches[end].runs:
+        end += 1
+    return first, end - first
+
+
+def _runs_without(batch: HollowBatch, inputs: frozenset[str]) -> list[Run]:
+    runs = [Run(tuple(part for part in run.parts if part.id not in inputs)) for run in batch.runs]
+    return [run for run in runs if run.parts]
+
+
+def _check_outputs(state: State, outputs: tuple[Part, ...] | list[Part]) -> None:
+    for part in outputs:
+        if part.schema_id not in state.schemas:
+            raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}")
+        if part.key is not None and not belongs_to(part.key, state.shard_id):
+            raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
+
+
+def _without(state: State, key: str) -> dict[str, Claim]:
+    return {k: claim for k, claim in state.claims.items() if k != key}
+
+
+def _claimed(claim: Claim) -> c.Claimed:
+    return c.Claimed(True, claim.owner, claim.inputs, claim.done, claim.resume_key, claim.since)
+
+
+__all__ = [
+    "add_rollup",
+    "apply_merge",
+    "release_claim",
+    "remove_rollups",
+    "save_merge_progress",
+    "take_claim",
+]

@@ -1,0 +1,148 @@
+"""Transitions of readers: expiring holds, holds that never expire, and how they move the shard's since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
+from persist.core.ids import CriticalReaderId, ReaderId
+from persist.core.state import CriticalReader, LeasedReader, State, held_since
+from persist.core.transitions.context import Context
+from persist.core.transitions.leases import without_lapsed_readers
+from persist.core.transitions.writers import HEARTBEAT_EVERY, OVERLOADED_RETRY_AFTER_S
+
+PURPOSE_CHARS_MAX = 256
+OPAQUE_CHARS_MAX = 256
+
+
+def register(state: State, command: c.RegisterReader, context: Context) -> tuple[State, c.ReaderRegistered]:
+    known = state.leased_readers.get(command.reader)
+    if known is not None:  # a retry whose first answer was lost
+        return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
+    if not 0 < command.lease_ms <= context.policy.reader_lease_ms_max:
+        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
+    if len(state.leased_readers) >= context.policy.readers_max:
+        state = without_lapsed_readers(state, context.now_ms)
+        if len(state.leased_readers) >= context.policy.readers_max:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
+                retry_after_s=OVERLOADED_RETRY_AFTER_S,
+            )
+    since = state.since if command.since is None else command.since
+    if since < state.since:
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on, not as of {since}: its history was forgotten",
+            as_of=since.to_json(),
+            since=state.since.to_json(),
+        )
+    purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
+    reader = LeasedReader(since, state.seqno, context.now_ms, command.lease_ms, purpose)
+    return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
+
+
+def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
+    known = _registered(state, command.reader)
+    if context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY:
+        return state, c.Done()
+    return _with_reader(state, command.reader, replace(known, heartbeat_ms=context.now_ms)), c.Done()
+
+
+def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
+    known = _registered(state, command.reader)
+    since = max(known.since, command.since)
+    seqno = max(known.seqno, min(command.seqno, state.seqno))
+    fresh = context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY
+    if since == known.since and seqno - known.seqno < context.policy.rollup_every and fresh:
+        return state, c.SinceDowngraded(since, state.since)
+    moved = replace(known, since=since, seqno=seqno, heartbeat_ms=context.now_ms)
+    state = _with_since_recomputed(_with_reader(state, command.reader, moved), context)
+    return state, c.SinceDowngraded(since, state.since)
+
+
+def expire(state: State, command: c.ExpireReader, context: Context) -> tuple[State, c.Done]:
+    if command.reader not in state.leased_readers:
+        return state, c.Done()
+    kept = {k: r for k, r in state.leased_readers.items() if k != command.reader}
+    return replace(state, leased_readers=kept), c.Done()
+
+
+def register_critical(
+    state: State, command: c.RegisterCriticalReader, context: Context
+) -> tuple[State, c.CriticalReaderState]:
+    known = state.critical_readers.get(command.reader)
+    if known is not None:
+        return state, c.CriticalReaderState(known.since, known.opaque, state.since)
+    opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
+    reader = CriticalReader(state.since, opaque, _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX))
+    return _with_critical(state, command.reader, reader), c.CriticalReaderState(state.since, opaque, state.since)
+
+
+def compare_and_downgrade_since(
+    state: State, command: c.CompareAndDowngradeSince, context: Context
+) -> tuple[State, c.CriticalReaderState]:
+    known = _critical(state, command.reader)
+    new_opaque = _bounded("opaque token", command.new_opaque, OPAQUE_CHARS_MAX)
+    since = max(known.since, command.since)
+    if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
+        return state, c.CriticalReaderState(known.since, known.opaque, state.since)  # a retry of what landed
+    _check_opaque(state, command.reader, known, command.expected_opaque)
+    state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
+    state = _with_since_recomputed(state, context)
+    return state, c.CriticalReaderState(since, new_opaque, state.since)
+
+
+def expire_critical(state: State, command: c.ExpireCriticalReader, context: Context) -> tuple[State, c.Done]:
+    if command.reader not in state.critical_readers:
+        return state, c.Done()
+    _check_opaque(state, command.reader, state.critical_readers[command.reader], command.expected_opaque)
+    kept = {k: r for k, r in state.critical_readers.items() if k != command.reader}
+    return replace(state, critical_readers=kept), c.Done()
+
+
+def _with_since_recomputed(state: State, context: Context) -> State:
+    """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming."""
+    state = without_lapsed_readers(state, context.now_ms)
+    since: Antichain = max(state.since, held_since(state))
+    return state if since == state.since else replace(state, since=since)
+
+
+def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> State:
+    return replace(state, leased_readers={**state.leased_readers, reader_id: reader})
+
+
+def _with_critical(state: State, reader_id: CriticalReaderId, reader: CriticalReader) -> State:
+    return replace(state, critical_readers={**state.critical_readers, reader_id: reader})
+
+
+def _registered(state: State, reader: ReaderId) -> LeasedReader:
+    known = state.leased_readers.get(reader)
+    if known is None:
+        raise Expired(
+            f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; open a new one"
+        )
+    return known
+
+
+def _critical(state: State, reader: CriticalReaderId) -> CriticalReader:
+    known = state.critical_readers.get(reader)
+    if known is None:
+        raise Expired(f"critical reader {reader} is not registered with shard {state.name!r}; register it first")
+    return known
+
+
+def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader, expected: str) -> None:
+    if known.opaque != expected:
+        raise OpaqueMismatch(
+            f"critical reader {known.purpose or reader!r} of shard {state.name!r} is held by another: tokens differ",
+            expected=expected,
+            actual=known.opaque,
+            since=known.since.to_json(),
+        )
+
+
+def _bounded(what: str, text: str, chars_max: int) -> str:
+    if len(text) > chars_max:
+        raise InvalidUsage(f"the {what} has {len(text)} characters; at most {chars_max} are kept")
+    return text

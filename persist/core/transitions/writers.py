@@ -1,0 +1,296 @@
+"""Transitions of writers: register, heartbeat, expire, and the four ways to move a shard's upper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from persist.core import commands as c
+from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
+from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
+from persist.core.ids import Token, WriterId
+from persist.core.keys import belongs_to
+from persist.core.state import State, WriterState
+from persist.core.trace import Trace
+from persist.core.transitions.attributes import with_updates
+from persist.core.transitions.context import Context
+from persist.core.transitions.leases import without_lapsed_writers
+
+OVERLOADED_RETRY_AFTER_S = 0.5
+HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
+
+
+def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
+    if not 0 < command.lease_ms <= context.policy.writer_lease_ms_max:
+        raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {context.policy.writer_lease_ms_max}]")
+    known = state.writers.get(command.writer)
+    if known is None and len(state.writers) >= context.policy.writers_max:
+        state = without_lapsed_writers(state, context.now_ms)
+        if len(state.writers) >= context.policy.writers_max:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.writers)} writers; expire some",
+                retry_after_s=OVERLOADED_RETRY_AFTER_S,
+            )
+    if known is None:
+        entry = WriterState(context.now_ms, command.lease_ms)
+    else:
+        entry = replace(known, heartbeat_ms=context.now_ms, lease_ms=command.lease_ms)
+    return _with_writer(state, command.writer, entry), c.WriterRegistered(state.upper, state.schema_id)
+
+
+def heartbeat(state: State, command: c.HeartbeatWriter, context: Context) -> tuple[State, c.Done]:
+    known = _registered(state, command.writer)
+    if context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY:
+        return state, c.Done()
+    return _with_writer(state, command.writer, replace(known, heartbeat_ms=context.now_ms)), c.Done()
+
+
+def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
+    if command.writer not in state.writers:
+        return state, c.Done()
+    return replace(state, writers={k: w for k, w in state.writers.items() if k != command.writer}), c.Done()
+
+
+def compare_and_append(state: State, command: c.CompareAndAppend, context: Context) -> tuple[State, c.Appended]:
+    writer = _registered(state, command.writer)
+    if (again := _answered(writer, command.token)) is not None:
+        return state, again
+    lower, upper = command.expected_upper, command.new_upper
+    _check_interval(lower, upper, command.runs)
+    _check_times(command.runs, lower, upper)
+    _check_parts(state, command.runs, context)
+    if state.upper != lower:
+        raise UpperMismatch(
+            f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
+            expected=lower.to_json(),
+            actual=state.upper.to_json(),
+        )
+    state = with_updates(state, command.attributes, context)
+    if lower == upper and not command.attributes:
+        entry = replace(writer, heartbeat_ms=context.now_ms)
+        return _with_writer(state, command.writer, entry), c.Appended(lower, upper)
+    if lower == upper:
+        result = c.Appended(lower, upper)
+        return _recorded(state, command.writer, command.token, result, context), result
+    return _push(state, command.writer, command.token, lower, upper, command.runs, context)
+
+
+def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
+    writer = _registered(state, command.writer)
+    if (again := _answered(writer, command.token)) is not None:
+        return state, again
+    lower, upper = command.lower, command.upper
+    _check_interval(lower, upper, command.runs)
+    _check_times(command.runs, lower, upper)
+    _check_parts(state, command.runs, context)
+    if command.attributes and state.upper != lower:
+        # Whether the other replica changed the attributes cannot be known, so half of a command would happen.
+        raise UpperMismatch(
+            f"shard {state.name!r} has upper {state.upper}, not {lower}: an append with attributes happens as a whole",
+            expected=lower.to_json(),
+            actual=state.upper.to_json(),
+        )
+    if upper <= state.upper:  # another replica has written all of it
+        return state, c.Appended(lower, upper)
+    if state.upper < lower:
+        raise UpperMismatch(
+            f"shard {state.name!r} has upper {state.upper}: an append from {lower} on would leave a gap",
+            expected=lower.to_json(),
+            actual=state.upper.to_json(),
+        )
+    state = with_updates(state, command.attributes, context)
+    runs = command.runs if state.upper == lower else _clipped(command.runs, state.upper)
+    return _push(state, command.writer, command.token, state.upper, upper, runs, context)
+
+
+def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
+    writer = _registered(state, command.writer)
+    if (again := _answered(writer, command.token)) is not None:
+        return state, again
+    _check_parts(state, command.runs, context)
+    if state.upper.element is None or state.upper.element > TIME_MAX:
+        raise UpperMismatch(
+            f"shard {state.name!r} is closed: its upper is {state.upper}",
+            expected=None,
+            actual=state.upper.to_json(),
+        )
+    if not command.runs and not command.attributes:
+        return state, c.Appended(state.upper, state.upper)
+    time = state.upper.element
+    state = with_updates(state, command.attributes, context)
+    if not command.runs:
+        result = c.Appended(state.upper, state.upper)
+        return _recorded(state, command.writer, command.token, result, context), result
+    if context.inserted_at is not None and time == context.inserted_at + 1:
+        return _join_insert(state, command, context, context.inserted_at)
+    return _push(
+        state,
+        command.writer,
+        command.token,
+        state.upper,
+        Antichain(time + 1),
+        _at(command.runs, time),
+        context,
+    )
+
+
+def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:
+    if command.upper <= state.upper:
+        return state, c.Appended(command.upper, command.upper)
+    desc = Description(state.upper, command.upper, MINIMUM)
+    return replace(state, trace=state.trace.push(HollowBatch(desc, (), 0))), c.Appended(desc.lower, desc.upper)
+
+
+def update_attributes(state: State, command: c.UpdateAttributes, context: Context) -> tuple[State, c.Done]:
+    writer = _registered(state, command.writer)
+    if _answered(writer, command.token) is not None:
+        return state, c.Done()
+    result = c.Appended(state.upper, state.upper)
+    return _recorded(
+        with_updates(state, command.attributes, context), command.writer, command.token, result, context
+    ), c.Done()
+
+
+def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
+    last = state.trace.batches[-1]
+    trace = state.trace.extend_last(_at(command.runs, time))
+    _check_inline(trace.inline_bytes, command.runs, context)
+    result = c.Appended(last.desc.lower, last.desc.upper)
+    return _recorded(_with_trace(state, trace, command.runs), command.writer, command.token, result, context), result
+
+
+def _push(
+    state: State,
+    writer: WriterId,
+    token: Token,
+    lower: Antichain,
+    upper: Antichain,
+    runs: tuple[Run, ...],
+    context: Context,
+) -> tuple[State, c.Appended]:
+    if len(state.trace.batches) >= context.policy.batches_max and runs:
+        raise Overloaded(
+            f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
+            retry_after_s=OVERLOADED_RETRY_AFTER_S,
+        )
+    trace = state.trace.push(batch_of(Description(lower, upper, MINIMUM), runs))
+    _check_inline(trace.inline_bytes, runs, context)
+    result = c.Appended(lower, upper)
+    return _recorded(_with_trace(state, trace, runs), writer, token, result, context), result
+
+
+def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
+    """The State with rows appended: they count in the core attributes."""
+    rows = sum(part.rows for part in _parts(runs))
+    size = sum(part.size for part in _parts(runs))
+    return replace(state, trace=trace, event_count=state.event_count + rows, byte_count=state.byte_count + size)
+
+
+def _recorded(state: State, writer: WriterId, token: Token, result: c.Appended, context: Context) -> State:
+    entry = replace(
+        state.writers[writer],
+        heartbeat_ms=context.now_ms,
+        token=token,
+        lower=result.lower,
+        upper=result.upper,
+    )
+    return _with_writer(state, writer, entry)
+
+
+def _with_writer(state: State, writer: WriterId, entry: WriterState) -> State:
+    return replace(state, writers={**state.writers, writer: entry})
+
+
+def _registered(state: State, writer: WriterId) -> WriterState:
+    known = state.writers.get(writer)
+    if known is None:
+        raise Expired(
+            f"writer {writer} is not registered with shard {state.name!r}, or its lease lapsed; open a new one"
+        )
+    return known
+
+
+def _answered(writer: WriterState, token: Token) -> c.Appended | None:
+    """What the writer's most recent command was answered, if this is that command again.
+
+    A writer's tokens ascend, so an older one is a duplicate that was under way for long: its caller has gone on.
+    """
+    if writer.token is None or writer.token < token:
+        return None
+    if writer.token == token:
+        return c.Appended(writer.lower, writer.upper)
+    raise InvalidUsage(f"token {token} is older than the writer's last one, {writer.token}: tokens ascend")
+
+
+def _check_interval(lower: Antichain, upper: Antichain, runs: tuple[Run, ...]) -> None:
+    if upper < lower:
+        raise InvalidUsage(f"the interval from {lower} to {upper} goes backwards")
+    if runs and lower == upper:
+        raise InvalidUsage(f"the interval from {lower} to {upper} is empty but the batch has rows; give a later upper")
+
+
+def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> None:
+    for part in _parts(runs):
+        if not lower.less_equal(part.time_min) or upper.less_equal(part.time_max):
+            raise InvalidUsage(
+                f"rows have times in [{part.time_min}, {part.time_max}], not from {lower} to before {upper}"
+            )
+
+
+def _check_parts(state: State, runs: Iterable[Run], context: Context) -> None:
+    for part in _parts(runs):
+        if (part.key is None) == (part.data is None):
+            raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
+        if part.key is not None and not belongs_to(part.key, state.shard_id):
+            raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
+        if part.key is not None and context.may_be_swept(part.key):
+            raise Expired(
+                f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
+                "since; write its rows again"
+            )
+        if part.key is not None and part.key in state.trace.blob_keys:
+            raise InvalidUsage(f"part {part.id} is in shard {state.name!r} already: its rows must not count twice")
+        if part.schema_id not in state.schemas:
+            raise InvalidUsage(
+                f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}"
+            )
+        if part.rows <= 0:
+            raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+
+
+def _check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> None:
+    sizes = [part.size for part in _parts(runs) if part.is_inline]
+    if not sizes:
+        return
+    policy = context.policy
+    if max(sizes) > policy.inline_part_bytes_max or inline_bytes > policy.inline_shard_bytes_max:
+        raise InlineBudget(
+            f"inline rows of {max(sizes)} bytes do not fit: at most {policy.inline_part_bytes_max} a part and "
+            f"{policy.inline_shard_bytes_max} a shard; write them to the blob store",
+            retry_after_s=0,
+        )
+
+
+def _clipped(runs: Iterable[Run], lower: Antichain) -> tuple[Run, ...]:
+    """The runs without what lies before `lower`: parts wholly before it go, parts across it are clipped."""
+    kept = []
+    for run in runs:
+        parts = tuple(_clip(part, lower) for part in run.parts if lower.less_equal(part.time_max))
+        if parts:
+            kept.append(Run(parts))
+    return tuple(kept)
+
+
+def _clip(part: Part, lower: Antichain) -> Part:
+    if lower.element is None or part.time_min >= lower.element:
+        return part
+    return replace(part, clip=lower.element, time_min=lower.element, diff_sum=None)
+
+
+def _at(runs: Iterable[Run], time: int) -> tuple[Run, ...]:
+    return tuple(Run(tuple(part.at(time) for part in run.parts)) for run in runs)
+
+
+def _parts(runs: Iterable[Run]) -> Iterable[Part]:
+    return (part for run in runs for part in run.parts)

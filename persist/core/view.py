@@ -1,0 +1,58 @@
+"""What readers and writers need of a State, and how they ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.batch import HollowBatch
+from persist.core.ids import SeqNo, ShardId
+from persist.core.state import SchemaRecord, State
+
+
+@dataclass(frozen=True, slots=True)
+class ShardView:
+    """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for."""
+
+    name: str
+    shard_id: ShardId
+    seqno: SeqNo
+    since: Antichain
+    upper: Antichain
+    schema_id: int
+    schemas: dict[int, SchemaRecord]
+    batches: tuple[HollowBatch, ...]
+
+
+def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
+    """The view of a State with the batches that reach beyond `lower`."""
+    batches = tuple(b for b in state.trace.batches if lower < b.desc.upper) if with_batches else ()
+    return ShardView(
+        state.name,
+        state.shard_id,
+        state.seqno,
+        state.since,
+        state.upper,
+        state.schema_id,
+        dict(state.schemas),
+        batches,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRequest:
+    """Which State to wait for, and how much of it to show.
+
+    Wait at most `timeout_s` until the time `past` is complete (upper beyond it). The State holds every commit that was
+    acknowledged before the request, or, where `min_seqno` is given, every commit up to that one. `lower`: leave out
+    batches whose upper is not beyond it.
+    """
+
+    past: int | None = None
+    timeout_s: float = 0.0
+    min_seqno: int = 0
+    lower: Antichain = MINIMUM
+    with_batches: bool = True
+
+
+__all__ = ["ShardView", "ViewRequest", "view_of"]

@@ -1,0 +1,43 @@
+"""Errors of the stores, turned into errors of the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blob import BlobError, BlobExists, BlobMisconfigured, BlobNotFound
+from consensus import ConsensusError, ConsensusIndeterminate, ConsensusMisconfigured, ConsensusUsage
+from persist.core.errors import Corruption, Indeterminate, InvalidUsage, PersistError, Unavailable
+
+
+def translate(error: BlobError | ConsensusError) -> PersistError:
+    """The error of the tree that tells the same handler to do the same thing."""
+    if isinstance(error, BlobNotFound):
+        return Corruption(f"a blob that the shard names is missing: {error}")
+    if isinstance(error, BlobExists):
+        return Corruption(f"a blob key was used twice: {error}")
+    if isinstance(error, (BlobMisconfigured, ConsensusMisconfigured, ConsensusUsage)):
+        return InvalidUsage(str(error))
+    if isinstance(error, ConsensusIndeterminate):
+        return Indeterminate(str(error))
+    return Unavailable(str(error))
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the errors of the stores as errors of the tree."""
+    try:
+        yield
+    except (BlobError, ConsensusError) as error:
+        raise translate(error) from error
+
+
+@contextmanager
+def translated_but_missing() -> Iterator[None]:
+    """As `translated`, but a missing blob stays BlobNotFound: the caller knows what it means."""
+    try:
+        yield
+    except BlobNotFound:
+        raise
+    except (BlobError, ConsensusError) as error:
+        raise translate(error) from error

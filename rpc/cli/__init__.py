@@ -1,0 +1,1 @@
+"""The commands `persist serve` and `persist token`."""

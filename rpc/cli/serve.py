@@ -1,0 +1,209 @@
+"""`persist serve`: shards over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from persist.cli.where import add_arguments as add_where
+from persist.cli.where import where_of
+from persist.commit.location import LocationSettings
+from persist.core.errors import InvalidUsage
+from rpc import logs
+from rpc.auth import maintenance_token
+from rpc.serving import bind, local_url_of, serve, url_of
+from rpc.settings import ServerSettings, from_environment
+
+RESTART_PAUSE_S = 0.5
+CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
+_FD = "PERSIST_LISTEN_FD"
+_PEERS = "PERSIST_PEER_PORTS"
+_PARENT = "PERSIST_PARENT_PID"
+PARENT_LOOK_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_where(parser)
+    parser.add_argument("--host", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port (default 8787; 0 takes a free one); the URL is the first line")
+    parser.add_argument(
+        "--workers", type=int, help="server processes, on ports of their own from --port on (default 1)"
+    )
+    parser.add_argument("--tokens", metavar="FILE", help="file of hashed bearer tokens; see docs/http.md")
+    parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file; needs --tls-key")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file; needs --tls-certificate")
+    parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without tokens")
+    parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
+    parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="warning")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = settings_of(arguments)
+    if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
+        settings = replace(settings, maintenance_token=maintenance_token())
+    settings.check()
+    logs.configure("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
+    inherited = os.environ.get(_FD)
+    if inherited is not None:
+        listener = socket.socket(fileno=int(inherited))
+        peers = tuple(int(port) for port in os.environ[_PEERS].split(","))
+        _end_with_parent(int(os.environ[_PARENT]))
+        return _serve(arguments, replace(settings, peers=peers), listener)
+    ports = [settings.port + n if settings.port else 0 for n in range(settings.workers)]
+    listeners = [bind(settings.host, port) for port in ports]
+    if settings.workers == 1:
+        port = listeners[0].getsockname()[1]
+        return _serve(arguments, replace(settings, peers=(port,)), listeners[0], announce=True)
+    return _supervise(arguments, settings, listeners)
+
+
+def settings_of(arguments: argparse.Namespace) -> ServerSettings:
+    """Arguments over environment over defaults."""
+    given: dict[str, Any] = {
+        "host": arguments.host,
+        "port": arguments.port,
+        "workers": arguments.workers,
+        "tokens_file": arguments.tokens,
+        "tls_certificate": arguments.tls_certificate,
+        "tls_key": arguments.tls_key,
+        "insecure": arguments.insecure,
+        "access_log": arguments.access_log,
+        "maintenance": False if arguments.no_maintenance else None,
+    }
+    found: dict[str, Any] = from_environment()
+    found.update({name: value for name, value in given.items() if value is not None})
+    where = where_of(arguments)
+    return ServerSettings(**{**found, "directory": where.directory, "blob": where.blob, "consensus": where.consensus})
+
+
+def _serve(
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, announce: bool = False
+) -> int:
+    location = where_of(arguments).open(LocationSettings(policy=settings.policy))
+    children: list[subprocess.Popen[bytes]] = []
+
+    def ready() -> None:
+        if announce:
+            print(url_of(listener, settings), flush=True)
+            children.extend(_maintenance(arguments, settings, listener))
+
+    try:
+        serve(location, settings, listener, ready)
+    finally:
+        _stop(children, settings)
+        location.close()
+    return 0
+
+
+def _maintenance(
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket
+) -> list[subprocess.Popen[bytes]]:
+    """Start maintenance as a process of low priority, unless it is switched off.
+
+    It commits through the server. Where that takes TLS it does not know whom to trust, and commits by itself.
+    """
+    if not settings.maintenance or importlib.util.find_spec("compactor.supervise") is None:
+        return []
+    supervise = importlib.import_module("compactor.supervise")
+    where = where_of(arguments)
+    url = None if settings.tls_certificate else local_url_of(listener, settings)
+    command = supervise.child_command(directory=where.directory, blob=where.blob, consensus=where.consensus, url=url)
+    environment = _environment(arguments)
+    if settings.maintenance_token is not None:
+        environment["PERSIST_TOKEN"] = settings.maintenance_token
+    # Our own output is the URL alone: what maintenance says goes to standard error.
+    return [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)]
+
+
+def _environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """What children inherit: locations go by the environment, since anybody may read a command line."""
+    where = where_of(arguments)
+    found = {"PERSIST_DIRECTORY": where.directory, "PERSIST_BLOB": where.blob, "PERSIST_CONSENSUS": where.consensus}
+    kept = {name: value for name, value in os.environ.items() if name not in found}
+    return {**kept, **{name: value for name, value in found.items() if value}}
+
+
+def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listeners: list[socket.socket]) -> int:
+    """Run one child for each listener, and start a child that died again, until a signal comes.
+
+    The parent keeps the listening sockets: while a child is away its connections wait.
+    """
+    location = where_of(arguments).open(LocationSettings())  # what is wrong with the stores is said once, by us
+    try:
+        location.check()
+    finally:
+        location.close()
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    ports = ",".join(str(listener.getsockname()[1]) for listener in listeners)
+    children = [_spawn(arguments, settings, listener, ports) for listener in listeners]
+    maintenance = _maintenance(arguments, settings, listeners[0])
+    print(url_of(listeners[0], settings), flush=True)
+    try:
+        while not stopping.wait(RESTART_PAUSE_S):
+            for index, child in enumerate(children):
+                if child.poll() is not None:
+                    print(f"persist serve: a worker ended with {child.returncode}; starting it again", file=sys.stderr)
+                    children[index] = _spawn(arguments, settings, listeners[index], ports)
+    finally:
+        _stop([*children, *maintenance], settings)
+    return 0
+
+
+def _spawn(
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, ports: str
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "persist.cli", "serve", "--log-level", arguments.log_level]
+    for name in ("host", "tokens", "tls_certificate", "tls_key"):
+        value = getattr(arguments, name)
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    for name in ("insecure", "access_log"):
+        if getattr(arguments, name):
+            command.append(f"--{name.replace('_', '-')}")
+    own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
+    if settings.maintenance_token is not None:
+        own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
+    return subprocess.Popen(command, pass_fds=(listener.fileno(),), env={**_environment(arguments), **own})
+
+
+def _stop(children: list[subprocess.Popen[bytes]], settings: ServerSettings) -> None:
+    """Ask the children to end, wait for as long as they may take, then make them."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    deadline = time.monotonic() + settings.shutdown_s + CHILD_STOP_EXTRA_S
+    for child in children:
+        try:
+            child.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _end_with_parent(parent: int) -> None:
+    """End gracefully when the parent is gone, however it went."""
+    if os.getppid() != parent:
+        raise InvalidUsage("the server that started this worker is gone")
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="persist-parent", daemon=True).start()
+
+
+__all__ = ["add_arguments", "run", "settings_of"]

@@ -1,0 +1,1 @@
+"""The HTTP client: the transport that `persist.connect("http://...")` uses."""

@@ -1,0 +1,61 @@
+"""Following a listen stream: frames as events, resumed at another server when one goes away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from persist.client.listen import ListenEvent
+from persist.core.antichain import Antichain
+from persist.core.errors import Unavailable
+from rpc.client.calls import HttpCalls, error_of
+from rpc.client.connections import Broken, NotSent
+from rpc.listen_frames import FRAMES, HEARTBEAT_S, frames
+
+SILENCE_S = 3 * HEARTBEAT_S  # after so long without even a heartbeat the server counts as gone
+
+
+def follow(
+    calls: HttpCalls, name: str, after: int | None = None, until: Antichain | None = None
+) -> Iterator[ListenEvent]:
+    """Every update after a time, once and in order, until `until` or the shard's end; heartbeats are left out.
+
+    Goes on from where it was when a server ends, for as long as one is found within the connection's timeout.
+    A step of several events that was cut begins anew: `lower == upper` still says "more to come", so count on a step
+    only when its frontier has moved.
+    """
+    frontier = Antichain(0 if after is None else after + 1)
+    end = until or Antichain(None)
+    deadline: float | None = None
+    while frontier.element is not None and frontier < end:
+        for server in calls.servers.order(name):
+            try:
+                for event in _events(calls, server, name, frontier, end):
+                    deadline = None
+                    if event is None:
+                        continue
+                    yield event
+                    frontier = event.upper
+                break
+            except (NotSent, Broken, Unavailable):
+                calls.servers.failed(server)
+        if frontier.element is not None and frontier < end:
+            deadline = calls.still(deadline, name)
+
+
+def _events(
+    calls: HttpCalls, server: str, name: str, frontier: Antichain, until: Antichain
+) -> Iterator[ListenEvent | None]:
+    assert frontier.element is not None
+    query = f"until={'[]' if until.element is None else until.element}"
+    if frontier.element > 0:
+        query += f"&after={frontier.element - 1}"
+    path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
+    with calls.stream(server, path, {"accept": FRAMES}, SILENCE_S) as (reply, pieces):
+        if reply.status >= 400:
+            raise error_of(server, reply)
+        calls.servers.worked(server)
+        yield from frames(pieces)
+
+
+__all__ = ["follow"]

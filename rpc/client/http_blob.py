@@ -1,0 +1,133 @@
+"""The blob store of a client that cannot reach the real one: through the server's door, or by presigned URLs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import urllib3
+
+from blob import Blob, BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, BlobUnavailable
+from blob.interface import check_key, check_range
+from persist.core.errors import Conflict, PersistError
+from rpc.blob_errors import BlobMissing
+from rpc.client.calls import HttpCalls
+from rpc.client.connections import Reply
+
+PRESIGNED_READ_S = 120.0
+PRESIGNED_TRIES_MAX = 4
+
+
+class HttpBlob(Blob):
+    """Parts through a server. With `presigned` bytes go straight to the store, by URLs that the server signs."""
+
+    def __init__(self, calls: HttpCalls, url: str, *, presigned: bool = False) -> None:
+        self._calls = calls
+        self._url = url
+        self._presigned = presigned
+        timeout = urllib3.Timeout(connect=5.0, read=PRESIGNED_READ_S)
+        self._direct = urllib3.PoolManager(timeout=timeout) if presigned else None
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        check_key(key)
+        if self._straight("PUT", key, "put", data) is None:
+            self._call("PUT", key, body=data)
+
+    def get(self, key: str) -> bytes:
+        check_key(key)
+        found = self._straight("GET", key, "get")
+        return self._call("GET", key).data if found is None else found
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_key(key)
+        check_range(start, length)
+        if length == 0:
+            found = self.stat(key)
+            if found is None or found.size < start:
+                raise BlobNotFound(f"blob {key} does not reach to byte {start}")
+            return b""
+        headers = {"range": f"bytes={start}-{start + length - 1}"}
+        data = self._straight("GET", key, "get", headers=headers)
+        if data is None:
+            data = self._call("GET", key, headers=headers).data
+        if len(data) != length:
+            raise BlobNotFound(f"blob {key} ends before byte {start + length}")
+        return data
+
+    def stat(self, key: str) -> BlobStat | None:
+        answer = self._call("HEAD", check_key(key))
+        if answer.status == 404:
+            return None
+        return BlobStat(key, int(answer.headers["content-length"]), int(answer.headers["persist-modified-ms"]))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        raise BlobMisconfigured("blobs cannot be deleted through a server; maintenance opens the store itself")
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        raise BlobMisconfigured("blobs cannot be listed through a server; maintenance opens the store itself")
+
+    def check(self) -> None:
+        try:
+            self._calls.call("GET", "/readyz", shard="")
+        except PersistError as error:
+            raise BlobUnavailable(str(error)) from error
+
+    def close(self) -> None:
+        if self._direct is not None:
+            self._direct.clear()
+
+    def _call(
+        self, method: str, key: str, *, body: bytes | memoryview | None = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        try:
+            return self._calls.call(method, f"/v1/blobs/{key}", shard=_shard(key), body=body, headers=headers)
+        except BlobMissing as error:
+            raise BlobNotFound(error.message) from error
+        except Conflict as error:
+            raise BlobExists(error.message) from error
+        except PersistError as error:
+            raise BlobUnavailable(f"blob {key}: {error.message}") from error
+
+    def _straight(
+        self,
+        method: str,
+        key: str,
+        kind: str,
+        body: bytes | memoryview | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> bytes | None:
+        """The bytes by a presigned URL; None where there is none, so that the door is taken."""
+        if not self._presigned or self._direct is None:
+            return None
+        answer: Any = json.loads(self._call("GET", f"{key}?presign=true").data)
+        url = answer.get(kind)
+        if url is None:
+            return None
+        for left in reversed(range(PRESIGNED_TRIES_MAX)):
+            try:
+                response = self._direct.request(
+                    method, url, body=cast(bytes, body), headers=headers, retries=False, redirect=False
+                )
+            except urllib3.exceptions.HTTPError as error:
+                if left:
+                    continue
+                raise BlobUnavailable(f"blob {key}: the store did not answer ({error.__class__.__name__})") from error
+            if response.status < 400:
+                return response.data
+            if response.status in (404, 416):
+                raise BlobNotFound(f"there is no blob {key} with these bytes")
+            if response.status < 500 and response.status != 429:
+                return None  # the store does not take the signature: the door does
+        raise BlobUnavailable(f"blob {key}: the store keeps failing")
+
+
+def _shard(key: str) -> str:
+    return key.partition("/")[0]
+
+
+__all__ = ["BlobError", "HttpBlob"]

@@ -1,0 +1,98 @@
+"""Which server to ask: rendezvous hashing over those that answer.
+
+Every client with the same list sends a shard to the same server, so that its commits meet in one queue. A server that
+does not answer is passed over, and tried again by one request at a time until it answers; then its shards come back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from persist.commit.system import Clock
+from persist.core.errors import InvalidUsage
+
+RETRY_DOWN_S = 0.5
+ORDERS_KEPT_MAX = 20_000
+SERVERS_MAX = 256
+
+
+class Servers:
+    """The servers of one client, by their base URLs. Thread-safe."""
+
+    def __init__(self, urls: Sequence[str], clock: Clock) -> None:
+        self.urls = tuple(dict.fromkeys(normal(url) for url in urls))
+        if not 0 < len(self.urls) <= SERVERS_MAX:
+            raise InvalidUsage(f"give 1 to {SERVERS_MAX} servers, not {len(self.urls)}")
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._down: dict[str, float] = {}  # server -> when to try it again
+        self._ordered = lru_cache(ORDERS_KEPT_MAX)(self._rendezvous)
+
+    def order(self, name: str) -> tuple[str, ...]:
+        """The servers to ask about a shard, best first; those that are down come last."""
+        ordered = self._ordered(name)
+        if not self._down:
+            return ordered
+        up, down = [], []
+        now = self._clock.monotonic()
+        with self._lock:
+            for server in ordered:
+                until = self._down.get(server)
+                if until is None:
+                    up.append(server)
+                elif now >= until:
+                    self._down[server] = now + RETRY_DOWN_S  # this request tries it, others pass it over
+                    up.append(server)
+                else:
+                    down.append(server)
+        return (*up, *down)
+
+    def failed(self, server: str) -> None:
+        """It did not answer."""
+        with self._lock:
+            self._down[server] = self._clock.monotonic() + RETRY_DOWN_S
+
+    def worked(self, server: str) -> None:
+        """It answered."""
+        if server in self._down:
+            with self._lock:
+                self._down.pop(server, None)
+
+    def _rendezvous(self, name: str) -> tuple[str, ...]:
+        return rendezvous(self.urls, name)
+
+
+def rendezvous(urls: Sequence[str], name: str) -> tuple[str, ...]:
+    """The servers by descending weight for `name`: taking one away moves only its own shards."""
+    return tuple(sorted(urls, key=lambda url: hashlib.sha256(f"{url}\0{name}".encode()).digest(), reverse=True))
+
+
+def normal(url: str) -> str:
+    """One spelling of a server's base URL. Raises InvalidUsage."""
+    parts = urlsplit(url.strip())
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise InvalidUsage(f"{url!r} has no valid port") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path not in ("", "/"):
+        raise InvalidUsage(f"a server is named http(s)://host:port, not {_without_user(url)!r}")
+    if parts.username or parts.password:
+        raise InvalidUsage("a server's URL takes no user and password; give a token")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{port}"
+
+
+def with_port(url: str, port: int) -> str:
+    """The same server at another port."""
+    return f"{url.rpartition(':')[0]}:{port}"
+
+
+def _without_user(url: str) -> str:
+    return url.rpartition("@")[2]
+
+
+__all__ = ["Servers", "normal", "rendezvous", "with_port"]

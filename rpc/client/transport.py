@@ -1,0 +1,195 @@
+"""The client's way to a server: `open_transport` for `http(s)://` URLs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from blob import Blob, BlobError, open_blob
+from persist.client import identity
+from persist.client.listen import ListenEvent
+from persist.commit.system import Clock, SystemClock, SystemIds
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.ids import IdSource, check_shard_name
+from persist.core.state import Policy, SchemaRecord
+from persist.core.view import ShardView, ViewRequest
+from persist.formats.http_messages import COMMAND_FRAME, command_to_frame, result_from_json, view_from_json
+from persist.formats.json_records import bytes_to_text
+from rpc.client.calls import HttpCalls
+from rpc.client.connections import Reply
+from rpc.client.follow import follow
+from rpc.client.http_blob import HttpBlob
+from rpc.client.servers import Servers, with_port
+
+if TYPE_CHECKING:
+    from persist.client.connect import Connection
+
+_JSON = {"content-type": "application/json"}
+_FRAME = {"content-type": COMMAND_FRAME}
+_REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
+LOCATION_VERSION = 1
+
+
+class HttpTransport:
+    """Implements `persist.client.transport.Transport` over one or more servers. Thread-safe; open one per process."""
+
+    def __init__(
+        self, calls: HttpCalls, blob: Blob, policy: Policy, clock: Clock, ids: IdSource, proof: str = ""
+    ) -> None:
+        self.proof = proof  # of the server's blob store, see `persist.client.identity`
+        self._calls = calls
+        self._blob = blob
+        self._policy = policy
+        self._clock = clock
+        self._ids = ids
+
+    @property
+    def blob(self) -> Blob:
+        return self._blob
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def ids(self) -> IdSource:
+        return self._ids
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Base URLs of the servers that this client knows."""
+        return self._calls.servers.urls
+
+    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+        body = json.dumps({"schema": bytes_to_text(schema.arrow), "key": list(schema.key)}).encode()
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}"
+        return _view(self._calls.call("PUT", path, shard=name, body=body, headers=_JSON))
+
+    def names(self, prefix: str, after: str, limit: int) -> list[str]:
+        path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
+        found = _json(self._calls.call("GET", path, shard=""))
+        return [str(name) for name in found["shards"]]
+
+    def apply(self, name: str, command: c.Command) -> c.Result:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
+        body = command_to_frame(command)
+        answer = self._calls.call("POST", path, shard=name, body=body, headers=_FRAME, safe=False)
+        return result_from_json(_json(answer))
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        query = f"timeout={request.timeout_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
+        if request.past is not None:
+            query += f"&past={request.past}"
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
+        return _view(self._calls.call("GET", path, shard=name, wait_s=request.timeout_s))
+
+    def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
+        """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""
+        return follow(self._calls, check_shard_name(name), after, until)
+
+    def close(self) -> None:
+        self._blob.close()
+        self._calls.close()
+
+
+def open_transport(connection: Connection) -> HttpTransport:
+    """Connect to the servers of `connection.url`. Raises InvalidUsage, Unavailable when none of them answers."""
+    assert connection.url is not None
+    clock, ids = SystemClock(), SystemIds()
+    servers = Servers(connection.url.split(","), clock)
+    calls = HttpCalls(
+        servers, clock, token=connection.token, ca_file=connection.ca_file, timeout_s=connection.timeout_s
+    )
+    try:
+        location = _location(calls.call("GET", "/v1/location", shard=""))
+        calls.add(Servers(_with_workers(servers, calls, connection, location, clock), clock))
+        proof = str(location["blob"]["proof"])
+        blob = _open_blob(calls, str(location["blob"]["url"]), proof)
+    except BaseException:
+        calls.close()
+        raise
+    return HttpTransport(calls, blob, _policy(location["policy"]), clock, ids, proof)
+
+
+def _with_workers(
+    servers: Servers, calls: HttpCalls, connection: Connection, location: dict[str, Any], clock: Clock
+) -> list[str]:
+    """All workers of all servers. A server that does not answer now counts as one."""
+    found = []
+    for url in servers.urls:
+        ports = location["ports"] if len(servers.urls) == 1 else []
+        if len(servers.urls) > 1:
+            alone = HttpCalls(
+                Servers([url], clock), clock, token=connection.token, ca_file=connection.ca_file, timeout_s=1.0
+            )
+            try:
+                ports = _location(alone.call("GET", "/v1/location", shard=""))["ports"]
+            except PersistError:
+                ports = []
+            finally:
+                alone.close()
+        found += [with_port(url, int(port)) for port in ports] if len(ports) > 1 else [url]
+    return found
+
+
+def _json(reply: Reply) -> Any:
+    try:
+        return json.loads(reply.data)
+    except ValueError as error:
+        raise Corruption(f"the server's answer is not JSON: {error}") from error
+
+
+def _location(reply: Reply) -> dict[str, Any]:
+    try:
+        found = json.loads(reply.data)
+        if found["version"] != LOCATION_VERSION:
+            raise InvalidUsage(f"the server speaks version {found['version']!r}; this client knows {LOCATION_VERSION}")
+        return {key: found[key] for key in ("blob", "policy", "ports")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidUsage("this is not a persist server: its /v1/location cannot be read") from error
+
+
+def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
+    """The server's blob store itself if it can be reached from here, else the server's door to it."""
+    parts = urlsplit(url)
+    if parts.scheme in _REACHABLE and (parts.scheme != "file" or os.path.isdir(unquote(parts.path))):
+        try:
+            blob = open_blob(url)
+        except (BlobError, ImportError):
+            blob = None
+        if blob is not None:
+            if identity.is_same(blob, proof):
+                return blob
+            blob.close()
+    return HttpBlob(calls, url, presigned=parts.scheme == "s3")
+
+
+def _policy(value: Any) -> Policy:
+    known = {field.name for field in dataclasses.fields(Policy)}
+    return Policy(**{name: int(number) for name, number in dict(value).items() if name in known})
+
+
+def _view(reply: Reply) -> ShardView:
+    known = {field.name for field in dataclasses.fields(ShardView)}
+    return view_from_json({name: item for name, item in dict(_json(reply)).items() if name in known})
+
+
+def _time(lower: Any) -> str:
+    return "[]" if lower.element is None else str(lower.element)
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="")
+
+
+__all__ = ["HttpTransport", "open_transport"]

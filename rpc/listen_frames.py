@@ -1,0 +1,94 @@
+"""Listen events as bytes, both ways: frames for clients, server-sent events for browsers."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from persist.client.listen import ListenEvent
+from persist.core.antichain import Antichain
+from persist.core.errors import PersistError
+
+FRAMES = "application/vnd.persist.listen"
+EVENTS = "text/event-stream"
+HEARTBEAT_S = 15.0
+HEADER_BYTES_MAX = 1024 * 1024
+
+
+def frame(event: ListenEvent) -> bytes:
+    """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC.
+
+    A heartbeat has no bytes; progress without rows has the columns.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, event.updates.schema) as writer:
+        writer.write_table(event.updates)
+    data: bytes = sink.getvalue().to_pybytes()
+    return _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": len(data)}) + data
+
+
+def sse(event: ListenEvent) -> bytes:
+    """A server-sent event: progress and the rows as JSON. Its id is the frontier, from which to resume."""
+    rows = [{name: _plain(value) for name, value in row.items()} for row in event.updates.to_pylist()]
+    data = json.dumps({**_progress(event.lower, event.upper), "rows": rows}, default=str, ensure_ascii=False)
+    number = "" if event.lower == event.upper else f"id: {_id(event.upper)}\n"
+    return f"event: updates\n{number}data: {data}\n\n".encode()
+
+
+def heartbeat(frontier: Antichain, form: str) -> bytes:
+    """What is sent when nothing happens, so that both sides notice when the other is gone."""
+    if form == EVENTS:
+        return b": nothing yet\n\n"
+    return _framed({**_progress(frontier, frontier), "rows": 0, "bytes": 0})
+
+
+def _framed(header: dict[str, Any]) -> bytes:
+    data = json.dumps(header, separators=(",", ":")).encode()
+    return len(data).to_bytes(4, "big") + data
+
+
+def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
+    return {"lower": lower.to_json(), "upper": upper.to_json()}
+
+
+def _id(frontier: Antichain) -> str:
+    return "closed" if frontier.element is None else str(frontier.element)
+
+
+def _plain(value: Any) -> Any:
+    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+
+
+def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
+    """The events of a stream; None for a heartbeat. A frame that is cut is not given."""
+    buffer = bytearray()
+
+    def ready(size: int) -> bool:
+        while len(buffer) < size:
+            piece = next(pieces, None)
+            if piece is None:
+                return False
+            buffer.extend(piece)
+        return True
+
+    while ready(4):
+        size = int.from_bytes(buffer[:4], "big")
+        if size > HEADER_BYTES_MAX:
+            raise PersistError("the stream is not a stream of frames")
+        if not ready(4 + size):
+            return
+        header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
+        total = 4 + size + int(header["bytes"])
+        if not ready(total):
+            return
+        body = bytes(buffer[4 + size : total])
+        del buffer[:total]
+        lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
+        yield ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
+
+
+__all__ = ["EVENTS", "FRAMES", "HEARTBEAT_S", "frame", "frames", "heartbeat", "sse"]
