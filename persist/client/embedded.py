@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blob import Blob
+from persist.client import identity
 from persist.commit.location import Location
 from persist.commit.system import Clock
 from persist.core import commands as c
@@ -33,6 +34,10 @@ class EmbeddedTransport:
     @property
     def policy(self) -> Policy:
         return self.location.settings.policy
+
+    @property
+    def proof(self) -> str:
+        return identity.ensure(self.blob, self.ids)
 
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         check_shard_name(name)

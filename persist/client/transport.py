@@ -31,6 +31,11 @@ class Transport(Protocol):
         """The inline limits that apply to parts of this client."""
         ...
 
+    @property
+    def proof(self) -> str:
+        """Which blob store this is; `persist.client.identity` compares it."""
+        ...
+
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         """Create the shard unless it exists; its view either way (without batches)."""
         ...

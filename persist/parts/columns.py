@@ -285,7 +285,7 @@ def _nested(array: pa.Array) -> pa.Array:
     if pa.types.is_fixed_size_list(kind):
         starts = (np.arange(len(array) + 1, dtype=np.int64) + array.offset) * kind.list_size
         return _nested_list(array, _nested(array.values), starts)
-    if pa.types.is_nested_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _nested_list(array, _nested(array.values), _offsets(array.offsets))
     return _nested_flat(array)
 

@@ -15,7 +15,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from rpc.auth import READ
-from rpc.listening import EVENTS, FRAMES
+from rpc.listen_frames import EVENTS, FRAMES
 from rpc.routes.parameters import frontier
 from rpc.service import principal_of, service_of, shard_of
 
