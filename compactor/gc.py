@@ -34,7 +34,6 @@ from persist.formats.store_errors import translated
 log = logging.getLogger("persist.gc")
 
 SCAN_LIMIT = 1_000
-GC_CLAIM = "gc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,6 @@ class GcSettings:
     delete_batch: int = 500
     delete_threads: int = 8
     finalise_steps_max: int = 1_000
-    lease_ms: int = 60_000
     shards_max: int = 100_000  # shards whose last epoch a collector remembers
 
 
@@ -70,13 +68,11 @@ class Collector:
         location: Location,
         settings: GcSettings | None = None,
         *,
-        owner: str | None = None,
         metrics: Metrics | None = None,
         committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or GcSettings()
         self.metrics = metrics or Metrics()
-        self.owner = owner or f"gc-{location.ids.uuid7()}"
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
@@ -209,15 +205,14 @@ class Collector:
         return machine.state()
 
     def _expired(self, machine: Committer, state: State) -> State:
-        """Where a lapsed lease holds the horizon back: a commit, since every commit forgets lapsed leases.
+        """The State without lapsed leases, which would hold the horizon back.
 
-        Not the reader by its id: it may have renewed its lease in this very moment.
+        Readers are not expired by their ids: one may have renewed its lease in this very moment.
         """
         now_ms = self._location.clock.now_ms()
         if not any(reader.lapsed(now_ms) for reader in state.leased_readers.values()):
             return state
-        machine.apply(c.TakeClaim(GC_CLAIM, self.owner, self.settings.lease_ms))
-        machine.apply(c.ReleaseClaim(GC_CLAIM, self.owner))
+        machine.apply(c.ForgetLapsed())
         return machine.state()
 
     # --- the end of a shard

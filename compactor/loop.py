@@ -1,8 +1,8 @@
 """Running maintenance: which shard is looked at when, by how many threads, and how it stops.
 
 A shard is looked at once when the loop begins, whenever it moves (the consensus store's push channel says so), and
-again after the time that a job asked for. Shards at rest cost nothing. Without a push channel, and as a safety net with
-one, all shards are looked at every so often.
+again after the time that a task asked for. Shards at rest cost nothing. Without a push channel, and as a safety net
+with one, all shards are looked at every so often.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES_PAGE = 1_000
 FAILED_AGAIN_S = 5.0
 
 # Looks at one shard; the seconds after which it wants to look again though nothing moves (None: not before it moves).
-Job = Callable[[str], float | None]
+Task = Callable[[str], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class _Schedule:
 
 
 class Loop:
-    """Keeps `job` running over the shards of a location until it is told to stop.
+    """Keeps `task` running over the shards of a location until it is told to stop.
 
     `per_shard` threads may be at one shard at a time, so that small merges go on while a large one runs.
     """
 
     def __init__(
-        self, location: Location, job: Job, settings: LoopSettings | None = None, *, per_shard: int = 1
+        self, location: Location, task: Task, settings: LoopSettings | None = None, *, per_shard: int = 1
     ) -> None:
         self._location = location
-        self._job = job
+        self._task = task
         self._settings = settings or LoopSettings()
         self._per_shard = per_shard
         self._schedule = _Schedule()
@@ -191,7 +191,7 @@ class Loop:
 
     def _attempt(self, name: str) -> float | None:
         try:
-            return self._job(name)
+            return self._task(name)
         except UnknownShard:
             return None
         except PersistError as error:
@@ -203,15 +203,15 @@ class Loop:
         return FAILED_AGAIN_S
 
 
-def in_turn(jobs: Sequence[Job]) -> Job:
-    """One job that does all of `jobs`, even when one fails; it looks again when the first of them wants to."""
+def in_turn(tasks: Sequence[Task]) -> Task:
+    """One task that does all of `tasks`, even when one fails; it looks again when the first of them wants to."""
 
     def all_of_them(name: str) -> float | None:
         waits: list[float] = []
         failed: PersistError | None = None
-        for job in jobs:
+        for task in tasks:
             try:
-                wait = job(name)
+                wait = task(name)
             except PersistError as error:
                 failed = error
                 continue
@@ -224,4 +224,4 @@ def in_turn(jobs: Sequence[Job]) -> Job:
     return all_of_them
 
 
-__all__ = ["Job", "Loop", "LoopSettings", "in_turn"]
+__all__ = ["Loop", "LoopSettings", "Task", "in_turn"]

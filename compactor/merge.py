@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from persist.core.batch import HollowBatch, Part
-from persist.core.commands import MergeReq
+from persist.core.commands import MergeSpec
 from persist.core.small_merges import is_small
 from persist.core.state import Claim, State
 
@@ -38,7 +38,7 @@ class MergePolicy:
     garbage_percent: int = 200  # rows in percent of what would be left, beyond which a stretch is collapsed
     garbage_percent_idle: int = 120
     rewrite_old_schemas: bool = True
-    requests_max: int = 64
+    specs_max: int = 64
     left_batches_max: int = 0  # so many of the newest small batches are left to whoever commits, unless idle
 
     def beside_writers(self) -> MergePolicy:
@@ -61,22 +61,22 @@ class _Unit:
         return cls(batch, sum(rows), len(rows), max(rows, default=0))
 
 
-def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) -> list[MergeReq]:
+def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) -> list[MergeSpec]:
     """The merges that are due, none of them overlapping, in the order in which they should be done.
 
     `idle` says that nobody has written for a while. Merges that were begun and abandoned come first.
     """
     if state.tombstone or state.since.is_empty:
         return []
-    requests = list(_abandoned(state, now_ms))
-    taken = {part for request in requests for part in request.inputs}
+    specs = list(_abandoned(state, now_ms))
+    taken = {part for spec in specs for part in spec.inputs}
     taken.update(part for claim in _live(state, now_ms) for part in claim.inputs)
     left = 0 if idle else _left_to_writers(state.trace.batches, policy.left_batches_max)
     segments = list(_free_segments(state.trace.batches[: len(state.trace.batches) - left], taken))
     rules = _rules(state, policy, idle)
     for segment in segments:
-        requests.extend(_plan_segment(state, segment, rules))
-    return requests[: policy.requests_max]
+        specs.extend(_plan_segment(state, segment, rules))
+    return specs[: policy.specs_max]
 
 
 def claim_is_for_merge(key: str) -> bool:
@@ -87,7 +87,7 @@ def _live(state: State, now_ms: int) -> Iterator[Claim]:
     return (c for k, c in state.claims.items() if claim_is_for_merge(k) and not c.lapsed(now_ms))
 
 
-def _abandoned(state: State, now_ms: int) -> Iterator[MergeReq]:
+def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
     """Merges whose worker is gone but whose output so far is kept with their claim."""
     busy = {part for claim in _live(state, now_ms) for part in claim.inputs}
     for key, claim in state.claims.items():
@@ -99,7 +99,7 @@ def _abandoned(state: State, now_ms: int) -> Iterator[MergeReq]:
         batches = state.trace.batches[found[0] : found[0] + found[1]]
         if key == f"{MERGE_CLAIM}{batches[0].desc.lower}":
             held = frozenset(claim.inputs)
-            yield _request(state, batches, [p for b in batches for p in b.parts() if p.id in held])
+            yield _spec(state, batches, [p for b in batches for p in b.parts() if p.id in held])
             busy.update(claim.inputs)
 
 
@@ -163,7 +163,7 @@ def _rules(state: State, policy: MergePolicy, idle: bool) -> _Rules:
     )
 
 
-def _plan_segment(state: State, units: list[_Unit], rules: _Rules) -> Iterator[MergeReq]:
+def _plan_segment(state: State, units: list[_Unit], rules: _Rules) -> Iterator[MergeSpec]:
     windows = _garbage_window(state, units, rules)
     if not windows:
         windows = list(_due_windows(units, rules))
@@ -171,19 +171,19 @@ def _plan_segment(state: State, units: list[_Unit], rules: _Rules) -> Iterator[M
         windows = _outweighed_window(units, rules)
     # Smaller ones first: they are done soon, and they keep the number of batches down.
     for first, end in sorted(windows, key=lambda w: sum(unit.rows for unit in units[w[0] : w[1]])):
-        yield _request_units(state, units[first:end])
+        yield _spec_of_units(state, units[first:end])
     used = {index for first, end in windows for index in range(first, end)}
     if rules.inline:
         for first, end in _stretches(i for i, u in enumerate(units) if i not in used and u.batch.inline_size):
             used.update(range(first, end))
-            yield _request_units(state, units[first:end])
+            yield _spec_of_units(state, units[first:end])
     for index, unit in enumerate(units):
         if index in used or not unit.rows:
             continue
         if (unit.rows >= rules.history_rows and _has_history(state, unit)) or (
             rules.old_schemas and _has_old_schema(state, unit)
         ):
-            yield _request_units(state, [unit])
+            yield _spec_of_units(state, [unit])
 
 
 def _due_windows(units: Sequence[_Unit], rules: _Rules) -> Iterator[tuple[int, int]]:
@@ -305,13 +305,13 @@ def _stretches(indexes: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, end
 
 
-def _request_units(state: State, units: Sequence[_Unit]) -> MergeReq:
+def _spec_of_units(state: State, units: Sequence[_Unit]) -> MergeSpec:
     batches = [unit.batch for unit in units]
-    return _request(state, batches, [part for batch in batches for part in batch.parts()])
+    return _spec(state, batches, [part for batch in batches for part in batch.parts()])
 
 
-def _request(state: State, batches: Sequence[HollowBatch], parts: Sequence[Part]) -> MergeReq:
-    return MergeReq(
+def _spec(state: State, batches: Sequence[HollowBatch], parts: Sequence[Part]) -> MergeSpec:
+    return MergeSpec(
         inputs=tuple(part.id for part in parts),
         lower=batches[0].desc.lower,
         upper=batches[-1].desc.upper,

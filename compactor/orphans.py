@@ -19,7 +19,6 @@ from itertools import islice
 from blob import BlobStat
 from compactor.metering import Metrics
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo, ShardId
@@ -32,8 +31,6 @@ log = logging.getLogger("persist.orphans")
 
 AGE_MS_DEFAULT = 24 * 3600 * 1000
 AGE_MS_MIN = Policy().staged_ms_max + 3600 * 1000  # what is older is refused when it comes to be named; clocks differ
-SWEEP_CLAIM = "sweep"
-SWEEP_LEASE_MS = 60_000
 SCAN_LIMIT = 1_000
 NAMES_PAGE = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
@@ -78,7 +75,6 @@ class Sweeper:
         self._location = location
         self._settings = settings or SweepSettings()
         self._metrics = metrics or Metrics()
-        self._owner = f"sweep-{location.ids.uuid7()}"
 
     def sweep(self, name: str) -> SweepReport:
         """Sweep one shard. Raises what the stores raise; repeating is safe."""
@@ -93,20 +89,13 @@ class Sweeper:
     def _sweep_listed(self, name: str, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> None:
         machine = self._location.machine(name)
         report.listed += len(listed)
-        lapsed = expire_lapsed(machine.refresh(), self._location.clock.now_ms())  # as the fence will leave it
-        found = self._unnamed(lapsed, shard_id, listed, SweepReport())
+        following = expire_lapsed(machine.refresh(), self._location.clock.now_ms())  # as ForgetLapsed will leave it
+        found = self._unnamed(following, shard_id, listed, SweepReport())
         if found and not self._settings.dry_run:
-            self._fence(machine)
+            # Commit once before anything is deleted. A writer that stepped before this and commits only now loses the
+            # race, steps again, and finds that what it staged is too old.
+            machine.apply(c.ForgetLapsed())
         self._delete(name, self._unnamed(machine.refresh(), shard_id, listed, report), report)
-
-    def _fence(self, machine: Machine) -> None:
-        """Commit once, before anything is deleted.
-
-        Whoever took his step before this and commits only now loses the race; when he steps again, he finds that what
-        he staged is too old. The commit also forgets writers whose leases lapsed.
-        """
-        machine.apply(c.TakeClaim(SWEEP_CLAIM, self._owner, SWEEP_LEASE_MS))
-        machine.apply(c.ReleaseClaim(SWEEP_CLAIM, self._owner))
 
     def _unnamed(self, state: State, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> list[BlobStat]:
         """What of the listed blobs no live version names, and nobody can still be about to name."""

@@ -84,7 +84,7 @@ class Worker:
         blobs = MeteredBlobs(location.blob, self.metrics, throttle)
         self._engine = engine or LocalEngine(blobs, location.ids, self.settings.engine)
 
-    def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeReq]:
+    def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeSpec]:
         """The merges that are due on the shard now. `idle` None: by when it was last written."""
         return self._due(self._committer_of(name).refresh(), idle)
 
@@ -96,10 +96,10 @@ class Worker:
         upper, was_idle = state.upper, self._is_idle(state) if idle is None else idle
         while tried < merges_max:
             self.metrics.seen(state)
-            requests = self._due(state, was_idle and state.upper == upper if idle is None else idle)
+            specs = self._due(state, was_idle and state.upper == upper if idle is None else idle)
             outcomes = []
-            for request in requests:
-                outcomes.append(self.merge(name, request))
+            for spec in specs:
+                outcomes.append(self.merge(name, spec))
                 tried += 1
                 if outcomes[-1] is Outcome.APPLIED:
                     break  # the trace has changed: what is due may be something better now
@@ -109,16 +109,16 @@ class Worker:
             state = machine.state()
         return applied
 
-    def merge(self, name: str, request: c.MergeReq) -> Outcome:
+    def merge(self, name: str, spec: c.MergeSpec) -> Outcome:
         """Claim one merge, do it, and apply its result. Errors of the stores leave the claim to lapse."""
         machine = self._committer_of(name)
-        claim = _Claim(machine, request, self.owner, self.settings.lease_ms, self._location)
+        claim = _Claim(machine, spec, self.owner, self.settings.lease_ms, self._location)
         taken = claim.take()
         if not taken.granted:
             self.metrics.add(claims_refused=1)
             return Outcome.BUSY
         try:
-            outcome = self._merge(machine, request, claim, taken)
+            outcome = self._merge(machine, spec, claim, taken)
         except (ClaimLost, BlobNotFound) as error:
             outcome = self._lost(machine, claim, error)
         except BlobError as error:
@@ -133,7 +133,7 @@ class Worker:
         self.metrics.add(**{"merges_applied" if outcome is Outcome.APPLIED else "merges_refused": 1})
         log.info(
             "merge %s", outcome.value,
-            extra={"shard": name, "rows": request.rows, "bytes": request.size, "since": str(request.since)},
+            extra={"shard": name, "rows": spec.rows, "bytes": spec.size, "since": str(spec.since)},
         )  # fmt: skip
         return outcome
 
@@ -141,19 +141,19 @@ class Worker:
         """Whether nobody has committed for a while. This worker's own commits do not end that while a run lasts."""
         return self._location.clock.now_ms() - state.walltime_ms >= self.settings.idle_ms
 
-    def _due(self, state: State, idle: bool | None) -> list[c.MergeReq]:
+    def _due(self, state: State, idle: bool | None) -> list[c.MergeSpec]:
         idle = self._is_idle(state) if idle is None else idle
         return plan(state, self.settings.policy, now_ms=self._location.clock.now_ms(), idle=idle)
 
-    def _merge(self, machine: Committer, request: c.MergeReq, claim: _Claim, taken: c.Claimed) -> Outcome:
+    def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, taken: c.Claimed) -> Outcome:
         state = machine.state()
-        found = state.trace.covering(frozenset(request.inputs))
-        since = taken.since if taken.done else request.since
+        found = state.trace.covering(frozenset(spec.inputs))
+        since = taken.since if taken.done else spec.since
         if found is None or since.element is None:
             return Outcome.REFUSED
         if taken.done:
             self.metrics.add(merges_resumed=1)
-        runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], request.inputs)
+        runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], spec.inputs)
         job = MergeJob(machine.name, runs, state.schemas, state.schema_id, since.element, taken.resume_key)
         claim.since = since
         written = 0
@@ -167,7 +167,7 @@ class Worker:
                 self.metrics.add(chunks_saved=1)
             self._report(machine.name, job, chunk.resume_key)
         outputs = (Run(claim.done),) if claim.done else ()
-        result = machine.apply(c.MergeRes(request.inputs, outputs, since, claim.key, self.owner))
+        result = machine.apply(c.MergeResult(spec.inputs, outputs, since, claim.key, self.owner))
         assert isinstance(result, c.MergeApplied)
         self._report(machine.name, job, None)
         if result.applied:
@@ -177,7 +177,7 @@ class Worker:
     def _lost(self, machine: Committer, claim: _Claim, error: Exception) -> Outcome:
         """An input is gone, or the claim. If every input is still named, a blob that must be there is missing."""
         state = machine.refresh()
-        if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.request.inputs)) is not None:
+        if isinstance(error, BlobNotFound) and state.trace.covering(frozenset(claim.spec.inputs)) is not None:
             self.metrics.add(merges_failed=1)
             raise Corruption(f"shard {machine.name!r} names a part that is missing: {error}") from error
         return Outcome.REFUSED
@@ -194,10 +194,10 @@ class Worker:
 class _Claim:
     """One merge's claim while a worker holds it, and what the State keeps with it."""
 
-    def __init__(self, machine: Committer, request: c.MergeReq, owner: str, lease_ms: int, location: Location) -> None:
-        self.request = request
-        self.key = request.claim_key
-        self.since = request.since
+    def __init__(self, machine: Committer, spec: c.MergeSpec, owner: str, lease_ms: int, location: Location) -> None:
+        self.spec = spec
+        self.key = spec.claim_key
+        self.since = spec.since
         self.done: tuple[Part, ...] = ()
         self._resume_key = b""
         self._machine = machine
@@ -208,7 +208,7 @@ class _Claim:
 
     def take(self) -> c.Claimed:
         self._renewed_s = self._clock.monotonic()
-        taken = self._machine.apply(c.TakeClaim(self.key, self._owner, self._lease_ms, self.request.inputs))
+        taken = self._machine.apply(c.TakeClaim(self.key, self._owner, self._lease_ms, self.spec.inputs))
         assert isinstance(taken, c.Claimed)
         self.done, self._resume_key = taken.done, taken.resume_key
         return taken
@@ -221,7 +221,7 @@ class _Claim:
     def save(self, done: Sequence[Part], resume_key: bytes) -> None:
         """Keep what was written so far in the State, which also renews the claim. Raises ClaimLost."""
         now_s = self._clock.monotonic()
-        command = c.SaveMergeProgress(self.key, self._owner, self.request.inputs, tuple(done), resume_key, self.since)
+        command = c.SaveMergeProgress(self.key, self._owner, self.spec.inputs, tuple(done), resume_key, self.since)
         try:
             saved = self._machine.apply(command)
         except Unavailable:

@@ -11,12 +11,12 @@ from compactor.cli import running
 from compactor.committing import CommitterOf, through_server
 from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
-from compactor.jobs import gc_job, merge_job
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.merge import MergePolicy
 from compactor.metering import Metrics, Throttle
 from compactor.progress import ProgressBar
+from compactor.tasks import gc_task, merge_task
 from compactor.worker import Worker, WorkerSettings
 from persist.cli import where
 from persist.client.connect import Connection
@@ -91,12 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
                 committer_of=committer_of,
             )
 
-        jobs = [merge_job(location, worker, idle=True if arguments.once else None)]
+        tasks = [merge_task(location, worker, idle=True if arguments.once else None)]
         if arguments.gc:
-            jobs.append(gc_job(location, Collector(location, metrics=metrics, committer_of=committer_of)))
+            tasks.append(gc_task(location, Collector(location, metrics=metrics, committer_of=committer_of)))
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
-        loop = Loop(location, in_turn(jobs), loop_settings, per_shard=arguments.concurrency)
+        loop = Loop(location, in_turn(tasks), loop_settings, per_shard=arguments.concurrency)
         return running.run(loop, arguments, metrics, "compactor")
     finally:
         if transport is not None:

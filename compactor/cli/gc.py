@@ -11,10 +11,10 @@ from dataclasses import asdict
 
 from compactor.cli import running
 from compactor.gc import Collector, GcSettings
-from compactor.jobs import gc_job
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
+from compactor.tasks import gc_task
 from persist.cli import where
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.orphans:
             return _sweep(location, arguments, patterns, metrics)
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
-        loop = Loop(location, gc_job(location, collector), loop_settings)
+        loop = Loop(location, gc_task(location, collector), loop_settings)
         return running.run(loop, arguments, metrics, "gc")
     finally:
         location.close()
@@ -58,10 +58,10 @@ def _sweep(location: Location, arguments: argparse.Namespace, patterns: tuple[st
     settings.check()
     sweeper = Sweeper(location, settings, metrics=metrics)
 
-    def job(name: str) -> None:
+    def task(name: str) -> None:
         _show(name, sweeper.sweep(name))
 
-    loop = Loop(location, job, LoopSettings(patterns, arguments.concurrency))
+    loop = Loop(location, task, LoopSettings(patterns, arguments.concurrency))
     running.on_signals(loop.stop, arguments)
     failures = loop.once()
     if patterns == ("*",):

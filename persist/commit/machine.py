@@ -42,7 +42,7 @@ from persist.core.errors import (
 from persist.core.ids import IdSource
 from persist.core.state import Policy, State
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.context import Indexed
+from persist.core.transitions.context import RETRY_SOON_S, Indexed
 from persist.formats.state_frames import encode_diff
 from persist.formats.store_errors import translate
 
@@ -52,7 +52,6 @@ BACKOFF_FIRST_S = 0.004
 BACKOFF_MAX_S = 1.0
 LOST_FIRST_S = 0.001
 LOST_MAX_S = 0.02  # a lost race is no sign of a sick store: who waits for long loses again to one who does not
-OVERLOADED_RETRY_AFTER_S = 0.1
 RELIEFS_MAX = 4  # merges that one commit takes along
 
 
@@ -227,7 +226,7 @@ class Machine:
             if len(self._queue) >= QUEUE_MAX:
                 raise Overloaded(
                     f"shard {self.name!r} has {QUEUE_MAX} commands queued; slow down",
-                    retry_after_s=OVERLOADED_RETRY_AFTER_S,
+                    retry_after_s=RETRY_SOON_S,
                 )
             self._queue.append(pending)
             lead = not self._leading

@@ -17,7 +17,7 @@ PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 
 
-def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeRes | None:
+def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeResult | None:
     """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
 
     A part that is never named is an orphan, which maintenance sweeps. Raises Unavailable, and Corruption also
@@ -44,7 +44,7 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
         for table in reader.read_range(runs, since=state.since.element, memory_bytes=MEMORY_BYTES):
             outputs += writer.write(table)
         outputs += writer.finish()
-    return c.MergeRes(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
+    return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
 
 
 __all__ = ["FLUSHER", "merged"]

@@ -75,7 +75,7 @@ class Upkeep:
             self._looked_at = state.trace
             self._merge_what_is_due(state)
 
-    def relief(self, state: State, added: int, lost: int = 0) -> c.MergeRes | None:
+    def relief(self, state: State, added: int, lost: int = 0) -> c.MergeResult | None:
         """The merge that a commit to `state` has to take along, if any; it has `added` so many inline bytes.
 
         One for inline rows that find no room or are many at once (one blob instead of one for each command), or for
@@ -149,7 +149,7 @@ class Upkeep:
         else:
             self._metrics.upkeep_refused += 1
 
-    def _merged(self, state: State, batches: Sequence[HollowBatch]) -> c.MergeRes | None:
+    def _merged(self, state: State, batches: Sequence[HollowBatch]) -> c.MergeResult | None:
         command = merged(state, batches, self._versions.blob, self._ids)
         if command is not None:
             self._metrics.upkeep_bytes += sum(part.size for run in command.outputs for part in run.parts)

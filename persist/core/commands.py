@@ -287,7 +287,15 @@ class ReleaseClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeReq:
+class ForgetLapsed:
+    """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
+
+    After it, a commit that was stepped from an earlier State loses its race.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSpec:
     """What a planner asks for: merge these parts of adjacent batches, advancing times to `since`."""
 
     inputs: tuple[str, ...]  # part ids
@@ -303,7 +311,7 @@ class MergeReq:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeRes:
+class MergeResult:
     """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
 
     With a `claim_key` also iff `owner` still holds that claim: the outputs of one who lost it may be deleted already.
@@ -343,7 +351,8 @@ Command = (
     | TakeClaim
     | SaveMergeProgress
     | ReleaseClaim
-    | MergeRes
+    | MergeResult
+    | ForgetLapsed
 )
 
 # --- results

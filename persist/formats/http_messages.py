@@ -52,7 +52,8 @@ _COMMANDS: tuple[type[Any], ...] = (
     c.TakeClaim,
     c.SaveMergeProgress,
     c.ReleaseClaim,
-    c.MergeRes,
+    c.MergeResult,
+    c.ForgetLapsed,
 )
 _RESULTS: tuple[type[Any], ...] = (
     c.Done,

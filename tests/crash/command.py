@@ -15,8 +15,8 @@ import compactor.cli.gc
 import persist.commit.location
 import rpc.cli.serve
 from blob import open_blob
-from compactor.jobs import gc_job
 from compactor.loop import LoopSettings
+from compactor.tasks import gc_task
 from consensus import open_consensus
 from persist.cli.__main__ import main
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
@@ -42,7 +42,7 @@ def run(fuse: Fuse, arguments: list[str]) -> int:
         patch.object(compactor.cli.compactor, "LoopSettings", loop),
         patch.object(compactor.cli.gc, "GcSettings", gc_settings),
         patch.object(compactor.cli.gc, "LoopSettings", loop),
-        patch.object(compactor.cli.gc, "gc_job", partial(gc_job, every_s=LOOK_EVERY_S)),
+        patch.object(compactor.cli.gc, "gc_task", partial(gc_task, every_s=LOOK_EVERY_S)),
     ):
         return main(arguments)
 

@@ -22,7 +22,7 @@ TIMEOUT_S = 3.0  # of a request to a server
 MERGES = MergePolicy(fan_in=2, fan_in_small=2, batches_soft=4, inline_flush_bytes=2_000)
 ENGINE = EngineSettings(memory_bytes=1 << 22, part_bytes_target=1 << 14, chunk_bytes=1 << 12)
 WORKER = WorkerSettings(policy=MERGES, engine=ENGINE, lease_ms=2_000, idle_ms=500)
-GC = GcSettings(rollup_after=8, delete_batch=4, lease_ms=2_000)
+GC = GcSettings(rollup_after=8, delete_batch=4)
 LOOK_EVERY_S = 0.3  # how often maintenance looks at all shards where nothing pushes
 
 __all__ = ["ENGINE", "GC", "HANDLES", "LOCATION", "LOOK_EVERY_S", "MERGES", "POLICY", "TIMEOUT_S", "WORKER"]

@@ -90,7 +90,7 @@ def test_a_merge_with_a_long_lease_is_refused_once_its_output_was_swept(
     saved = machine.apply(c.SaveMergeProgress("merge:[0]", "worker", merge.inputs, done, b"", Antichain(0)))
     assert isinstance(saved, c.Claimed)
     assert not saved.granted
-    late = c.MergeRes(merge.inputs, merge.outputs, merge.since, "merge:[0]", "worker")
+    late = c.MergeResult(merge.inputs, merge.outputs, merge.since, "merge:[0]", "worker")
     assert machine.apply(late) == c.MergeApplied(False)
     assert elsewhere(location).snapshot().to_arrow().column("k").to_pylist() == ["a", "b", "c"]
 

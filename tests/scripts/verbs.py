@@ -150,11 +150,11 @@ def _fields(record: Any) -> str:
 # --- commands
 
 
-def _merge(args: Arguments) -> c.MergeRes:
+def _merge(args: Arguments) -> c.MergeResult:
     inputs = parse_part_ids(args.named("inputs"))
     since, claim = parse_frontier(args.named("since")), args.named("claim", "")
     owner = args.named("owner", "")
-    return c.MergeRes(inputs, parse_runs(args.rest()), since, claim, owner)
+    return c.MergeResult(inputs, parse_runs(args.rest()), since, claim, owner)
 
 
 def _save_progress(args: Arguments) -> c.SaveMergeProgress:
@@ -291,6 +291,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "save-progress": _save_progress,
     "release-claim": lambda a: c.ReleaseClaim(a.next("a claim"), a.next("an owner")),
     "merge": _merge,
+    "forget-lapsed": lambda a: c.ForgetLapsed(),
 }
 
 

@@ -34,7 +34,7 @@ WORKER = WorkerSettings(
     lease_ms=CLAIM_LEASE_MS,
     idle_ms=2_000,
 )
-GC = GcSettings(entries_max=24, rollup_after=6, delete_batch=3, delete_threads=1, lease_ms=CLAIM_LEASE_MS)
+GC = GcSettings(entries_max=24, rollup_after=6, delete_batch=3, delete_threads=1)
 
 
 def compactor(host: Host) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from persist.core import commands as c
 from persist.core.errors import UnknownShard
 from persist.core.state import State
-from persist.core.transitions import attributes, lifecycle, maintenance, readers, writers
+from persist.core.transitions import attributes, leases, lifecycle, maintenance, readers, writers
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import expire_lapsed
 
@@ -48,7 +48,8 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.TakeClaim: maintenance.take_claim,
     c.SaveMergeProgress: maintenance.save_merge_progress,
     c.ReleaseClaim: maintenance.release_claim,
-    c.MergeRes: maintenance.apply_merge,
+    c.MergeResult: maintenance.apply_merge,
+    c.ForgetLapsed: leases.forget_lapsed,
 }
 
 # What still makes sense on a tombstone: keeping its one rollup, and finding that all is done.
@@ -57,6 +58,7 @@ _ON_TOMBSTONE = (
     c.RemoveRollups,
     c.TakeClaim,
     c.ReleaseClaim,
+    c.ForgetLapsed,
     c.Finalise,
     c.ExpireReader,
     c.ExpireWriter,

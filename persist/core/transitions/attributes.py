@@ -10,9 +10,8 @@ from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, Attrib
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.core.keys import belongs_to
 from persist.core.state import State
-from persist.core.transitions.context import Context, IndexPage
+from persist.core.transitions.context import RETRY_SOON_S, Context, IndexPage
 
-OVERLOADED_RETRY_AFTER_S = 0.1
 _NO_PAGE = IndexPage({}, None)
 
 
@@ -42,7 +41,7 @@ def with_updates(state: State, updates: Sequence[AttributeUpdate], context: Cont
     if len(attributes) > max(context.policy.attributes_overlay_max, len(state.attributes)):
         raise Overloaded(
             f"shard {state.name!r} has {len(state.attributes)} attributes that wait to be written to its index",
-            retry_after_s=OVERLOADED_RETRY_AFTER_S,
+            retry_after_s=RETRY_SOON_S,
         )
     return replace(state, attributes=attributes)
 

@@ -9,6 +9,10 @@ from persist.core.attribute import AttributeKey
 from persist.core.keys import born_ms
 from persist.core.state import Policy
 
+# When an Overloaded command may be tried again.
+RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way empties it
+RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
+
 
 @dataclass(frozen=True, slots=True)
 class IndexPage:

@@ -1,15 +1,20 @@
-"""Leases that lapsed: whoever held one is forgotten. That alone never moves since.
+"""Leases: the constants of their rules, and forgetting the holders of leases that lapsed. That alone never moves since.
 
-The next commit after a lease lapsed forgets its holder. A transition that is about to refuse, or to hold back since,
-because of somebody's lease forgets the lapsed ones first: the dead must stand in nobody's way, commits or no commits.
+Every commit drops the leases that have lapsed. Before a transition refuses a command or holds since back because of a
+lease, it drops the lapsed ones too, so that this also works when no commit has happened since they lapsed.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from persist.core import commands as c
 from persist.core.state import State
-from persist.core.transitions.maintenance import CLAIM_KEPT_LEASES
+from persist.core.transitions.context import Context
+
+HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
+# A lapsed claim keeps the progress of its merge for the next owner. After this many leases it is dropped.
+CLAIM_KEPT_LEASES = 10
 
 
 def without_lapsed_readers(state: State, now_ms: int) -> State:
@@ -34,4 +39,16 @@ def expire_lapsed(state: State, now_ms: int) -> State:
     return state if len(kept) == len(state.claims) else replace(state, claims=kept)
 
 
-__all__ = ["expire_lapsed", "without_lapsed_readers", "without_lapsed_writers"]
+def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tuple[State, c.Done]:
+    """Always a new State object, and so always a commit."""
+    return replace(expire_lapsed(state, context.now_ms)), c.Done()
+
+
+__all__ = [
+    "CLAIM_KEPT_LEASES",
+    "HEARTBEAT_EVERY",
+    "expire_lapsed",
+    "forget_lapsed",
+    "without_lapsed_readers",
+    "without_lapsed_writers",
+]

@@ -12,10 +12,9 @@ from persist.core.errors import Corruption, InvalidUsage
 from persist.core.keys import belongs_to
 from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.context import Context
+from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 
 CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
-# A lapsed claim keeps the progress of its merge for whoever takes over; after this many leases it is dropped.
-CLAIM_KEPT_LEASES = 10
 
 
 def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[State, c.RollupAdded]:
@@ -86,7 +85,7 @@ def release_claim(state: State, command: c.ReleaseClaim, context: Context) -> tu
     return replace(state, claims=_without(state, command.key)), c.Done()
 
 
-def apply_merge(state: State, command: c.MergeRes, context: Context) -> tuple[State, c.MergeApplied]:
+def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple[State, c.MergeApplied]:
     """Replace input parts by outputs, iff every input part is still there (by id, never by time bounds)."""
     inputs = frozenset(command.inputs)
     if not inputs:
@@ -106,7 +105,9 @@ def apply_merge(state: State, command: c.MergeRes, context: Context) -> tuple[St
     return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
 
 
-def _merged(state: State, inputs: frozenset[str], command: c.MergeRes, batches: tuple[HollowBatch, ...]) -> HollowBatch:
+def _merged(
+    state: State, inputs: frozenset[str], command: c.MergeResult, batches: tuple[HollowBatch, ...]
+) -> HollowBatch:
     taken = [part for batch in batches for part in batch.parts() if part.id in inputs]
     outputs = [part for run in command.outputs for part in run.parts]
     _check_outputs(state, outputs)
@@ -124,7 +125,7 @@ def _merged(state: State, inputs: frozenset[str], command: c.MergeRes, batches: 
     return batch_of(desc, (*kept, *(run for run in command.outputs if run.parts)))
 
 
-def _may_apply(state: State, command: c.MergeRes, context: Context) -> bool:
+def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
     """Whether the outputs are there for sure: the claim, if there is one, is still held, and none is too old."""
     outputs = [part for run in command.outputs for part in run.parts]
     if not command.claim_key:

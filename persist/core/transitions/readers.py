@@ -9,9 +9,8 @@ from persist.core.antichain import Antichain
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
 from persist.core.ids import CriticalReaderId, ReaderId
 from persist.core.state import CriticalReader, LeasedReader, State, held_since
-from persist.core.transitions.context import Context
-from persist.core.transitions.leases import without_lapsed_readers
-from persist.core.transitions.writers import HEARTBEAT_EVERY, OVERLOADED_RETRY_AFTER_S
+from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_readers
 
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
@@ -28,7 +27,7 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
         if len(state.leased_readers) >= context.policy.readers_max:
             raise Overloaded(
                 f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
-                retry_after_s=OVERLOADED_RETRY_AFTER_S,
+                retry_after_s=RETRY_LATER_S,
             )
     since = state.since if command.since is None else command.since
     if since < state.since:

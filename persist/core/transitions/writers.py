@@ -14,11 +14,8 @@ from persist.core.keys import belongs_to
 from persist.core.state import State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
-from persist.core.transitions.context import Context
-from persist.core.transitions.leases import without_lapsed_writers
-
-OVERLOADED_RETRY_AFTER_S = 0.5
-HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
+from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_writers
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -30,7 +27,7 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
         if len(state.writers) >= context.policy.writers_max:
             raise Overloaded(
                 f"shard {state.name!r} has {len(state.writers)} writers; expire some",
-                retry_after_s=OVERLOADED_RETRY_AFTER_S,
+                retry_after_s=RETRY_LATER_S,
             )
     if known is None:
         entry = WriterState(context.now_ms, command.lease_ms)
@@ -172,7 +169,7 @@ def _push(
     if len(state.trace.batches) >= context.policy.batches_max and runs:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
-            retry_after_s=OVERLOADED_RETRY_AFTER_S,
+            retry_after_s=RETRY_LATER_S,
         )
     trace = state.trace.push(batch_of(Description(lower, upper, MINIMUM), runs))
     _check_inline(trace.inline_bytes, runs, context)

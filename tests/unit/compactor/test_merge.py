@@ -43,27 +43,27 @@ class Shape:
         self.state = replace(self.state, trace=trace_of((*self.state.trace.batches, batch_of(desc, held))))
         self.appended += sum(runs)
 
-    def merge(self, request: c.MergeReq, rows: int | None = None, **fields: object) -> None:
-        found = self.state.trace.covering(frozenset(request.inputs))
+    def merge(self, spec: c.MergeSpec, rows: int | None = None, **fields: object) -> None:
+        found = self.state.trace.covering(frozenset(spec.inputs))
         assert found is not None
         first, count = found
         batches = self.state.trace.batches[first : first + count]
-        assert [part.id for batch in batches for part in batch.parts()] == list(request.inputs)
-        desc = Description(batches[0].desc.lower, batches[-1].desc.upper, request.since)
-        output = self.part(request.rows if rows is None else rows, **fields)
+        assert [part.id for batch in batches for part in batch.parts()] == list(spec.inputs)
+        desc = Description(batches[0].desc.lower, batches[-1].desc.upper, spec.since)
+        output = self.part(spec.rows if rows is None else rows, **fields)
         trace = self.state.trace.splice(first, count, [batch_of(desc, (Run((output,)),))])
         self.state = replace(self.state, trace=trace)
-        self.rewritten += request.rows
+        self.rewritten += spec.rows
 
     def settle(self, *, idle: bool = False) -> None:
-        while requests := self.plan(idle=idle):
-            self.merge(requests[0])
+        while specs := self.plan(idle=idle):
+            self.merge(specs[0])
 
-    def plan(self, *, idle: bool = False) -> list[c.MergeReq]:
-        requests = plan(self.state, POLICY, now_ms=0, idle=idle)
-        named = [part for request in requests for part in request.inputs]
+    def plan(self, *, idle: bool = False) -> list[c.MergeSpec]:
+        specs = plan(self.state, POLICY, now_ms=0, idle=idle)
+        named = [part for spec in specs for part in spec.inputs]
         assert len(set(named)) == len(named), "a plan names a part once"
-        return requests
+        return specs
 
     @property
     def batches(self) -> int:
@@ -103,16 +103,16 @@ def test_the_longest_due_stretch_is_merged_at_once() -> None:
     shape = Shape()
     for rows in (1_000_000, 50_000, 50_000, 50_000, 50_000, 100, 100):
         shape.append(rows)
-    [request] = shape.plan()
-    assert (request.lower, request.upper, request.rows) == (Antichain(1), Antichain(7), 200_200)
+    [spec] = shape.plan()
+    assert (spec.lower, spec.upper, spec.rows) == (Antichain(1), Antichain(7), 200_200)
 
 
 def test_a_batch_of_many_runs_is_merged_by_itself() -> None:
     shape = Shape()
     shape.append(100_000)
     shape.append(*[20_000] * 4)
-    [request] = shape.plan()
-    assert request.rows == 80_000
+    [spec] = shape.plan()
+    assert spec.rows == 80_000
 
 
 def test_a_shard_at_rest_is_brought_to_a_few_batches_and_then_left_alone() -> None:
@@ -132,9 +132,9 @@ def test_inline_rows_leave_the_state_when_there_are_many_of_them() -> None:
     size = POLICY.inline_flush_bytes // 2
     for rows in (300_000, 50_000, 10_000):
         shape.append(rows, key=None, data=bytes(size), size=size)
-    [request] = shape.plan()
-    assert request.rows == 360_000
-    shape.merge(request)
+    [spec] = shape.plan()
+    assert spec.rows == 360_000
+    shape.merge(spec)
     assert shape.state.trace.inline_bytes == 0
 
 
@@ -146,11 +146,9 @@ def test_updates_that_cancel_are_collapsed_before_they_double_the_shard() -> Non
     for _ in range(500):
         shape.append(200, diff_min=-1, diff_sum=0)
         most = max(most, shape.state.trace.rows)
-        while requests := shape.plan():
-            whole = requests[0].lower == Antichain(0)
-            shape.merge(
-                requests[0], rows=1_000 if whole else min(requests[0].rows, 2_000), diff_sum=1_000 if whole else 0
-            )
+        while specs := shape.plan():
+            whole = specs[0].lower == Antichain(0)
+            shape.merge(specs[0], rows=1_000 if whole else min(specs[0].rows, 2_000), diff_sum=1_000 if whole else 0)
     assert most <= 3_000
     assert shape.rewritten <= 6 * shape.appended
 
@@ -160,8 +158,8 @@ def test_wrong_estimates_of_what_cancels_do_not_make_it_merge_for_ever() -> None
     shape.state = replace(shape.state, since=Antichain(10_000))
     for _ in range(400):
         shape.append(100, diff_min=-1, diff_sum=0)  # half insertions, half retractions, of which nothing cancels
-        while requests := shape.plan():
-            shape.merge(requests[0], diff_min=-1, diff_sum=0)
+        while specs := shape.plan():
+            shape.merge(specs[0], diff_min=-1, diff_sum=0)
     assert shape.rewritten / shape.appended <= log_of(shape.appended, 1.5) + 2
 
 
@@ -172,9 +170,9 @@ def test_history_that_since_has_passed_is_collapsed_at_most_once_per_halving() -
     merges = 0
     for since in range(1, 1_200):
         shape.state = replace(shape.state, since=Antichain(since))
-        for request in shape.plan():
+        for spec in shape.plan():
             merges += 1
-            shape.merge(request, time_min=since, time_max=max(1_024, since), diff_sum=1_000)
+            shape.merge(spec, time_min=since, time_max=max(1_024, since), diff_sum=1_000)
     assert 1 <= merges <= 12
 
 
@@ -183,10 +181,10 @@ def test_parts_of_an_older_schema_are_rewritten_once() -> None:
     shape.append(1_000_000)
     shape.append(10_000)
     shape.state = replace(shape.state, schemas={**shape.state.schemas, 2: shape.state.schemas[1]})
-    requests = shape.plan()
-    assert [request.rows for request in requests] == [1_000_000, 10_000]
-    for request in requests:
-        shape.merge(request, schema_id=2)
+    specs = shape.plan()
+    assert [spec.rows for spec in specs] == [1_000_000, 10_000]
+    for spec in specs:
+        shape.merge(spec, schema_id=2)
     assert shape.plan() == []
 
 
@@ -194,14 +192,14 @@ def test_what_another_is_at_work_on_is_left_alone_and_what_it_abandoned_is_taken
     shape = Shape()
     for _ in range(12):
         shape.append(100_000)
-    request = c.MergeReq(
+    spec = c.MergeSpec(
         tuple(part.id for batch in shape.state.trace.batches[2:8] for part in batch.parts()),
         Antichain(2), Antichain(8), Antichain(0), 600_000, 0,
     )  # fmt: skip
-    claim = Claim("other", 0, 1_000, inputs=request.inputs, done=(shape.part(50),), resume_key=b"m")
-    shape.state = replace(shape.state, claims={request.claim_key: claim})
+    claim = Claim("other", 0, 1_000, inputs=spec.inputs, done=(shape.part(50),), resume_key=b"m")
+    shape.state = replace(shape.state, claims={spec.claim_key: claim})
     assert [r.lower for r in plan(shape.state, POLICY, now_ms=500)] == [Antichain(8)]
-    assert [r.claim_key for r in plan(shape.state, POLICY, now_ms=1_001)] == [request.claim_key, "merge:[8]"]
+    assert [spec.claim_key for spec in plan(shape.state, POLICY, now_ms=1_001)] == [spec.claim_key, "merge:[8]"]
 
 
 def test_nothing_is_planned_for_a_shard_that_is_closed() -> None:
@@ -215,7 +213,7 @@ def test_nothing_is_planned_for_a_shard_that_is_closed() -> None:
 # --- beside writers that do their small merges themselves
 
 
-def beside(shape: Shape, *, idle: bool = False) -> list[c.MergeReq]:
+def beside(shape: Shape, *, idle: bool = False) -> list[c.MergeSpec]:
     return plan(shape.state, POLICY.beside_writers(), now_ms=0, idle=idle)
 
 
@@ -245,6 +243,6 @@ def test_larger_batches_and_what_lies_before_them_are_the_workers() -> None:
     for _ in range(8):
         shape.append(100)
     newest = {part.id for batch in shape.state.trace.batches[-8:] for part in batch.parts()}
-    requests = beside(shape)
-    assert requests
-    assert all(newest.isdisjoint(request.inputs) for request in requests)
+    specs = beside(shape)
+    assert specs
+    assert all(newest.isdisjoint(spec.inputs) for spec in specs)

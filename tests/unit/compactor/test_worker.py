@@ -36,7 +36,7 @@ class Pausing:
             yield chunk
 
 
-def due(world: World) -> c.MergeReq:
+def due(world: World) -> c.MergeSpec:
     return world.worker().due(NAME, idle=True)[0]
 
 
@@ -67,32 +67,32 @@ def test_a_worker_finds_nothing_to_do_twice() -> None:
 def test_two_workers_do_not_do_the_same_merge() -> None:
     world = World()
     world.append_many(6, 20)
-    request = due(world)
+    spec = due(world)
     other = world.worker()
 
     def meanwhile(chunk: int) -> None:
-        assert other.merge(NAME, request) is Outcome.BUSY
+        assert other.merge(NAME, spec) is Outcome.BUSY
         assert other.due(NAME, idle=True) == []
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert worker.merge(NAME, request) is Outcome.APPLIED
+    assert worker.merge(NAME, spec) is Outcome.APPLIED
     world.check_reads()
 
 
 def test_a_zombie_whose_claim_was_taken_over_changes_nothing() -> None:
     world = World()
     world.append_many(6, 40)
-    request = due(world)
+    spec = due(world)
     successor = world.worker()
     outcomes = []
 
     def meanwhile(chunk: int) -> None:
         if chunk == 3:
             world.clock.advance_ms(WORKER.lease_ms + 1)
-            outcomes.append(successor.merge(NAME, request))
+            outcomes.append(successor.merge(NAME, spec))
 
     zombie = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert zombie.merge(NAME, request) is Outcome.REFUSED
+    assert zombie.merge(NAME, spec) is Outcome.REFUSED
     assert outcomes == [Outcome.APPLIED]
     assert successor.metrics.counters.merges_resumed == 1
     world.check_stores()
@@ -103,7 +103,7 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
     """Its first chunk left the State with its claim and was deleted; its result must not name that chunk again."""
     world = World()
     world.append_many(6, 40)
-    request = due(world)
+    spec = due(world)
 
     def meanwhile(chunk: int) -> None:
         if chunk == 2:
@@ -114,7 +114,7 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
                 pass
 
     zombie = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert zombie.merge(NAME, request) is Outcome.REFUSED
+    assert zombie.merge(NAME, spec) is Outcome.REFUSED
     world.check_stores()
     world.check_reads()
 
@@ -122,21 +122,21 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
 def test_a_crash_loses_at_most_one_chunk() -> None:
     world = World()
     world.append_many(6, 90)
-    request = due(world)
+    spec = due(world)
 
     def meanwhile(chunk: int) -> None:
         if chunk == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Worker(world.process(), WORKER, engine=Pausing(world, meanwhile)).merge(NAME, request)
+        Worker(world.process(), WORKER, engine=Pausing(world, meanwhile)).merge(NAME, spec)
     [claim] = world.state().claims.values()
     saved = len(claim.done)
     assert claim.resume_key > b""
     world.clock.advance_ms(WORKER.lease_ms + 1)
     successor = Worker(world.process(), WORKER, engine=(engine := Pausing(world, lambda chunk: None)))
-    assert successor.due(NAME, idle=True)[0].claim_key == request.claim_key
-    assert successor.merge(NAME, request) is Outcome.APPLIED
+    assert successor.due(NAME, idle=True)[0].claim_key == spec.claim_key
+    assert successor.merge(NAME, spec) is Outcome.APPLIED
     held = [part.id for batch in world.state().trace.batches for part in batch.parts()]
     assert [part.id for part in claim.done] == held[:saved], "what was saved was not written again"
     assert engine.chunks >= 1
@@ -146,36 +146,36 @@ def test_a_crash_loses_at_most_one_chunk() -> None:
 def test_a_long_merge_renews_its_claim() -> None:
     world = World()
     world.append_many(6, 90)
-    request = due(world)
+    spec = due(world)
     other = world.worker()
 
     def meanwhile(chunk: int) -> None:
         world.clock.advance_ms(WORKER.lease_ms // 2)
-        assert other.merge(NAME, request) is Outcome.BUSY
+        assert other.merge(NAME, spec) is Outcome.BUSY
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert worker.merge(NAME, request) is Outcome.APPLIED
+    assert worker.merge(NAME, spec) is Outcome.APPLIED
 
 
 def test_inputs_that_others_merged_and_collected_meanwhile_make_a_merge_fail_quietly() -> None:
     world = World()
     world.append_many(6, 20)
-    request = due(world)
+    spec = due(world)
     state = world.state()
 
     def meanwhile(chunk: int) -> None:
         if chunk == 1:  # one who claims nothing: such merges are refused by nobody
-            outputs = merged_by_hand(world, request)
-            world.user.machine(NAME).apply(c.MergeRes(request.inputs, outputs, state.since))
+            outputs = merged_by_hand(world, spec)
+            world.user.machine(NAME).apply(c.MergeResult(spec.inputs, outputs, state.since))
             while not world.collector().run(NAME).done:
                 pass
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
-    assert worker.merge(NAME, request) is Outcome.REFUSED
+    assert worker.merge(NAME, spec) is Outcome.REFUSED
     world.check_reads()
 
 
-def merged_by_hand(world: World, request: c.MergeReq) -> tuple[Run, ...]:
+def merged_by_hand(world: World, spec: c.MergeSpec) -> tuple[Run, ...]:
     state = world.state()
     runs = tuple(run for batch in state.trace.batches for run in batch.runs)
     job = MergeJob(NAME, runs, state.schemas, state.schema_id, 0, b"")
@@ -186,27 +186,27 @@ def merged_by_hand(world: World, request: c.MergeReq) -> tuple[Run, ...]:
 def test_a_missing_input_that_the_state_still_names_is_corruption() -> None:
     world = World()
     world.append_many(6, 20)
-    request = due(world)
+    spec = due(world)
     key = next(iter(world.state().trace.blob_keys))
     world.blob.delete([key])
     with pytest.raises(Corruption, match="missing"):
-        world.worker().merge(NAME, request)
+        world.worker().merge(NAME, spec)
 
 
 def test_a_store_that_does_not_answer_leaves_the_claim_to_lapse() -> None:
     world = World()
     world.append_many(6, 20)
-    request = due(world)
+    spec = due(world)
 
     def meanwhile(chunk: int) -> None:
         raise BlobUnavailable("away")
 
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
     with pytest.raises(Unavailable):
-        worker.merge(NAME, request)
-    assert world.worker().merge(NAME, request) is Outcome.BUSY
+        worker.merge(NAME, spec)
+    assert world.worker().merge(NAME, spec) is Outcome.BUSY
     world.clock.advance_ms(WORKER.lease_ms + 1)
-    assert world.worker().merge(NAME, request) is Outcome.APPLIED
+    assert world.worker().merge(NAME, spec) is Outcome.APPLIED
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -54,7 +54,7 @@ class ShardAgainstModel(RuleBasedStateMachine):
         self.model = Model()
         self.inline = inline
         self.contents: dict[str, list[Update]] = {}  # the rows of every part ever made, by part id
-        self.merges: list[c.MergeRes] = []  # prepared, to be applied later or again
+        self.merges: list[c.MergeResult] = []  # prepared, to be applied later or again
         self.register_writer(WRITERS[0])
         self.register_reader(READERS[0], 0)
 
@@ -260,7 +260,7 @@ class ShardAgainstModel(RuleBasedStateMachine):
         summed = sums(((key, max(time, since)), diff) for part in inputs for key, time, diff in self.visible(part))
         merged = sorted((key, time, diff) for (key, time), diff in summed.items())
         outputs = (Run((self.part(merged),)),) if merged else ()
-        self.merges.append(c.MergeRes(tuple(part.id for part in inputs), outputs, Antichain(since)))
+        self.merges.append(c.MergeResult(tuple(part.id for part in inputs), outputs, Antichain(since)))
         if now:
             assert self.shard.one(self.merges[-1]) == c.MergeApplied(True)
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from compactor.gc import Collector
-from compactor.loop import Job
+from compactor.loop import Task
 from compactor.merge import claim_is_for_merge
 from compactor.worker import Worker
 from persist.commit.location import Location
@@ -16,7 +16,7 @@ from persist.core.state import State
 BUSY_AGAIN_S = 1.0
 
 
-def merge_job(location: Location, make_worker: Callable[[], Worker], *, idle: bool | None = None) -> Job:
+def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: bool | None = None) -> Task:
     """Merge what is due. Every thread has a worker of its own, so that two of them claim as two."""
     local = threading.local()
 
@@ -30,7 +30,7 @@ def merge_job(location: Location, make_worker: Callable[[], Worker], *, idle: bo
     return merge
 
 
-def gc_job(location: Location, collector: Collector, *, epochs_max: int = 3, every_s: float = 5.0) -> Job:
+def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, every_s: float = 5.0) -> Task:
     """Collect until nothing is left to do for now; of a shard that moves all the time an epoch every `every_s`."""
     last: dict[str, float] = {}
 
@@ -75,4 +75,4 @@ def _gc_again_s(location: Location, state: State) -> float | None:
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
 
 
-__all__ = ["gc_job", "merge_job"]
+__all__ = ["gc_task", "merge_task"]
