@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from consensus.errors import (
+    ConsensusDamaged,
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
@@ -15,6 +16,7 @@ from consensus.location import open_consensus
 __all__ = [
     "Consensus",
     "Entry",
+    "ConsensusDamaged",
     "ConsensusError",
     "ConsensusIndeterminate",
     "ConsensusMisconfigured",

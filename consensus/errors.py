@@ -3,6 +3,7 @@
     ConsensusError
       ConsensusUnavailable     definitely did not happen; retrying is safe
       ConsensusIndeterminate   may have happened; read the head before deciding anything
+      ConsensusDamaged         the stored bytes are damaged; stop, retrying cannot help
       ConsensusMisconfigured   a setting is wrong; retrying cannot help
       ConsensusUsage           the caller's bug (bad key, seqno, limit or size); nothing was sent
 
@@ -15,6 +16,7 @@ __all__ = [
     "ConsensusError",
     "ConsensusUnavailable",
     "ConsensusIndeterminate",
+    "ConsensusDamaged",
     "ConsensusMisconfigured",
     "ConsensusUsage",
 ]
@@ -30,6 +32,10 @@ class ConsensusUnavailable(ConsensusError):
 
 class ConsensusIndeterminate(ConsensusError):
     """The operation may have happened or may still happen. Read the head again before concluding."""
+
+
+class ConsensusDamaged(ConsensusError):
+    """The store found its own bytes damaged. Nothing was written. Retrying cannot help; a backup can."""
 
 
 class ConsensusMisconfigured(ConsensusError):

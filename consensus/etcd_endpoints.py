@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from consensus.errors import (
+    ConsensusDamaged,
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
@@ -170,6 +171,8 @@ def _sort(error: grpc.RpcError, where: str, kind: str) -> ConsensusError:
         return ConsensusUnavailable(f"{where} did not carry out a {kind}: {said}")
     if code is grpc.StatusCode.FAILED_PRECONDITION and "authentication" in said:
         return ConsensusMisconfigured(f"{where} has authentication disabled; leave user and password out: {said}")
+    if code is grpc.StatusCode.DATA_LOSS:
+        return ConsensusDamaged(f"{where} says that its data is damaged; restore a backup: {said}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ConsensusUnavailable(f"{where} is full or overloaded, nothing was written: {said}")
     if code is grpc.StatusCode.UNAVAILABLE and any(words in said.lower() for words in _NEVER_CONNECTED):

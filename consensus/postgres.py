@@ -12,6 +12,7 @@ import psycopg
 import sqlalchemy as sa
 
 from consensus.errors import (
+    ConsensusDamaged,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
     ConsensusUnavailable,
@@ -50,6 +51,7 @@ _REFUSED = (
 # After these the server has undone the statement: 40xxx rolled back, 53xxx out of something, 55P03 lock
 # timeout, 57014 cancelled, 25006 read-only, 42xxx not understood or not allowed, 54xxx too large.
 _DEFINITE_STATES = ("40", "53", "55P03", "57014", "25", "42", "54", "22", "23")
+_DAMAGED_STATES = ("XX001", "XX002")  # data_corrupted, index_corrupted
 _MISCONFIGURED_STATES = ("42501", "3F000", "3D000", "28", "25006")
 
 
@@ -159,6 +161,8 @@ class PostgresConsensus(SqlConsensus):
             self._suspect = True
         state = error.sqlstate or ""
         said = str(error).strip().partition("\n")[0]
+        if state in _DAMAGED_STATES:
+            return ConsensusDamaged(f"the database of {self.url} is damaged; restore a backup: {said}")
         if kind == "setup" and (state.startswith(_MISCONFIGURED_STATES) or _refused_setting(said)):
             setting = _refused_setting(said) or "the user's rights or the server's read-only state"
             return ConsensusMisconfigured(f"{self.url} refuses to work; check {setting}: {said}")

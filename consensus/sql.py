@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
+from consensus.errors import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
 from consensus.interface import (
     Consensus,
     Entry,
@@ -136,7 +136,7 @@ class SqlConsensus(Consensus):
 
     def head(self, key: str) -> Entry | None:
         rows = self._read(self._statements.head, {"key": check_key(key)})
-        return Entry(rows[0][0], rows[0][1]) if rows else None
+        return self._entry(rows[0]) if rows else None
 
     def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
         check_key(key)
@@ -152,7 +152,7 @@ class SqlConsensus(Consensus):
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         check_seqno(from_seqno, 0)
         values = {"key": check_key(key), "from_seqno": from_seqno, "limit": check_limit(limit)}
-        return [Entry(row[0], row[1]) for row in self._read(self._statements.scan, values)]
+        return [self._entry(row) for row in self._read(self._statements.scan, values)]
 
     def truncate(self, key: str, seqno: int) -> int:
         check_key(key)
@@ -201,6 +201,13 @@ class SqlConsensus(Consensus):
     @abstractmethod
     def _committed(self, key: str) -> None:
         """Tell whoever listens that `key` moved."""
+
+    def _entry(self, row: Any) -> Entry:
+        # SQLite keeps a type with each value, and damage can change it.
+        seqno, data = row
+        if type(seqno) is not int or type(data) is not bytes:
+            raise ConsensusDamaged(f"{self.url} is damaged: an entry is not a number and bytes; restore a backup")
+        return Entry(seqno, data)
 
     def _create(self, values: Mapping[str, Any]) -> bool:
         return self._write(self._statements.create, values) == 1

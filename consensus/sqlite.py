@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from consensus.errors import (
+    ConsensusDamaged,
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
@@ -42,11 +43,12 @@ _DEFINITE = {
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_INTERRUPT,
     sqlite3.SQLITE_TOOBIG,
-    sqlite3.SQLITE_ERROR,
 }
+# The file is not what we wrote. A damaged first page gives SQLITE_NOTADB; a damaged schema gives SQLITE_ERROR,
+# since our statements never change.
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 _MISCONFIGURED = {
     sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_NOTADB,
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_READONLY,
@@ -91,9 +93,13 @@ class SqliteConsensus(SqlConsensus):
         return f"sqlite:///{self._path}"
 
     def _translate(self, error: Exception, kind: Kind) -> Exception:
-        if not isinstance(error, sqlite3.Error):
+        if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):  # the store was closed meanwhile
+            return ConsensusUnavailable(f"{self.url} did not carry out a {kind}: {error}")
+        if not isinstance(error, (sqlite3.Error, UnicodeError)):
             return error
         code = (getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR) & 0xFF
+        if code in _DAMAGED:
+            return ConsensusDamaged(f"{self.url} is damaged, or not a database of persist; restore a backup: {error}")
         if kind == "setup" and code in _MISCONFIGURED:
             return ConsensusMisconfigured(f"the database file of {self.url} cannot be used: {error}")
         if kind == "write" and code not in _DEFINITE:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from blob import BlobError, BlobExists, BlobMisconfigured, BlobNotFound
-from consensus import ConsensusError, ConsensusIndeterminate, ConsensusMisconfigured, ConsensusUsage
+from consensus import ConsensusDamaged, ConsensusError, ConsensusIndeterminate, ConsensusMisconfigured, ConsensusUsage
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, PersistError, Unavailable
 
 
@@ -16,6 +16,8 @@ def translate(error: BlobError | ConsensusError) -> PersistError:
         return Corruption(f"a blob that the shard names is missing: {error}")
     if isinstance(error, BlobExists):
         return Corruption(f"a blob key was used twice: {error}")
+    if isinstance(error, ConsensusDamaged):
+        return Corruption(str(error))
     if isinstance(error, (BlobMisconfigured, ConsensusMisconfigured, ConsensusUsage)):
         return InvalidUsage(str(error))
     if isinstance(error, ConsensusIndeterminate):

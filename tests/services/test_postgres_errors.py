@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from consensus import (
     Consensus,
+    ConsensusDamaged,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
     ConsensusUnavailable,
@@ -307,3 +308,16 @@ def test_a_statement_slower_than_two_commits_and_a_truncation_loses(url: str, se
         writer.join()
         assert won == [False]
         assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [seqno + 1]
+
+
+@pytest.mark.parametrize("state", ["XX001", "XX002"])
+def test_the_server_finds_its_pages_damaged(direct: Consensus, url: str, state: str) -> None:
+    """Raised by a trigger: it was Indeterminate, which clients repeat for minutes."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        raised = f"BEGIN RAISE EXCEPTION 'invalid page in block 7' USING ERRCODE = '{state}'; END"
+        admin.execute(f"CREATE FUNCTION damaged() RETURNS trigger LANGUAGE plpgsql AS $$ {raised} $$")
+        admin.execute(
+            "CREATE TRIGGER damaged BEFORE INSERT ON consensus_log FOR EACH STATEMENT EXECUTE FUNCTION damaged()"
+        )
+    with pytest.raises(ConsensusDamaged, match="backup"):
+        direct.compare_and_set("k", 2, b"x")

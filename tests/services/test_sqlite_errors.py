@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from consensus import ConsensusMisconfigured, ConsensusUnavailable, open_consensus
+from consensus import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, open_consensus
 from consensus.sqlite import SqliteConsensus
 
 
@@ -64,8 +64,35 @@ def test_the_directory_is_missing(tmp_path: Path) -> None:
 
 def test_the_file_is_not_a_database(path: Path) -> None:
     path.write_bytes(b"this is not a database, it is a letter to the editor" * 100)
-    with closing(open_consensus(f"sqlite:///{path}")) as store, pytest.raises(ConsensusMisconfigured, match=r"\.db"):
+    with closing(open_consensus(f"sqlite:///{path}")) as store, pytest.raises(ConsensusDamaged, match=r"\.db"):
         store.check()
+
+
+def test_the_file_is_damaged(path: Path, store: SqliteConsensus) -> None:
+    """It was Unavailable for reads and Indeterminate for writes, which clients repeat for minutes."""
+    assert all(store.compare_and_set("k", seqno, os.urandom(16_384)) for seqno in range(1, 20))
+    store.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + bytes(len(whole) - 8192))
+    with closing(open_consensus(f"sqlite:///{path}")) as opened:
+        for call in (lambda: opened.scan("k", 0, 100), lambda: opened.compare_and_set("k", 20, b"x")):
+            with pytest.raises(ConsensusDamaged, match="backup"):
+                call()
+
+
+def test_the_table_is_not_ours(path: Path, store: SqliteConsensus) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("ALTER TABLE consensus_log RENAME COLUMN data TO datum")
+    with pytest.raises(ConsensusDamaged, match="no such column"):
+        store.head("k")
+
+
+def test_a_value_has_changed_its_type(path: Path, store: SqliteConsensus) -> None:
+    assert store.compare_and_set("k", 1, b"x")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("UPDATE consensus_log SET data = 'text'")
+    with pytest.raises(ConsensusDamaged, match="damaged"):
+        store.head("k")
 
 
 def test_the_file_is_read_only(path: Path, store: SqliteConsensus) -> None:
