@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist.core.errors import Forbidden, PersistError
+from persist.core.errors import Forbidden, PersistError, Unavailable
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
 from rpc.commanding import answer
 from rpc.errors import CLIENT_GONE, from_bug, problem
+from rpc.joining import FULL
 from rpc.service import Body, Service
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
@@ -50,11 +51,15 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
+                if FULL in scope:
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
             answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
 
         kind = ""
         try:
+            if FULL in scope:
+                raise Unavailable("this server has too many connections; try again, or another server")
             scope["persist.principal"] = self._principal(scope["path"], headers)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 
 from persist.commit.system import Clock
-from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
-from persist.formats.http_messages import error_from_json
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable, kinds
+from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.connections import Broken, NotSent, Pool, Reply, Untrusted
 from rpc.client.servers import Servers
 
@@ -116,23 +117,29 @@ class HttpCalls:
         self.servers.worked(server)
         if reply.status < 400 or (method == "HEAD" and reply.status == 404):
             return reply
-        raise error_of(server, reply)
+        raise error_of(server, reply, safe=safe)
 
 
 def _is_secure(servers: Servers) -> bool:
     return any(url.startswith("https") for url in servers.urls)
 
 
-def error_of(server: str, reply: Reply) -> PersistError:
-    """The error that an answer of 400 or more tells of."""
-    status = reply.status
-    try:
-        return error_from_json(json.loads(reply.data))
-    except ValueError:
-        said = f"{server} answered {status} without saying why: {reply.data[:100]!r}; is it a persist server?"
-    if status in (502, 503, 504):  # a proxy, or a server with too many connections
-        return Unavailable(said) if status == 503 else Indeterminate(said)
-    return PersistError(said)
+def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:
+    """The error that an answer of 400 or more tells of. `safe`: the request changes nothing, or may happen twice.
+
+    Only a persist server knows whether something happened. A proxy may answer any 5xx after it has forwarded a request.
+    """
+    if reply.headers.get("content-type", "").partition(";")[0].strip() == PROBLEM_JSON:
+        with contextlib.suppress(ValueError):
+            told = json.loads(reply.data)
+            if isinstance(told, dict) and told.get("kind") in kinds():
+                return error_from_json(told)
+    said = f"{server} answered {reply.status}, which is no answer of persist: {reply.data[:100]!r}"
+    if reply.status < 500:
+        return PersistError(f"{said}; is it a persist server?")
+    if safe:
+        return Unavailable(said)
+    return Indeterminate(f"{said}; it may have happened, retry with the same token")
 
 
 __all__ = ["HttpCalls", "error_of"]
