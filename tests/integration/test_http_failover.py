@@ -18,6 +18,7 @@ from persist.client.connect import Client
 from persist.core.antichain import Antichain
 from rpc.client.servers import rendezvous
 from rpc.client.transport import HttpTransport
+from tests.services.fault_proxy import FaultProxy
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.string())])
@@ -177,3 +178,49 @@ def test_workers_share_the_shards_and_are_replaced_when_they_die(tmp_path: Path)
                 shard.insert([{"id": "b"}])
                 assert shard.snapshot().to_arrow().num_rows == 2
         assert server.stop() == 0
+
+
+SPOILT = {
+    "a length that is no number": (b"content-length: ", b"content-length: x"),
+    "a negative length": (b"content-length: ", b"content-length: -"),
+    "two lengths": (b"content-length: ", b"content-length: 2\r\ncontent-length: "),
+    "a length that is missing": (b"content-length: ", b"x-length: "),
+    "a length that is too small": (b"content-length: ", b"content-length: 1\r\nx-length: "),
+    "chunks that are none": (b"content-length: ", b"transfer-encoding: chunked\r\nx-length: "),
+    "interim answers without end": (b"HTTP/1.1 200", b"HTTP/1.1 100 Continue\r\n\r\n" * 1_500 + b"HTTP/1.1 200"),
+    "no HTTP": (b"HTTP/1.1 200", b"220 mail ready"),
+}
+
+
+class Spoiler:
+    """Replaces `good` by `bad` in the next answer that comes by, and leaves those after it alone."""
+
+    def __init__(self, good: bytes, bad: bytes) -> None:
+        self._good, self._bad = good, bad
+        self.spoilt = 0
+
+    def __call__(self, data: bytes) -> bytes:
+        if self.spoilt or not data.startswith(b"HTTP/1.1 200"):
+            return data
+        self.spoilt = data.count(self._good)
+        return data.replace(self._good, self._bad, 1)
+
+
+def test_a_write_whose_answer_is_spoilt_is_repeated_with_its_token_and_lands_once(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as server:
+        proxy = FaultProxy(server.port)
+        try:
+            with persist.connect(f"http://127.0.0.1:{proxy.port}") as client:
+                for number, (what, (good, bad)) in enumerate(SPOILT.items()):
+                    shard = client.create_shard(f"s{number}", SCHEMA, ["id"])
+                    shard.insert([{"id": "a"}])
+                    before = server.requests("commands")
+                    proxy.rewrite = spoiler = Spoiler(good, bad)
+                    done = shard.insert([{"id": "b"}])
+                    assert (spoiler.spoilt, done.lower, shard.upper()) == (1, Antichain(1), Antichain(2)), what
+                    assert server.requests("commands") == before + 2, f"{what}: carried out, and asked again"
+                    proxy.rewrite = None
+        finally:
+            proxy.close()
+    for number, what in enumerate(SPOILT):
+        assert count(tmp_path / "d", f"s{number}") == {"a": 1, "b": 1}, what

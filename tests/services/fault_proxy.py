@@ -9,7 +9,7 @@
 
 `half_close` ends one direction of every open connection; the other goes on. `hang` and then `cut` is a connection
 reset before the server saw the request; `swallow` and then `cut` is one reset after the server carried it out.
-`upload_limit` resets a connection that has sent more bytes than that.
+`upload_limit` resets a connection that has sent more bytes than that. `rewrite` changes what the server says.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 import threading
+from collections.abc import Callable
 
 from tests.services.process import free_ports
 
@@ -36,6 +37,7 @@ class FaultProxy:
         self.target = target
         self.port = free_ports(1)[0]
         self.upload_limit: int | None = None
+        self.rewrite: Callable[[bytes], bytes] | None = None
         self._mode = "pass"
         self._cuts = 0
         self._half_closes: list[str] = []
@@ -151,7 +153,7 @@ class FaultProxy:
                     if server not in ended:
                         server.sendall(data)
                 elif self._mode != "swallow" and client not in ended:
-                    client.sendall(data)
+                    client.sendall(self.rewrite(data) if self.rewrite is not None else data)
 
     def _pause(self, seconds: float) -> None:
         with self._changed:
