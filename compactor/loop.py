@@ -19,7 +19,6 @@ from persist.core.errors import PersistError, UnknownShard
 
 log = logging.getLogger("persist.maintenance")
 
-NAMES_PAGE = 1_000
 FAILED_AGAIN_S = 5.0
 
 # Looks at one shard; the seconds after which it wants to look again though nothing moves (None: not before it moves).
@@ -112,12 +111,7 @@ class Loop:
 
     def names(self) -> Iterator[str]:
         """The shards that match the patterns."""
-        after = ""
-        while page := self._location.names("", after, NAMES_PAGE):
-            yield from (name for name in page if self._matches(name))
-            after = page[-1]
-            if len(page) < NAMES_PAGE:
-                return
+        return filter(self._matches, self._location.all_names())
 
     def once(self) -> int:
         """Look at every shard once; how many could not be maintained."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -32,7 +32,6 @@ log = logging.getLogger("persist.orphans")
 AGE_MS_DEFAULT = 24 * 3600 * 1000
 AGE_MS_MIN = Policy().staged_ms_max + 3600 * 1000  # what is older is refused when it comes to be named; clocks differ
 SCAN_LIMIT = 1_000
-NAMES_PAGE = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
 NAMED_MAX = 100  # keys that a report shows
 _WRITER = re.compile(r"s[0-9a-f]{32}/(w[0-9a-f]{32})/p")
@@ -120,7 +119,7 @@ class Sweeper:
         report = SweepReport()
         with translated():
             suspects = [stat for stat in self._location.blob.list("s") if self._is_unborn(stat, report)]
-        known = {shard_prefix(ShardId.of(name)) for name in self._names()}
+        known = {shard_prefix(ShardId.of(name)) for name in self._location.all_names()}
         self._delete("", [stat for stat in suspects if _prefix_of(stat) not in known], report)
         return report
 
@@ -141,12 +140,6 @@ class Sweeper:
 
     def _is_young(self, stat: BlobStat) -> bool:
         return stat.modified_ms > self._location.clock.now_ms() - self._settings.age_ms
-
-    def _names(self) -> Iterator[str]:
-        after = ""
-        while page := self._location.names("", after, NAMES_PAGE):
-            yield from page
-            after = page[-1]
 
     def _delete(self, name: str, found: Sequence[BlobStat], report: SweepReport) -> None:
         nbytes = sum(stat.size for stat in found)

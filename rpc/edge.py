@@ -127,15 +127,13 @@ class Edge:
         _access.info(
             "request",
             extra={
-                "fields": {
-                    "request_id": request_id,
-                    "method": scope["method"],
-                    "verb": verb,
-                    "shard": shard[0][:256] if shard else None,
-                    "principal": getattr(scope.get("persist.principal"), "name", None),
-                    "status": status,
-                    "ms": round((time.perf_counter() - started) * 1000, 3),
-                }
+                "request_id": request_id,
+                "method": scope["method"],
+                "verb": verb,
+                "shard": shard[0][:256] if shard else None,
+                "principal": getattr(scope.get("persist.principal"), "name", None),
+                "status": status,
+                "ms": round((time.perf_counter() - started) * 1000, 3),
             },
         )
 

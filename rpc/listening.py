@@ -16,6 +16,7 @@ from persist.client.listen import Listen, ListenEvent
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import Transport
 from persist.commit.location import Location
+from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.ids import ReaderId, SeqNo
 from persist.core.state import State
@@ -124,16 +125,7 @@ class Listeners:
 class _HeldElsewhere(ReadLease):
     """The lease of a step: the listener's hold does its work."""
 
-    def keep(self) -> None:
-        return
-
-    def check(self) -> None:
-        return
-
-    def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
-        return
-
-    def close(self) -> None:
+    def _send(self, command: c.Command) -> None:
         return
 
 

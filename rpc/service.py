@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
@@ -19,7 +19,7 @@ from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden, Overloaded
-from persist.core.ids import IdSource, ShardId, Token, WriterId
+from persist.core.ids import ShardId, Token, WriterId
 from persist.parts import ShardSchema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
@@ -34,8 +34,6 @@ THIN_RETRY_S = 15.0  # how long the server retries for a thin client before it a
 THIN_WRITERS_IDLE_MAX = 1_000
 SCHEMAS_MAX = 10_000
 SHARD_IDS_MAX = 200_000
-NAMES_PAGE = 1_000
-T = TypeVar("T")
 
 
 class Service:
@@ -226,16 +224,10 @@ class ShardIds:
             raise Forbidden(f"the token {principal.name!r} is not good for the shard of this blob")
 
     def _search(self, shard_id: str, prefix: str) -> str | None:
-        after, seen = "", 0
-        while seen < SHARD_IDS_MAX:
-            page = self._location.names(prefix, after, NAMES_PAGE)
-            for name in page:
-                self.learn(name)
-                if ShardId.of(name) == shard_id:
-                    return name
-            if len(page) < NAMES_PAGE:
-                return None
-            after, seen = page[-1], seen + len(page)
+        for name in islice(self._location.all_names(prefix), SHARD_IDS_MAX):
+            self.learn(name)
+            if ShardId.of(name) == shard_id:
+                return name
         return None
 
 
@@ -255,17 +247,3 @@ def shard_of(request: Request) -> str:
     """The shard's name in the path, as `rpc.paths` found it."""
     name: str = request.scope["persist.shard"]
     return name
-
-
-def ids_of(service: Service) -> IdSource:
-    return service.location.ids
-
-
-async def sleep_until(stopping: asyncio.Event, seconds: float) -> bool:
-    """Sleep; whether the server is stopping."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
-    except TimeoutError:
-        return False
-    return True

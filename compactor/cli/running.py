@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import signal
-import sys
-import threading
-import time
 from collections.abc import Callable
-from typing import Any
 
 from compactor.loop import Loop
 from compactor.metering import Metrics
 from persist.cli import where
+from persist.cli.process import announce, configure_logs, end_with_parent
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.errors import InvalidUsage
-
-PARENT_POLL_S = 0.5
-_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", type=float, default=0.05, metavar="S", help="least seconds between two rounds")
     parser.add_argument("--nice", type=int, default=0, metavar="N", help="lower this process's priority by N")
     parser.add_argument(
-        "--end-with-parent", action="store_true", help="end when the process that started this one ends"
+        "--end-with-parent", type=int, metavar="PID", help="end when the process PID, which starts this one, ends"
     )
     parser.add_argument("--verbose", action="store_true", help="a log line for every piece of work")
 
@@ -43,11 +36,7 @@ def prepare(arguments: argparse.Namespace) -> None:
         raise InvalidUsage(f"--interval is {arguments.interval}; it must be more than 0 seconds")
     if arguments.nice:
         os.nice(arguments.nice)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    root = logging.getLogger("persist")
-    root.addHandler(handler)
-    root.setLevel(logging.INFO if arguments.verbose else logging.WARNING)
+    configure_logs("info" if arguments.verbose else "warning")
 
 
 def open_location(arguments: argparse.Namespace) -> Location:
@@ -70,7 +59,7 @@ def run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: st
     if arguments.once:
         failures = loop.once()
     else:
-        print(f"persist {command}: running", file=sys.stderr, flush=True)
+        announce("running", command=command)
         loop.run()
     print(json.dumps(metrics.to_json()))
     return 1 if failures else 0
@@ -80,31 +69,5 @@ def on_signals(stop: Callable[[], None], arguments: argparse.Namespace) -> None:
     """Call `stop` on SIGTERM and SIGINT, and when the parent is gone if the arguments ask for that."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
-    if arguments.end_with_parent:
-        parent = os.getppid()
-        threading.Thread(target=_watch, args=(parent, stop), name="persist-parent", daemon=True).start()
-
-
-def _watch(parent: int, stop: Callable[[], None]) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    stop()
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and whatever `extra` the caller gave."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line.update({name: value for name, value in vars(record).items() if name not in _PLAIN})
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
-
-
-__all__ = ["JsonLines", "add_arguments", "check_positive", "on_signals", "prepare", "run"]
+    if arguments.end_with_parent is not None:
+        end_with_parent(arguments.end_with_parent, stop)

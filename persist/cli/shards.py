@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from persist.cli.where import add_arguments as add_where
@@ -14,8 +13,6 @@ from persist.core.errors import PersistError
 from persist.core.ids import check_shard_name
 from persist.core.state import State
 from persist.parts import ShardSchema
-
-PAGE = 1_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _list(location: Location, prefix: str, as_json: bool) -> None:
     if not as_json:
         print(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
-    for name in _names(location, prefix):
+    for name in location.all_names(prefix):
         try:
             found = summary(location.machine(name).state())
         except PersistError as error:
@@ -53,16 +50,6 @@ def _list(location: Location, prefix: str, as_json: bool) -> None:
             since, upper = _frontier(found["since"]), _frontier(found["upper"])
             counts = f"{found['batches']:>8} {found['updates']:>12} {found['bytes']:>14}"
             print(f"{name:40} {since:>12} {upper:>12} {counts}")
-
-
-def _names(location: Location, prefix: str) -> Iterator[str]:
-    after = ""
-    while True:
-        page = location.names(prefix, after, PAGE)
-        yield from page
-        if len(page) < PAGE:
-            return
-        after = page[-1]
 
 
 def summary(state: State) -> dict[str, Any]:

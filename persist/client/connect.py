@@ -14,13 +14,12 @@ import pyarrow as pa
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
-from persist.commit.location import LocationSettings, open_location, open_stores
+from persist.commit.location import LocationSettings, all_names, open_location, open_stores
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from persist.parts import ShardSchema
 
-NAMES_PAGE = 1_000
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
 
@@ -82,12 +81,7 @@ class Client:
 
     def shards(self, prefix: str = "") -> list[str]:
         """The names of all shards that begin with `prefix`, ascending."""
-        names: list[str] = []
-        while True:
-            page = self.transport.names(prefix, names[-1] if names else "", NAMES_PAGE)
-            names.extend(page)
-            if len(page) < NAMES_PAGE:
-                return names
+        return list(all_names(self.transport.names, prefix))
 
     def close(self) -> None:
         self.transport.close()

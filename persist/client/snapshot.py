@@ -78,7 +78,7 @@ class ReadLease:
     def check(self) -> None:
         """Renew the lease now. Raises Expired when it is gone."""
         now = self._transport.clock.monotonic()
-        send(self._transport, self._name, c.HeartbeatReader(self.reader), self._settings.retry_s)
+        self._send(c.HeartbeatReader(self.reader))
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
@@ -86,11 +86,14 @@ class ReadLease:
         now = self._transport.clock.monotonic()
         # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
         self.since, self.seqno = since, seqno
-        send(self._transport, self._name, c.DowngradeSince(self.reader, since, seqno), self._settings.retry_s)
+        self._send(c.DowngradeSince(self.reader, since, seqno))
         self._renewed_s = now
 
     def close(self) -> None:
-        send(self._transport, self._name, c.ExpireReader(self.reader), self._settings.retry_s)
+        self._send(c.ExpireReader(self.reader))
+
+    def _send(self, command: c.Command) -> None:
+        send(self._transport, self._name, command, self._settings.retry_s)
 
 
 @dataclass(frozen=True)
@@ -156,9 +159,7 @@ class Snapshot:
 
     def empty(self) -> pa.Table:
         """A table of this snapshot's columns without rows."""
-        columns = self.splits[0].columns if self.splits else None
-        names = self.schema.arrow.names if columns is None else columns
-        fields = [self.schema.arrow.field(name) for name in names]
+        fields = [self.schema.arrow.field(name) for name in self.schema.columns(self.splits[0].columns)]
         return pa.schema([*fields, pa.field("__diff", pa.int64(), nullable=False)]).empty_table()
 
     def to_pandas(self) -> Any:
@@ -238,7 +239,7 @@ def open_snapshot(
     try:
         view = wait_for_upper(transport, name, as_of, lease, wait_s)
         schema, reader = part_reader(transport, view.schemas, view.schema_id)
-        chosen = _checked_columns(schema, columns)
+        chosen = schema.columns(columns)
         runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
         with leased_blobs(lease):
             ranges = plan_splits(runs, num_splits, schema, reader)
@@ -297,17 +298,6 @@ def part_reader(
     """The current schema and a reader of parts of any of the schemas."""
     decoded = {number: ShardSchema.from_record(record) for number, record in schemas.items()}
     return decoded[schema_id], PartReader(transport.blob, decoded, decoded[schema_id], keeps=keeps)
-
-
-def _checked_columns(schema: ShardSchema, columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    unknown = [name for name in columns if name not in schema.arrow.names]
-    if unknown:
-        raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
-    if len(set(columns)) != len(columns):
-        raise InvalidUsage(f"a column is named twice in {list(columns)}")
-    return tuple(columns)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -27,6 +28,7 @@ from persist.formats.store_errors import translated
 MARKER = "persist.json"
 MARKER_VERSION = 1
 MACHINES_MAX = 20_000
+NAMES_PAGE = 1_000
 POLL_WITH_PUSH_S = 30.0
 POLL_WITHOUT_PUSH_S = 0.1
 
@@ -97,6 +99,10 @@ class Location:
         with translated():
             return self.consensus.keys(prefix, after, limit)
 
+    def all_names(self, prefix: str = "") -> Iterator[str]:
+        """Names of all shards that begin with `prefix`, ascending; fetched page by page."""
+        return all_names(self.names, prefix)
+
     def check(self) -> None:
         """Probe both stores. Raises InvalidUsage naming the wrong setting, or Unavailable."""
         with translated():
@@ -130,6 +136,16 @@ class Location:
         if not self.background.submit(refresh):  # polling finds out
             with self._lock:
                 self._poked.discard(name)
+
+
+def all_names(names: Callable[[str, str, int], list[str]], prefix: str) -> Iterator[str]:
+    """Every name that begins with `prefix`, of `names(prefix, after, limit)`, which gives one page."""
+    after = ""
+    while page := names(prefix, after, NAMES_PAGE):
+        yield from page
+        if len(page) < NAMES_PAGE:
+            return
+        after = page[-1]
 
 
 def open_location(url: str, **options: object) -> Location:

@@ -46,21 +46,6 @@ class KeyRange:
             return False
         return self.lower is None or lower >= self.lower
 
-    def to_json(self) -> dict[str, str | None]:
-        return {
-            "lower": None if self.lower is None else self.lower.hex(),
-            "upper": None if self.upper is None else self.upper.hex(),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, str | None]) -> KeyRange:
-        """Read what `to_json` gave. Raises InvalidUsage on anything else."""
-        try:
-            lower, upper = value["lower"], value["upper"]
-            return cls(None if lower is None else bytes.fromhex(lower), None if upper is None else bytes.fromhex(upper))
-        except (KeyError, TypeError, ValueError) as error:
-            raise InvalidUsage(f"a key range is written {{lower: hex or null, upper: hex or null}}: {error}") from None
-
 
 ALL_KEYS = KeyRange()
 

@@ -33,7 +33,9 @@ STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of one table of a part that is rea
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
+class Item:
+    """A part, and the number of its run."""
+
     run: int
     part: Part
 
@@ -123,15 +125,9 @@ class PartReader:
         memory_bytes: int,
         batch_rows: int | None = None,
     ) -> Iterator[pa.Table]:
-        names = list(self.schema.arrow.names if columns is None else columns)
-        for name in names:
-            if name not in self.schema.arrow.names:
-                raise InvalidUsage(f"column {name!r} is not in the shard's schema {self.schema.arrow.names}")
-        if len(set(names)) != len(names):
-            raise InvalidUsage(f"a column occurs twice in {names}")
         # A snapshot is as of one time, which its reader knows; changes have theirs, even where all are at one time.
         is_snapshot = times.after is None and times.upto is not None and times.upto == times.advance
-        names += [DIFF] if is_snapshot else [TIME, DIFF]
+        names = [*self.schema.columns(columns), *([DIFF] if is_snapshot else [TIME, DIFF])]
         return self._stretches(runs, times, key_range, names, memory_bytes, batch_rows)
 
     def _stretches(
@@ -143,9 +139,9 @@ class PartReader:
         memory_bytes: int,
         batch_rows: int | None,
     ) -> Iterator[pa.Table]:
-        for items in _plan(runs, times, key_range):
+        for items in stretches(runs, times, key_range):
             part = items[0].part
-            file = self._alone(part, times) if len(items) == 1 else None
+            file = as_it_is(part, times, self._files) if len(items) == 1 else None
             if file is not None:
                 plain = _Straight(file, self.schema, times, key_range, names)
                 limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4))
@@ -157,7 +153,7 @@ class PartReader:
             for table in merge_cursors(self._cursors(items, times, key_range), self.schema, memory_bytes):
                 yield table.select(names)
 
-    def _cursors(self, items: Sequence[_Item], times: Times, key_range: KeyRange) -> list[Cursor]:
+    def _cursors(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> list[Cursor]:
         """One cursor for each run's sorted parts, and one for all inline parts together."""
         runs: dict[int, list[Part]] = {}
         inline = []
@@ -187,13 +183,6 @@ class PartReader:
         if part.clip is not None:
             table = table.filter(pc.greater_equal(table.column(TIME), part.clip))
         return table
-
-    def _alone(self, part: Part, times: Times) -> PartFile | None:
-        """The part, open, where its rows come out as they are: it is sorted, and the read merges no two of them."""
-        if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
-            return None
-        file = self._files.open(part)
-        return file if part.time is None or file.has_one_time else None
 
 
 class _Straight:
@@ -300,10 +289,18 @@ def _constants(part: Part, times: Times) -> tuple[int | None, int | None]:
     return (low if low == high else None), (part.diff_min if part.diff_min == part.diff_max else None)
 
 
-def _plan(runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[list[_Item]]:
+def as_it_is(part: Part, times: Times, files: Files) -> PartFile | None:
+    """The part, open, where its rows come out as they are: it is sorted, and the read merges no two of them."""
+    if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
+        return None
+    file = files.open(part)
+    return file if part.time is None or file.has_one_time else None
+
+
+def stretches(runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[list[Item]]:
     """The parts that the read needs, in stretches that do not overlap, in key order."""
     items = [
-        _Item(number, part)
+        Item(number, part)
         for number, run in enumerate(runs)
         for part in run.parts
         if part.rows
@@ -312,7 +309,7 @@ def _plan(runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[li
         and not (part.clip is not None and part.time_max < part.clip)
     ]
     items.sort(key=lambda item: item.part.key_lower)
-    stretch: list[_Item] = []
+    stretch: list[Item] = []
     end: bytes | None = b""
     for item in items:
         if stretch and end is not None and item.part.key_lower > end:
@@ -344,4 +341,4 @@ def _batches(file: PartFile, key_range: KeyRange, limit: int) -> Iterator[tuple[
         yield taken, False
 
 
-__all__ = ["MEMORY_BYTES", "PartReader"]
+__all__ = ["MEMORY_BYTES", "PartReader", "as_it_is", "stretches"]

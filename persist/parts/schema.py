@@ -7,7 +7,7 @@ ones. Keys are flat columns; values may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,6 +79,16 @@ class ShardSchema:
     def order(self) -> tuple[str, ...]:
         """The columns in sort order, without the time."""
         return (*self.key, *self.value)
+
+    def columns(self, names: Iterable[str] | None) -> tuple[str, ...]:
+        """These of the user's columns (None: all). Raises InvalidUsage at one that the shard has not, or at a twin."""
+        chosen = tuple(self.arrow.names if names is None else names)
+        for name in chosen:
+            if name not in self.arrow.names:
+                raise InvalidUsage(f"the shard has no column {name!r}; its columns are {', '.join(self.arrow.names)}")
+        if len(set(chosen)) != len(chosen):
+            raise InvalidUsage(f"a column is named twice in {list(chosen)}")
+        return chosen
 
     def to_record(self) -> SchemaRecord:
         return SchemaRecord(self.arrow.serialize().to_pybytes(), self.key)

@@ -45,10 +45,8 @@ class SnapshotReader(DataSourceReader):
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def partitions(self) -> Sequence[InputPartition]:
-        columns = executors.checked_columns(
-            executors.current_schema(executors.view_of(self._target)),
-            [name for name in self._schema.names if name not in (TIME, DIFF)],
-        )
+        schema = executors.current_schema(executors.view_of(self._target))
+        columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
         splits = planning.plan_snapshot(self._target, self._options, columns)
         return [SplitPartition(split) for split in splits] or [InputPartition(None)]
 
@@ -131,6 +129,6 @@ class ChangesReader(DataSourceReader):
 def snapshot_schema(target: Target, options: ReadOptions) -> StructType:
     """The columns that a snapshot read shows when it is given no schema."""
     schema = executors.current_schema(executors.view_of(target))
-    names = executors.checked_columns(schema, options.columns or tuple(schema.arrow.names))
+    names = schema.columns(options.columns)
     fields = [schema.arrow.field(name) for name in names]
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)

@@ -92,11 +92,6 @@ class ChangesPartition(InputPartition):
         self.split = split
 
 
-def overlapping_parts(view: ShardView, interval: Interval) -> list[Part]:
-    """The parts that may have updates of the interval."""
-    return [part for batch in overlapping_batches(view.batches, interval) for part in batch.parts()]
-
-
 def overlapping_batches(held: Iterable[HollowBatch], interval: Interval) -> list[HollowBatch]:
     lower = Antichain(0 if interval.snapshot else interval.lower)
     return [b for b in held if lower < b.desc.upper and b.desc.lower < interval.upper and b.runs]
@@ -126,14 +121,14 @@ def plan_changes(
 
 def columns_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
     """The columns to read for a result of these names: those, and the key, which errors name."""
-    shown = executors.checked_columns(schema, [name for name in names if name not in MADE_UP])
+    shown = schema.columns(name for name in names if name not in MADE_UP)
     return (*shown, *(name for name in schema.key if name not in shown))
 
 
 def changes_schema(target: Target, options: ReadOptions) -> StructType:
     """The columns that a change feed shows when it is given no schema."""
     schema = executors.current_schema(executors.view_of(target))
-    names = executors.checked_columns(schema, options.columns or tuple(schema.arrow.names))
+    names = schema.columns(options.columns)
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from persist.client.connect import Connection
 from persist.client.transport import Transport
 from persist.client.write import WriteHandle
-from persist.core.errors import InvalidUsage
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 from persist.spark.options import Target
@@ -79,13 +78,3 @@ def view_of(target: Target) -> ShardView:
 
 def current_schema(view: ShardView) -> ShardSchema:
     return ShardSchema.from_record(view.schemas[view.schema_id])
-
-
-def checked_columns(schema: ShardSchema, names: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-    """Columns of the shard. Raises InvalidUsage naming the first that it has not, or that occurs twice."""
-    for name in names:
-        if name not in schema.arrow.names:
-            raise InvalidUsage(f"the shard has no column {name!r}; its columns are {', '.join(schema.arrow.names)}")
-    if len(set(names)) != len(names):
-        raise InvalidUsage(f"a column is named twice in {list(names)}")
-    return tuple(names)

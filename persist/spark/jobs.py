@@ -160,7 +160,7 @@ class Job:
 
     def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches with the time and diff columns under the names that a shard gives them."""
-        renames = {self.options.time_column: TIME, self.options.diff_column: DIFF}
+        renames = self.options.renames
         for batch in batches:
             yield batch.rename_columns([renames.get(name, name) for name in batch.schema.names])
 
@@ -191,8 +191,7 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
 
 def _renamed(schema: StructType, options: WriteOptions) -> list[str]:
     """The DataFrame's columns as a shard names them."""
-    renames = {options.time_column: TIME, options.diff_column: DIFF}
-    return [renames.get(column, column) for column in schema.names if column != options.delete_column]
+    return [options.renames.get(column, column) for column in schema.names if column != options.delete_column]
 
 
 def _check_roles(schema: StructType, options: WriteOptions) -> None:

@@ -22,9 +22,10 @@ from persist.client.snapshot import ReadLease, latest, leased_blobs, wait_for_up
 from persist.core.antichain import Antichain
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF, TIME, ShardSchema, decode_inline
+from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
+from persist.parts.reader import as_it_is, stretches
 from persist.spark import executors
 from persist.spark.options import Options, Target
 from persist.spark.schemas import arrow_schema, cast, spark_schema
@@ -77,28 +78,13 @@ def table(
 def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part], list[Part]]:
     """The parts whose rows come out as they are, and those that have to be consolidated with others."""
     times = Times.snapshot(as_of)
-    parts = [part for run in runs for part in run.parts if part.rows and not times.hides(part.time_min, part.time_max)]
-    parts.sort(key=lambda part: part.key_lower)
-    stretches: list[list[Part]] = []
-    end: bytes | None = b""
-    for part in parts:
-        if not stretches or (end is not None and part.key_lower > end):
-            stretches.append([])
-            end = b""
-        stretches[-1].append(part)
-        end = None if end is None or part.key_upper is None else max(end, part.key_upper)
     straight: list[Part] = []
     others: list[Part] = []
-    for stretch in stretches:
-        alone = len(stretch) == 1 and _is_consolidated(stretch[0], times, files)
-        (straight if alone else others).extend(stretch)
+    for items in stretches(runs, times, ALL_KEYS):
+        parts = [item.part for item in items]
+        alone = len(parts) == 1 and as_it_is(parts[0], times, files) is not None
+        (straight if alone else others).extend(parts)
     return straight, others
-
-
-def _is_consolidated(part: Part, times: Times, files: Files) -> bool:
-    if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
-        return False
-    return part.time is None or files.open(part).has_one_time
 
 
 class _Plan:

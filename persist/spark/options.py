@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from persist.client.connect import Connection
@@ -17,6 +17,7 @@ from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.parts import DIFF, TIME
 
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
 BATCH_ROWS_MAX = 1_000_000
@@ -262,7 +263,11 @@ class WriteOptions:
     new_upper: int | None
     closes: bool = False
     txn: tuple[str, int] | None = None
-    renames: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def renames(self) -> dict[str | None, str]:
+        """What a shard calls the columns of times and diffs."""
+        return {self.time_column: TIME, self.diff_column: DIFF}
 
     @classmethod
     def of(cls, options: Options) -> WriteOptions:

@@ -15,11 +15,10 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.commit.location import LocationSettings
-from persist.core.errors import InvalidUsage
-from rpc import logs
 from rpc.auth import maintenance_token
 from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import ServerSettings, from_environment
@@ -29,7 +28,6 @@ CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
 _FD = "PERSIST_LISTEN_FD"
 _PEERS = "PERSIST_PEER_PORTS"
 _PARENT = "PERSIST_PARENT_PID"
-PARENT_LOOK_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without tokens")
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
-    parser.add_argument("--log-level", choices=logs.LEVELS, default="warning")
+    parser.add_argument("--log-level", choices=LEVELS, default="warning")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
         settings = replace(settings, maintenance_token=maintenance_token())
     settings.check()
-    logs.configure("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
+    configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     inherited = os.environ.get(_FD)
     if inherited is not None:
         listener = socket.socket(fileno=int(inherited))
         peers = tuple(int(port) for port in os.environ[_PEERS].split(","))
-        _end_with_parent(int(os.environ[_PARENT]))
+        end_with_parent(int(os.environ[_PARENT]), lambda: os.kill(os.getpid(), signal.SIGTERM))
         return _serve(arguments, replace(settings, peers=peers), listener)
     ports = [settings.port + n if settings.port else 0 for n in range(settings.workers)]
     listeners = [bind(settings.host, port) for port in ports]
@@ -155,7 +153,7 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
         while not stopping.wait(RESTART_PAUSE_S):
             for index, child in enumerate(children):
                 if child.poll() is not None:
-                    print(f"persist serve: a worker ended with {child.returncode}; starting it again", file=sys.stderr)
+                    announce("a worker ended; it is started again", exit_code=child.returncode)
                     children[index] = _spawn(arguments, settings, listeners[index], ports)
     finally:
         _stop([*children, *maintenance], settings)
@@ -191,19 +189,3 @@ def _stop(children: list[subprocess.Popen[bytes]], settings: ServerSettings) -> 
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def _end_with_parent(parent: int) -> None:
-    """End gracefully when the parent is gone, however it went."""
-    if os.getppid() != parent:
-        raise InvalidUsage("the server that started this worker is gone")
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_LOOK_S)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="persist-parent", daemon=True).start()
-
-
-__all__ = ["add_arguments", "run", "settings_of"]

@@ -1,0 +1,63 @@
+"""What commands that run for long share: log lines as JSON on standard error, and ending with the process above."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from persist.core.errors import InvalidUsage
+
+LEVELS = ("debug", "info", "warning", "error")
+PARENT_POLL_S = 0.5
+_PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: at, level, logger, message, and whatever `extra` the caller gave."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({name: value for name, value in vars(record).items() if name not in _PLAIN})
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure_logs(level: str) -> None:
+    """Send everything from `level` on to standard error as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def announce(message: str, **fields: Any) -> None:
+    """A log line that is written at every level."""
+    record = {"name": "persist.cli", "msg": message, "levelname": "INFO", "levelno": logging.INFO, **fields}
+    logging.getLogger().handle(logging.makeLogRecord(record))
+
+
+def end_with_parent(parent: int, stop: Callable[[], object]) -> None:
+    """Call `stop` when the process `parent`, which started this one, is gone. Raises InvalidUsage if it is gone now."""
+    if os.getppid() != parent:
+        raise InvalidUsage(f"process {parent}, which started this one, is gone")
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        stop()
+
+    threading.Thread(target=watch, name="persist-parent", daemon=True).start()
