@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat
-from blob.location import open_blob
+from blob.location import open_blob, without_secrets
 
 __all__ = [
     "Blob",
@@ -15,4 +15,5 @@ __all__ = [
     "BlobNotFound",
     "BlobUnavailable",
     "open_blob",
+    "without_secrets",
 ]

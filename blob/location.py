@@ -7,12 +7,13 @@ import threading
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from blob.cache import CachedBlob
 from blob.errors import BlobMisconfigured
 from blob.file import FileBlob
 from blob.interface import Blob
 from blob.memory import MemoryBlob
 
-__all__ = ["open_blob"]
+CACHE_MB_MAX = 2**20
 
 # `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
 _memory: dict[str, MemoryBlob] = {}
@@ -24,8 +25,35 @@ def open_blob(url: str) -> Blob:
 
     `mem:` (private), `mem:name` (shared in this process), `file:///dir`, `s3://bucket/prefix?endpoint=…`,
     `gs://bucket/prefix`, `abfs://container@account.dfs.core.windows.net/prefix`, `hdfs://host:port/prefix`.
+    With the option `cache_mb=N` any of them keeps up to N MiB of what it reads in memory (`blob.cache`).
     Nothing is contacted yet, except that a `file:` directory is made; call `check()` to probe the store.
     """
+    url, cache_bytes = _cache_of(url)
+    store = _open(url)
+    return CachedBlob(store, cache_bytes) if cache_bytes else store
+
+
+def without_secrets(url: str) -> str:
+    """`url` fit for a message: user, password and options are left out."""
+    return re.sub(r"//.*@", "//…@", url).partition("?")[0]
+
+
+def _cache_of(url: str) -> tuple[str, int]:
+    """The URL without the option `cache_mb`, and the bytes that it asks for."""
+    base, _, query = url.partition("?")
+    rest, size = [], 0
+    for option in query.split("&"):
+        name, _, text = option.partition("=")
+        if name != "cache_mb":
+            rest.append(option)
+        elif text.isascii() and text.isdecimal() and 0 < int(text) <= CACHE_MB_MAX:
+            size = int(text) * 2**20
+        else:
+            raise BlobMisconfigured(f"blob option cache_mb must be 1 to {CACHE_MB_MAX} (MiB), not {text!r}")
+    return "?".join(filter(None, (base, "&".join(rest)))), size
+
+
+def _open(url: str) -> Blob:
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
         return _open_memory(url)
@@ -39,9 +67,7 @@ def open_blob(url: str) -> Blob:
         from blob.arrow_fs import ArrowFsBlob
 
         return ArrowFsBlob.from_url(url)
-    raise BlobMisconfigured(
-        f"blob location {_without_secrets(url)!r} must start with mem: file: s3: gs: abfs: or hdfs:"
-    )
+    raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must start with mem: file: s3: gs: abfs: or hdfs:")
 
 
 def _open_memory(url: str) -> Blob:
@@ -61,7 +87,3 @@ def _file_root(url: str) -> Path:
     if parts.query or parts.fragment:
         raise BlobMisconfigured(f"blob location {url!r}: file: takes no options")
     return Path(unquote(parts.path))
-
-
-def _without_secrets(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//…@", url.partition("?")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 
+from blob import without_secrets
 from consensus.errors import ConsensusMisconfigured
 from consensus.interface import Consensus
 from consensus.memory import MemoryConsensus
@@ -35,11 +36,6 @@ def open_consensus(url: str) -> Consensus:
     raise ConsensusMisconfigured(
         f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
     )
-
-
-def without_secrets(url: str) -> str:
-    """`url` fit for a message: user, password and options are left out."""
-    return re.sub(r"//[^/]*@", "//…@", url.partition("?")[0])
 
 
 def _open_memory(url: str) -> Consensus:

@@ -1,4 +1,4 @@
-"""What /metrics tells, in Prometheus' text format: requests, commits, and the state of each shard."""
+"""What /metrics tells, in Prometheus' text format: requests, commits, calls to the stores, and each shard's state."""
 
 from __future__ import annotations
 
@@ -98,7 +98,18 @@ class _Shards(Collector):
         yield _gauge("persist_body_bytes", "Bytes of bodies being worked on", gauges.body_bytes)
         yield _gauge("persist_waiting", "Requests and listeners that wait for a shard", gauges.waiting)
         yield _gauge("persist_listeners", "Listen streams", gauges.listeners)
+        yield from self._stores()
         yield from self._per_shard(machines)
+
+    def _stores(self) -> Iterator[Metric]:
+        labels = ["store", "verb", "outcome"]
+        calls: Any = CounterMetricFamily("persist_store_calls", "Calls to the stores", labels=labels)
+        seconds: Any = CounterMetricFamily("persist_store_seconds", "Seconds that these calls took", labels=labels)
+        moved: Any = CounterMetricFamily("persist_store_bytes", "Bytes that these calls moved", labels=labels)
+        for key, totals in self._location.store_calls.totals().items():
+            for family, value in zip((calls, seconds, moved), totals, strict=True):
+                family.add_metric(key, value)
+        return iter((calls, seconds, moved))
 
     def _per_shard(self, machines: list[Machine]) -> Iterator[Metric]:
         kept = [(m.name, s) for m in machines[-self._shards_max :] if (s := m.cached) is not None]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from blob import without_secrets
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
@@ -54,7 +55,7 @@ class Connection:
         if scheme in _TRANSPORT_MODULES:
             module: Any = importlib.import_module(_TRANSPORT_MODULES[scheme])
             return module.open_transport(self)  # type: ignore[no-any-return]
-        raise InvalidUsage(f"{self.url!r} is neither persist:///directory nor http(s)://host:port")
+        raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
 
 
 class Client:

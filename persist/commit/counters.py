@@ -1,6 +1,34 @@
-"""What a machine counts."""
+"""What a machine counts, and what a location counts of the calls to its stores."""
 
 from __future__ import annotations
+
+import threading
+from functools import partial
+
+from blob.metrics import Observe
+
+
+class StoreCalls:
+    """Calls to the two stores of a location, by store, verb and outcome. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[tuple[str, str, str], tuple[int, float, int]] = {}
+
+    def observer(self, store: str) -> Observe:
+        """What counts one call to `store`: called with its verb, its outcome (`ok`, or why not), seconds and bytes."""
+        return partial(self._observe, store)
+
+    def totals(self) -> dict[tuple[str, str, str], tuple[int, float, int]]:
+        """(store, verb, outcome) -> calls, their seconds, the bytes that they moved."""
+        with self._lock:
+            return dict(self._totals)
+
+    def _observe(self, store: str, verb: str, outcome: str, seconds: float, nbytes: int) -> None:
+        key = (store, verb, outcome)
+        with self._lock:
+            calls, total_s, total_bytes = self._totals.get(key, (0, 0.0, 0))
+            self._totals[key] = (calls + 1, total_s + seconds, total_bytes + nbytes)
 
 
 class MachineMetrics:

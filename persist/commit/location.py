@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from blob import Blob, open_blob
+from blob import Blob, open_blob, without_secrets
+from blob.metrics import MeteredBlob
 from consensus import Consensus, open_consensus
+from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
+from persist.commit.counters import StoreCalls
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.system import Background, Clock, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
@@ -39,6 +42,7 @@ class LocationSettings:
     machine: MachineSettings = field(default_factory=MachineSettings)
     machines_max: int = MACHINES_MAX
     attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
+    metered: bool = False  # whether `Location.store_calls` counts
 
 
 class Location:
@@ -54,9 +58,13 @@ class Location:
         ids: IdSource | None = None,
         background: Background | None = None,
     ) -> None:
+        self.settings = settings or LocationSettings()
+        self.store_calls = StoreCalls()
+        if self.settings.metered:
+            blob = MeteredBlob(blob, self.store_calls.observer("blob"))
+            consensus = MeteredConsensus(consensus, self.store_calls.observer("consensus"))
         self.blob = blob
         self.consensus = consensus
-        self.settings = settings or LocationSettings()
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
@@ -166,7 +174,7 @@ def directory_urls(url: str) -> tuple[str, str]:
     """The blob and the consensus URL of the location `persist:///path`. Raises InvalidUsage if it is something else."""
     parts = urlsplit(url)
     if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise InvalidUsage(f"a directory is named persist:///absolute/path, not {url!r}")
+        raise InvalidUsage(f"a directory is named persist:///absolute/path, not {without_secrets(url)!r}")
     root = Path(unquote(parts.path))
     _mark(root)
     path = quote(str(root))

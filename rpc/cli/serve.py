@@ -88,7 +88,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
 def _serve(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, announce: bool = False
 ) -> int:
-    location = where_of(arguments).open(LocationSettings(policy=settings.policy))
+    location = where_of(arguments).open(LocationSettings(policy=settings.policy, metered=True))
     children: list[subprocess.Popen[bytes]] = []
 
     def ready() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from blob import without_secrets
 from persist.commit.system import Clock
 from persist.core.errors import InvalidUsage
 
@@ -79,7 +80,7 @@ def normal(url: str) -> str:
     except ValueError as error:
         raise InvalidUsage(f"{url!r} has no valid port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path not in ("", "/"):
-        raise InvalidUsage(f"a server is named http(s)://host:port, not {_without_user(url)!r}")
+        raise InvalidUsage(f"a server is named http(s)://host:port, not {without_secrets(url)!r}")
     if parts.username or parts.password:
         raise InvalidUsage("a server's URL takes no user and password; give a token")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -89,10 +90,6 @@ def normal(url: str) -> str:
 def with_port(url: str, port: int) -> str:
     """The same server at another port."""
     return f"{url.rpartition(':')[0]}:{port}"
-
-
-def _without_user(url: str) -> str:
-    return url.rpartition("@")[2]
 
 
 __all__ = ["Servers", "normal", "rendezvous", "with_port"]

@@ -228,7 +228,8 @@ def test_bad_input_is_told_in_one_sentence_and_changes_nothing(client: Client, s
         (lambda: shard.snapshot(99, wait_s=0), Unavailable, "complete before"),
         (lambda: shard.snapshot(num_splits=0), InvalidUsage, "num_splits"),
         (lambda: shard.snapshot(columns=["nome"]), InvalidUsage, "no column 'nome'"),
-        (lambda: persist.connect("ftp://x"), InvalidUsage, "neither"),
+        (lambda: persist.connect("ftp://user:secret@x"), InvalidUsage, "'ftp://…@x' is neither"),
+        (lambda: persist.connect("persist://user:secret@x"), InvalidUsage, "not 'persist://…@x'"),
         (lambda: persist.connect("persist://host/path"), InvalidUsage, "persist:///absolute/path"),
         (lambda: persist.connect(), InvalidUsage, "give a url"),
     ]

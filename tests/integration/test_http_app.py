@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 from starlette.testclient import TestClient
 
+from blob import BlobNotFound
 from blob.memory import MemoryBlob
 from consensus import ConsensusUnavailable
 from consensus.memory import MemoryConsensus
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.location import Location
+from persist.commit.location import Location, LocationSettings
 from persist.commit.system import InlineBackground
 from persist.core.ids import PartId, ShardId, WriterId
 from persist.core.keys import part_key
@@ -29,7 +30,8 @@ LIMITS = Limits(command_bytes_max=10_000, rows_bytes_max=20_000, blob_bytes_max=
 
 @pytest.fixture
 def location() -> Iterator[Location]:
-    opened = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    settings = LocationSettings(metered=True)
+    opened = Location(MemoryBlob(), MemoryConsensus(), settings=settings, background=InlineBackground())
     yield opened
     opened.close()
 
@@ -154,6 +156,26 @@ def test_metrics_count_by_verb(http: TestClient) -> None:
     assert 'persist_requests_total{status="200",verb="put-shard"} 1.0' in text
     assert 'persist_errors_total{kind="404",verb="get-shard"} 1.0' in text
     assert 'persist_shard_upper{shard="orders"}' in text
+
+
+def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, location: Location) -> None:
+    def calls(store: str, verb: str, outcome: str) -> float:
+        labels = f'{{outcome="{outcome}",store="{store}",verb="{verb}"}} '
+        series = (line.partition(labels) for line in http.get("/metrics").text.splitlines())
+        found = {name: float(value) for name, _, value in series if value}
+        number = found.get("persist_store_calls_total", 0.0)
+        assert (found.get("persist_store_seconds_total", 0.0) > 0) is (number > 0)
+        return number
+
+    before = calls("consensus", "compare_and_set", "ok")
+    assert before >= 1, "the shard was created"
+    sent = http.post("/v1/shards/orders/insert", content=ipc(pa.table({"id": ["a"], "amount": [1]})))
+    assert sent.status_code == 200
+    assert calls("consensus", "compare_and_set", "ok") == before + 2, "a writer was registered, and its rows appended"
+    assert calls("blob", "put", "ok") >= 1
+    with pytest.raises(BlobNotFound):
+        location.blob.get("nope")
+    assert calls("blob", "get", "BlobNotFound") == 1
 
 
 # --- bad input: one sentence, the right status, nothing written

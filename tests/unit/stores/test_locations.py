@@ -8,6 +8,7 @@ import pytest
 
 from blob import BlobMisconfigured, BlobUnavailable, open_blob
 from blob.arrow_fs import ArrowFsBlob
+from blob.cache import CachedBlob
 from consensus import ConsensusMisconfigured, open_consensus
 
 
@@ -31,7 +32,17 @@ def test_a_file_url_names_the_directory_that_it_was_opened_with(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://host/dir", "blobs", "mem:a b", "/var/blobs", "S4://user:secret@b/x?k=secret"]
+    "url",
+    [
+        "",
+        "ftp://host/dir",
+        "blobs",
+        "mem:a b",
+        "/var/blobs",
+        "S4://user:secret@b/x?k=secret",
+        "S4://user:p@ss-secret@b",
+        "S4://u:a?b=/secret@b",
+    ],
 )
 def test_an_unknown_blob_location_is_refused_without_its_secrets(url: str) -> None:
     with pytest.raises(BlobMisconfigured) as refused:
@@ -39,8 +50,35 @@ def test_an_unknown_blob_location_is_refused_without_its_secrets(url: str) -> No
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("options", ["?cache_mb=1", "?cache_mb=1&", "?cache_mb=7&cache_mb=1"])
+def test_any_blob_location_may_ask_for_a_cache(tmp_path: Path, options: str) -> None:
+    blob = open_blob(f"file://{tmp_path}/x{options}")
+    assert isinstance(blob, CachedBlob)
+    assert blob.url == f"file://{tmp_path}/x"
+    blob.put("k", b"once")
+    assert blob.get("k") == b"once"
+    (tmp_path / "x" / "k").unlink()
+    assert blob.get("k") == b"once"
+    assert (blob.hits, blob.misses) == (1, 1)
+
+
+def test_a_cache_leaves_the_other_options_to_the_store() -> None:
+    blob = open_blob("s3://bucket/p?region=eu-west-1&cache_mb=4&endpoint=http://127.0.0.1:9000")
+    assert isinstance(blob, CachedBlob)
+    assert blob.url == "s3://bucket/p?endpoint=http://127.0.0.1:9000&region=eu-west-1"
+
+
 @pytest.mark.parametrize(
-    "url", ["", "mysql://user:secret@h/d", "postgresql+pg8000://u:secret@h/d", "mem:a b", "sqlite"]
+    "options", ["cache_mb=", "cache_mb=0", "cache_mb=-1", "cache_mb=1.5", "cache_mb=x", "cache_mb"]
+)
+def test_a_cache_of_no_size_is_refused(options: str) -> None:
+    with pytest.raises(BlobMisconfigured, match="cache_mb must be 1 to"):
+        open_blob(f"mem:?{options}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "mysql://user:secret@h/d", "postgresql+pg8000://u:secret@h/d", "mysql://u:p@ss-secret@h", "mem:a b", "sqlite"],
 )
 def test_an_unknown_consensus_location_is_refused_without_its_secrets(url: str) -> None:
     with pytest.raises(ConsensusMisconfigured) as refused:
