@@ -17,8 +17,6 @@ from pyarrow import ArrowException, fs
 from blob.errors import BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
 
-__all__ = ["ArrowFsBlob"]
-
 _TEMP_DIR = "~tmp"
 _OBJECT_STORES = ("gcs", "abfs")
 _URL_NEEDS = {

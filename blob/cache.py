@@ -15,8 +15,6 @@ from blob.errors import BlobMisconfigured, BlobNotFound
 from blob.forwarding import ForwardingBlob
 from blob.interface import Blob, check_range
 
-__all__ = ["CachedBlob", "ENTRY_OVERHEAD_BYTES"]
-
 ENTRY_OVERHEAD_BYTES = 200
 """What an entry is charged beyond its bytes, so that a million tiny ranges count as what they occupy."""
 

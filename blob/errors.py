@@ -12,8 +12,6 @@ happened" class here. A put that failed after the bytes landed is simply confirm
 
 from __future__ import annotations
 
-__all__ = ["BlobError", "BlobNotFound", "BlobExists", "BlobUnavailable", "BlobMisconfigured"]
-
 
 class BlobError(Exception):
     """Root of every error a blob store raises on purpose."""

@@ -22,8 +22,6 @@ from blob.errors import BlobMisconfigured, BlobUnavailable
 from blob.forwarding import ForwardingBlob
 from blob.interface import Blob, BlobStat
 
-__all__ = ["FaultPlan", "FaultyBlob", "FAULT_KINDS"]
-
 FAULT_KINDS = ("fail_before", "fail_after", "fail_unknown", "delay", "truncate", "flip", "drop_push")
 """Every kind of fault. `fail_unknown` and `drop_push` mean something to consensus stores only."""
 

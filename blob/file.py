@@ -20,8 +20,6 @@ from pathlib import Path
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
 
-__all__ = ["FileBlob", "STALE_TEMP_S"]
-
 STALE_TEMP_S = 3600.0
 """Temporary files older than this many seconds belong to a crashed writer and are swept at open."""
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from blob.interface import Blob, BlobStat
 
-__all__ = ["ForwardingBlob"]
-
 
 class ForwardingBlob(Blob):
     """Every call goes to `inner`; a decorator overrides the calls that it changes."""

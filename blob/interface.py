@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from blob.errors import BlobMisconfigured
 
-__all__ = ["Blob", "BlobStat", "KEY_LENGTH_MAX", "check_key", "check_prefix", "check_range"]
-
 KEY_LENGTH_MAX = 512
 """Longest key in characters (all ASCII, so also bytes). S3 takes 1,024; a prefix of the URL comes on top."""
 

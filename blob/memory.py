@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from blob.errors import BlobExists, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
 
-__all__ = ["MemoryBlob"]
-
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -10,8 +10,6 @@ from typing import TypeVar
 from blob.forwarding import ForwardingBlob
 from blob.interface import Blob, BlobStat
 
-__all__ = ["Meter", "MeteredBlob", "Observe"]
-
 T = TypeVar("T")
 
 Observe = Callable[[str, str, float, int], None]

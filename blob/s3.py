@@ -24,8 +24,6 @@ from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
 from blob.s3_errors import Refused, translate
 from blob.s3_settings import S3Settings
 
-__all__ = ["S3Blob", "DELETE_BATCH", "BODY_ATTEMPTS_MAX", "PUT_ATTEMPTS_MAX"]
-
 DELETE_BATCH = 1_000
 """Keys per DeleteObjects call: S3's limit."""
 

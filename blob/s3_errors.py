@@ -7,8 +7,6 @@ from urllib3.exceptions import HTTPError
 
 from blob.errors import BlobError, BlobMisconfigured, BlobNotFound, BlobUnavailable
 
-__all__ = ["Refused", "translate"]
-
 _SETTINGS = {
     "NoSuchBucket": "the bucket name",
     "InvalidBucketName": "the bucket name",

@@ -74,6 +74,3 @@ class _ThroughServer:
             return self._machine.apply(command)  # a server that is away commits nothing with which this could race
         self._machine.refresh()
         return result
-
-
-__all__ = ["Committer", "CommitterOf", "through_server"]

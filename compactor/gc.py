@@ -267,6 +267,3 @@ class Collector:
         if any("tombstone" in change.scalars for change in self._diffs_after(state.name, newest)):
             return None
         return newest
-
-
-__all__ = ["Collector", "GcReport", "GcSettings"]

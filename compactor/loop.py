@@ -216,6 +216,3 @@ def in_turn(tasks: Sequence[Task]) -> Task:
         return min(waits, default=None)
 
     return all_of_them
-
-
-__all__ = ["Loop", "LoopSettings", "Task", "in_turn"]

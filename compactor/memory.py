@@ -12,6 +12,3 @@ def use_system_allocator() -> None:
     of 10 M updates, 50 of 290 MiB where the budget is 24 MiB. The merge is no slower without them.
     """
     pa.set_memory_pool(pa.system_memory_pool())
-
-
-__all__ = ["use_system_allocator"]

@@ -150,6 +150,3 @@ class MeteredBlobs:
         self._throttle.spend(len(data))
         self._inner.put(key, data)
         self._metrics.add(bytes_written=len(data))
-
-
-__all__ = ["Counters", "MeteredBlobs", "Metrics", "ShardFigures", "Throttle"]

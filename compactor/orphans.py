@@ -166,6 +166,3 @@ def _prefix_of(stat: BlobStat) -> str:
 def _writer_of(key: str) -> str | None:
     found = _WRITER.match(key)
     return found.group(1) if found else None
-
-
-__all__ = ["AGE_MS_DEFAULT", "SweepReport", "SweepSettings", "Sweeper"]

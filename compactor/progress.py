@@ -25,6 +25,3 @@ class ProgressBar:
         with self._lock:
             self._out.write("\r" + (line[:LINE_MAX].ljust(LINE_MAX) if share < 1 else " " * LINE_MAX + "\r"))
             self._out.flush()
-
-
-__all__ = ["ProgressBar"]

@@ -98,6 +98,3 @@ def local_session(name: str = "persist compactor") -> Any:
     from pyspark.sql import SparkSession
 
     return SparkSession.builder.appName(name).getOrCreate()
-
-
-__all__ = ["SparkEngine", "local_session"]

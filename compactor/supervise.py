@@ -30,6 +30,3 @@ def child_command(
     if url is not None:
         command += ["--url", url]
     return [*command, *extra]
-
-
-__all__ = ["NICENESS", "child_command"]

@@ -73,6 +73,3 @@ def _gc_again_s(location: Location, state: State) -> float | None:
     now_ms = location.clock.now_ms()
     waits = [reader.heartbeat_ms + reader.lease_ms - now_ms + 1 for reader in state.leased_readers.values()]
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
-
-
-__all__ = ["gc_task", "merge_task"]

@@ -12,15 +12,6 @@ A lost race is not an error: `compare_and_set` returns False.
 
 from __future__ import annotations
 
-__all__ = [
-    "ConsensusError",
-    "ConsensusUnavailable",
-    "ConsensusIndeterminate",
-    "ConsensusDamaged",
-    "ConsensusMisconfigured",
-    "ConsensusUsage",
-]
-
 
 class ConsensusError(Exception):
     """Root of every error a consensus store raises on purpose."""

@@ -29,8 +29,6 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier
 
-__all__ = ["EtcdConsensus", "VALUE_BYTES_MAX", "TIMEOUT_S"]
-
 VALUE_BYTES_MAX = 3 * 2**19 - 2**14
 """Longest value: etcd's default request limit of 1.5 MiB, less room for the keys and the envelope."""
 

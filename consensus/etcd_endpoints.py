@@ -24,8 +24,6 @@ from consensus.errors import (
 )
 from consensus.etcd_protobuf import load_etcd3
 
-__all__ = ["Endpoints", "EtcdSecurity", "NotSent"]
-
 GRPC_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),

@@ -23,8 +23,6 @@ from google.protobuf.internal import enum_type_wrapper
 
 from consensus.errors import ConsensusMisconfigured
 
-__all__ = ["load_etcd3"]
-
 _GENERATED = ("kv", "auth", "rpc")
 """In the order of their imports: rpc.proto uses the other two."""
 

@@ -16,8 +16,6 @@ import grpc
 from consensus.errors import ConsensusError
 from consensus.etcd_endpoints import Endpoints
 
-__all__ = ["Watcher", "RECONNECT_S"]
-
 RECONNECT_S = 0.2
 """Pause before a broken watch is opened again, on the next endpoint."""
 

@@ -17,8 +17,6 @@ from consensus.errors import ConsensusIndeterminate, ConsensusUnavailable
 from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Consensus, Entry, Wanted
 
-__all__ = ["FaultyConsensus", "FaultPlan"]
-
 
 class FaultyConsensus(ForwardingConsensus):
     """`inner`, with the faults of `plan`."""

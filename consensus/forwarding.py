@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from consensus.interface import Consensus, Entry, Wanted
 
-__all__ = ["ForwardingConsensus"]
-
 
 class ForwardingConsensus(Consensus):
     """Every call goes to `inner`; a decorator overrides the calls that it changes."""

@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 from consensus.errors import ConsensusUsage
 
-__all__ = [
-    "Consensus",
-    "Entry",
-    "KEY_LENGTH_MAX",
-    "SCAN_LIMIT_MAX",
-    "SEQNO_MAX",
-    "Wanted",
-    "check_key",
-    "check_limit",
-    "check_prefix",
-    "check_seqno",
-    "check_value",
-]
-
 KEY_LENGTH_MAX = 256
 """Longest key in characters (all ASCII, so also bytes)."""
 

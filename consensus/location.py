@@ -10,8 +10,6 @@ from consensus.errors import ConsensusMisconfigured
 from consensus.interface import Consensus
 from consensus.memory import MemoryConsensus
 
-__all__ = ["open_consensus"]
-
 # `mem:name` means the same store for everybody in this process, so its registry has to be the process's.
 _memory: dict[str, MemoryConsensus] = {}
 _memory_lock = threading.Lock()

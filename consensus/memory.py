@@ -18,8 +18,6 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier
 
-__all__ = ["MemoryConsensus", "VALUE_BYTES_MAX"]
-
 VALUE_BYTES_MAX = 16 * 2**20
 """Longest value: the same as the SQL stores take, so that what works in a test works there."""
 

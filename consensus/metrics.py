@@ -9,8 +9,6 @@ from blob.metrics import Meter, Observe
 from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Consensus, Entry
 
-__all__ = ["MeteredConsensus", "Observe"]
-
 
 class MeteredConsensus(ForwardingConsensus):
     """`inner`, with every call observed. `clock` counts seconds from anywhere."""

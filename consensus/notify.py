@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 
 from consensus.interface import Wanted
 
-__all__ = ["Notifier", "PENDING_KEYS_MAX"]
-
 PENDING_KEYS_MAX = 100_000
 """Keys waiting for slow subscribers; more are dropped, which the contract allows."""
 

@@ -22,8 +22,6 @@ from consensus.postgres_push import Announcer, Listener
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Compiled, Kind, SqlConsensus, bind
 from consensus.watchdog import Watchdog
 
-__all__ = ["PostgresConsensus", "CONNECT_TIMEOUT_S", "STATEMENT_TIMEOUT_S", "READ_ATTEMPTS_MAX"]
-
 CONNECT_TIMEOUT_S = 5
 """How long opening a connection may take before the call is Unavailable. libpq's least is 2."""
 

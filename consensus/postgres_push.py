@@ -14,8 +14,6 @@ from typing import Any
 
 import psycopg
 
-__all__ = ["Announcer", "Listener", "CHANNEL", "PENDING_KEYS_MAX", "RECONNECT_S"]
-
 CHANNEL = "consensus_moved"
 
 PENDING_KEYS_MAX = 10_000

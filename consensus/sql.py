@@ -32,8 +32,6 @@ from consensus.interface import (
 )
 from consensus.notify import Notifier
 
-__all__ = ["SqlConsensus", "Statements", "TABLE", "TRUNCATE_BATCH", "VALUE_BYTES_MAX", "parsed_url"]
-
 VALUE_BYTES_MAX = 16 * 2**20
 """Longest value. Both databases take more; beyond this a value belongs in the blob store."""
 

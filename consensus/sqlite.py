@@ -21,8 +21,6 @@ from consensus.errors import (
 from consensus.notify import Notifier
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Kind, SqlConsensus, bind
 
-__all__ = ["SqliteConsensus", "BUSY_TIMEOUT_MS", "POLL_INTERVAL_S"]
-
 BUSY_TIMEOUT_MS = 30_000
 """How long a statement waits for another process's write lock before it is Unavailable."""
 

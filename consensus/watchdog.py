@@ -13,8 +13,6 @@ import threading
 import time
 from contextlib import suppress
 
-__all__ = ["Watchdog"]
-
 
 class Watchdog:
     """Breaks sockets that are watched for longer than `timeout_s`."""

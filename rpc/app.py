@@ -61,6 +61,3 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
     for module in (health, locations, shards, rows, listen, blobs):
         app.include_router(module.router)
     return app
-
-
-__all__ = ["create_app"]

@@ -202,17 +202,3 @@ def mint(name: str) -> tuple[str, str]:
         raise InvalidUsage(f"a token's id is 1 to 64 letters, digits and '-', not {name!r}")
     token = f"pt_{name}_{secrets.token_urlsafe(32)}"
     return token, hashlib.sha256(token.encode()).hexdigest()
-
-
-__all__ = [
-    "ADMIN",
-    "ANYBODY",
-    "READ",
-    "SCOPES",
-    "WRITE",
-    "Principal",
-    "Tokens",
-    "maintenance_token",
-    "mint",
-    "scope_of",
-]

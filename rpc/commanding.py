@@ -32,6 +32,3 @@ def _from_json(data: bytes) -> Command:
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body is not JSON: {error}") from error
     return command_from_json(value)
-
-
-__all__ = ["answer"]

@@ -164,6 +164,3 @@ def _check_local(headers: dict[bytes, bytes]) -> None:
             raise Forbidden(
                 f"without tokens this server answers requests to and from this machine only, not {host[:100]!r}"
             )
-
-
-__all__ = ["Edge"]

@@ -118,6 +118,3 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(e.PersistError, on_persist)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_validation)
-
-
-__all__ = ["STATUS", "BodyTooLarge", "from_bug", "headers_of", "install", "problem", "status_of"]

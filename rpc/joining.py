@@ -57,6 +57,3 @@ class _Joining:
         if self._pieces:
             data, self._pieces = b"".join(self._pieces), []
             self._transport.write(data)
-
-
-__all__ = ["FULL", "JoiningProtocol"]

@@ -164,6 +164,3 @@ class Leases:
 def _since(frontier: Antichain) -> Antichain:
     """The hold by which everything at or beyond `frontier` can be told apart: the time just before it."""
     return frontier if frontier.element is None else Antichain(max(frontier.element - 1, 0))
-
-
-__all__ = ["LEASE_MS", "Hold", "Leases"]

@@ -89,6 +89,3 @@ def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
         del buffer[:total]
         lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
         yield ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
-
-
-__all__ = ["EVENTS", "FRAMES", "HEARTBEAT_S", "frame", "frames", "heartbeat", "sse"]

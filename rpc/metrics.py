@@ -141,6 +141,3 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 def _time(element: int | None) -> int:
     return -1 if element is None else element
-
-
-__all__ = ["CONTENT_TYPE", "Metrics"]

@@ -30,6 +30,3 @@ def declare_path_parameters(document: dict[str, Any]) -> dict[str, Any]:
                     known = _KNOWN.get(name, {"schema": {"type": "string"}})
                     declared.append({"name": name, "in": "path", "required": True, **known})
     return document
-
-
-__all__ = ["declare_path_parameters"]

@@ -47,6 +47,3 @@ def resolve(scope: dict[str, Any]) -> tuple[str, str] | None:
         scope["persist.shard"] = name
         scope["path"] = PREFIX + name.replace("/", _JOINT) + (f"/{verb}" if verb else "")
     return found
-
-
-__all__ = ["VERBS", "resolve", "split"]

@@ -78,6 +78,3 @@ def _made(make: Any, *args: Any, text: str) -> pa.DataType:
         return make(*args)
     except (ValueError, TypeError, pa.ArrowException) as error:
         raise InvalidUsage(f"{text!r} is not a column type that is known here; write it as Arrow does") from error
-
-
-__all__ = ["read_schema", "read_type", "write_schema"]

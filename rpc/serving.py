@@ -101,6 +101,3 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
 
 def _nothing(_number: int, _frame: object) -> None:
     return
-
-
-__all__ = ["bind", "local_url_of", "serve", "url_of"]

@@ -114,6 +114,3 @@ def _read(name: str, text: str, kind: str) -> object:
             raise InvalidUsage(f"the variable {name} is {text!r}; it must be 0 or 1")
         return text.lower() in ("1", "true")
     return text
-
-
-__all__ = ["DEFAULT_DIRECTORY", "Limits", "ServerSettings", "from_environment"]

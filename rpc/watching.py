@@ -163,6 +163,3 @@ class Watch:
 def is_past(state: State, past: int | None) -> bool:
     """Whether the time `past` is complete."""
     return past is None or not state.upper.less_equal(past)
-
-
-__all__ = ["Watch", "Watcher", "is_past"]

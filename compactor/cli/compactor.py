@@ -137,6 +137,3 @@ def _check(arguments: argparse.Namespace) -> None:
     running.check_positive(arguments, "concurrency", "memory", "threads", "part_size")
     if arguments.rate is not None and arguments.rate <= 0:
         raise InvalidUsage(f"--rate is {arguments.rate}; it must be more than 0 MiB/s")
-
-
-__all__ = ["add_arguments", "run"]

@@ -73,6 +73,3 @@ def _sweep(location: Location, arguments: argparse.Namespace, patterns: tuple[st
 def _show(name: str, report: SweepReport) -> None:
     if report.orphans:
         print(json.dumps({"shard": name or None, **asdict(report)}), flush=True)
-
-
-__all__ = ["add_arguments", "run"]

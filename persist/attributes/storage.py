@@ -139,6 +139,3 @@ class ChunkWriter:
             self._blob.put(self._key, b"".join(self._nodes))
         self.chunks[self._first] = IndexChunk(self._key, self.end - self._first)
         self._first, self._nodes = self.end, []
-
-
-__all__ = ["CACHE_BYTES_MAX", "ChunkReader", "ChunkWriter", "NodeCache", "StaleIndex"]

@@ -251,6 +251,3 @@ def _cuts(entries: int, most: int, appended: bool) -> list[int]:
         return list(range(most, entries, most))
     pieces = -(-entries // most)
     return [entries * piece // pieces for piece in range(1, pieces)]
-
-
-__all__ = ["LEAVES_A_MOVE", "Flush", "NodeReader", "NodeWriter", "entries", "lookup"]

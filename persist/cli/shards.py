@@ -130,6 +130,3 @@ def _show(location: Location, name: str, as_json: bool) -> None:
 
 def _frontier(value: list[int]) -> str:
     return str(value[0]) if value else "closed"
-
-
-__all__ = ["add_arguments", "details", "run", "summary"]

@@ -55,6 +55,3 @@ def where_of(arguments: argparse.Namespace) -> Where:
     return Where(
         environment.get("PERSIST_DIRECTORY"), environment.get("PERSIST_BLOB"), environment.get("PERSIST_CONSENSUS")
     )
-
-
-__all__ = ["Where", "add_arguments", "where_of"]

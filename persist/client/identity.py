@@ -41,6 +41,3 @@ def is_same(blob: Blob, expected: str) -> bool:
         return proof(blob) == expected
     except BlobError:
         return False
-
-
-__all__ = ["KEY", "ensure", "is_same", "proof"]

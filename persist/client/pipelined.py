@@ -266,6 +266,3 @@ def _concatenated(pieces: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
         return pa.concat_tables(tables)
     except (pa.ArrowInvalid, TypeError) as error:
         raise InvalidUsage(f"batches of one append do not fit together: {error}") from error
-
-
-__all__ = ["PipelineSettings", "PipelinedWriter"]

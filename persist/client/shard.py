@@ -15,8 +15,7 @@ from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, open_snap
 from persist.client.transport import Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain, frontier
-from persist.core.errors import InvalidUsage
+from persist.core.antichain import Antichain, frontier
 from persist.core.ids import CriticalReaderId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
@@ -222,6 +221,3 @@ class CriticalReaderHandle:
     def expire(self) -> None:
         """Give the hold up for good."""
         self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque))
-
-
-__all__ = ["EMPTY", "CriticalReaderHandle", "HandleSettings", "InvalidUsage", "Shard"]

@@ -213,6 +213,3 @@ def _write_marker(marker: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, marker)
-
-
-__all__ = ["Location", "LocationSettings", "directory_urls", "open_location", "open_stores"]

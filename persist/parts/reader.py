@@ -339,6 +339,3 @@ def _batches(file: PartFile, key_range: KeyRange, limit: int) -> Iterator[tuple[
         size += group.nbytes
     if taken:
         yield taken, False
-
-
-__all__ = ["MEMORY_BYTES", "PartReader", "as_it_is", "stretches"]

@@ -208,6 +208,3 @@ def _equals(stored: Any, shown: Any) -> bool:
     return (
         bool(large.get(stored, stored) == shown) and not pa.types.is_time(stored) and not pa.types.is_duration(stored)
     )
-
-
-__all__ = ["classify", "table"]

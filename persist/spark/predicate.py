@@ -276,9 +276,3 @@ def conjuncts(predicate: Predicate) -> list[Predicate]:
     if not isinstance(predicate, And):
         return [predicate]
     return [found for operand in predicate.operands for found in conjuncts(operand)]
-
-
-__all__ = [
-    "And", "Compare", "In", "IsNull", "Literal", "Not", "Or", "Predicate", "StartsWith", "Truth", "columns_of",
-    "conjuncts", "parse",
-]  # fmt: skip

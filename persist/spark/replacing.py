@@ -298,6 +298,3 @@ def _claimed(target: Target, rows: pa.Table, claims: Runs | None, schema: ShardS
     span = KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")
     for claimed in _claim_reader(target, schema).read_range(claims, since=0, key_range=span):
         yield semi_join(rows, claimed, schema)
-
-
-__all__ = ["Base", "at", "key_schema", "publish", "semi_join", "stage_upsert"]

@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF, TIME
+from persist.parts import DIFF
 
 MULTIPLICITY_MAX = 2**40  # rows of one batch after expansion; more is a mistake that would never end
 DECIMAL_DIGITS_MAX = 38  # of Spark
@@ -175,16 +175,3 @@ def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
     """Multiplicities for NumPy, which looks through a small batch ten times faster than a call of Arrow's."""
     diffs: npt.NDArray[np.int64] = table.column(DIFF).to_numpy()
     return diffs
-
-
-__all__ = [
-    "DIFF",
-    "TIME",
-    "arrow_schema",
-    "batches",
-    "cast",
-    "expand",
-    "first_negative",
-    "spark_schema",
-    "stored_schema",
-]

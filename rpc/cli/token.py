@@ -62,6 +62,3 @@ def _replace(path: Path, content: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
-
-
-__all__ = ["add_arguments", "run"]

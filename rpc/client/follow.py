@@ -56,6 +56,3 @@ def _events(
             raise error_of(server, reply, safe=True)
         calls.servers.worked(server)
         yield from frames(pieces)
-
-
-__all__ = ["follow"]

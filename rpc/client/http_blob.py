@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import urllib3
 
-from blob import Blob, BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, BlobUnavailable
+from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, BlobUnavailable
 from blob.interface import check_key, check_range
 from persist.core.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
@@ -128,6 +128,3 @@ class HttpBlob(Blob):
 
 def _shard(key: str) -> str:
     return key.partition("/")[0]
-
-
-__all__ = ["BlobError", "HttpBlob"]

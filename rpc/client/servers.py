@@ -90,6 +90,3 @@ def normal(url: str) -> str:
 def with_port(url: str, port: int) -> str:
     """The same server at another port."""
     return f"{url.rpartition(':')[0]}:{port}"
-
-
-__all__ = ["Servers", "normal", "rendezvous", "with_port"]

@@ -190,6 +190,3 @@ def _time(lower: Any) -> str:
 
 def _quoted(text: str) -> str:
     return quote(text, safe="")
-
-
-__all__ = ["HttpTransport", "open_transport"]

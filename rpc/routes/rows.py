@@ -174,6 +174,3 @@ def _pieces(snapshot: Snapshot, form: str, expand: bool) -> Any:
 
     with snapshot:
         yield from rows.write(tables(), empty.drop_columns(["__diff"]) if expand else empty, form)
-
-
-__all__ = ["router"]
