@@ -24,8 +24,8 @@ import persist
 from bench.bars import bar, median, timed
 from persist.client.shard import Shard
 from persist.commit.location import open_location
-from persist.commit.system import InlineBackground
 from persist.core.view import ViewRequest
+from tests.support.location import InlineBackground
 
 EARLY = 10
 SAMPLES = 41

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from blob import Blob
 from persist.client import identity
 from persist.commit.location import Location
-from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.errors import ShardExists
-from persist.core.ids import IdSource, check_shard_name
-from persist.core.state import Policy, SchemaRecord, State, initial_state
+from persist.core.ids import check_shard_name
+from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
 
 
@@ -18,22 +16,10 @@ class EmbeddedTransport:
 
     def __init__(self, location: Location) -> None:
         self.location = location
-
-    @property
-    def blob(self) -> Blob:
-        return self.location.blob
-
-    @property
-    def clock(self) -> Clock:
-        return self.location.clock
-
-    @property
-    def ids(self) -> IdSource:
-        return self.location.ids
-
-    @property
-    def policy(self) -> Policy:
-        return self.location.settings.policy
+        self.blob = location.blob
+        self.clock = location.clock
+        self.ids = location.ids
+        self.policy = location.settings.policy
 
     @property
     def proof(self) -> str:

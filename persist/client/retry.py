@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from persist.client.transport import Transport
+from persist.commit.system import jittered
 from persist.core import commands as c
 from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Overloaded, SchemaMismatch, Unavailable
 
@@ -51,5 +52,4 @@ def _wait_s(error: Exception, tries: int, transport: Transport) -> float:
         asked = error.details.get("retry_after_s")
         if isinstance(asked, (int, float)) and asked > 0:
             return float(asked)
-    jitter = 0.5 + int(transport.ids.uuid7()[-4:], 16) / 0x10000
-    return float(min(BACKOFF_FIRST_S * 2 ** min(tries, DOUBLINGS_MAX), BACKOFF_MAX_S) * jitter)
+    return jittered(transport.ids, min(BACKOFF_FIRST_S * 2 ** min(tries, DOUBLINGS_MAX), BACKOFF_MAX_S))

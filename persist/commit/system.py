@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from persist.core.ids import IdSource
+
 _RANDOM_BITS = 62
 _RANDOM_BYTES = 8
 _RANDOM_IDS = 128  # whose random bytes are asked for at once: asking lets every other thread of the process go first
@@ -97,12 +99,6 @@ class ThreadBackground:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class InlineBackground:
-    """Runs work at once, in the caller: for command-line tools, tests and simulations."""
-
-    def submit(self, work: Callable[[], None]) -> bool:
-        work()
-        return True
-
-    def close(self) -> None:
-        return
+def jittered(ids: IdSource, seconds: float) -> float:
+    """Between half and one and a half of `seconds`, so that those who failed together do not retry together."""
+    return seconds * (0.5 + int(ids.uuid7()[-4:], 16) / 0x10000)

@@ -44,26 +44,10 @@ class HttpTransport:
     ) -> None:
         self.proof = proof  # of the server's blob store, see `persist.client.identity`
         self._calls = calls
-        self._blob = blob
-        self._policy = policy
-        self._clock = clock
-        self._ids = ids
-
-    @property
-    def blob(self) -> Blob:
-        return self._blob
-
-    @property
-    def clock(self) -> Clock:
-        return self._clock
-
-    @property
-    def ids(self) -> IdSource:
-        return self._ids
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
+        self.blob = blob
+        self.policy = policy
+        self.clock = clock
+        self.ids = ids
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -98,7 +82,7 @@ class HttpTransport:
         return follow(self._calls, check_shard_name(name), after, until)
 
     def close(self) -> None:
-        self._blob.close()
+        self.blob.close()
         self._calls.close()
 
 

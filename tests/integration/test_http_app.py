@@ -18,11 +18,11 @@ from consensus import ConsensusUnavailable
 from consensus.memory import MemoryConsensus
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
-from persist.commit.system import InlineBackground
 from persist.core.ids import PartId, ShardId, WriterId
 from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
+from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "amount", "type": "int64"}]}
 LIMITS = Limits(command_bytes_max=10_000, rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)

@@ -15,13 +15,13 @@ import persist
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.commit.location import Location
-from persist.commit.system import InlineBackground
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import PartId, ShardId, WriterId
 from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
+from tests.support.location import InlineBackground
 from tests.support.server import Server
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from blob import Blob
 from blob.memory import MemoryBlob
@@ -10,7 +11,6 @@ from consensus import Consensus
 from consensus.memory import MemoryConsensus
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
-from persist.commit.system import InlineBackground
 from persist.core.state import Policy
 
 
@@ -33,6 +33,17 @@ class TestClock:
 
     def advance_ms(self, ms: int) -> None:
         self._now_ms += ms
+
+
+class InlineBackground:
+    """Runs work at once, in the caller."""
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        work()
+        return True
+
+    def close(self) -> None:
+        return
 
 
 class AscendingIds:
