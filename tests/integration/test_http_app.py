@@ -174,8 +174,8 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
     assert calls("consensus", "compare_and_set", "ok") == before + 2, "a writer was registered, and its rows appended"
     assert calls("blob", "put", "ok") >= 1
     with pytest.raises(BlobNotFound):
-        location.blob.get("nope")
-    assert calls("blob", "get", "BlobNotFound") == 1
+        location.blob.get_range("nope", 0, 1)
+    assert calls("blob", "get_range", "BlobNotFound") == 1
 
 
 # --- bad input: one sentence, the right status, nothing written

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from blob.s3_settings import S3Settings
+from compactor.cli import compactor as compactor_command
 from consensus import open_consensus
-from persist.cli import compactor as compactor_command
-from persist.cli import serve as serve_command
+from rpc.cli import serve as serve_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {"name", "services", "volumes", "networks", "configs", "secrets"}
