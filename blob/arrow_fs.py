@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pyarrow import ArrowException, fs
 
 from blob.errors import BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
-from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
+from blob.interface import Blob, BlobStat, check_key, check_prefix, check_process, check_range
 
 _TEMP_DIR = "~tmp"
 _OBJECT_STORES = ("gcs", "abfs")
@@ -36,6 +36,7 @@ class ArrowFsBlob(Blob):
         self._fs = filesystem
         self._root = root.rstrip("/")
         self._url = url
+        self._pid = os.getpid()
         self._whole_on_close = filesystem.type_name in _OBJECT_STORES
 
     @classmethod
@@ -165,6 +166,7 @@ class ArrowFsBlob(Blob):
                 yield _stat(name, info)
 
     def _calling(self, key: str, call: Callable[[], T]) -> T:
+        check_process(self._pid, self._url)
         try:
             return call()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

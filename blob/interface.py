@@ -6,6 +6,7 @@ zombie writer can at most leave blobs that nobody names. See `docs/writing-a-pro
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -56,6 +57,12 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def check_process(opened_by: int, url: str) -> None:
+    """Raise BlobMisconfigured in a fork of the process `opened_by`, whose connections it must not use."""
+    if os.getpid() != opened_by:
+        raise BlobMisconfigured(f"{url} was opened by process {opened_by}, of which this is a fork; open it anew here")
+
+
 def check_range(start: int, length: int) -> None:
     """Raise BlobMisconfigured unless `[start, start + length)` is a range a store may be asked for."""
     if start < 0 or length < 0:
@@ -63,7 +70,10 @@ def check_range(start: int, length: int) -> None:
 
 
 class Blob(ABC):
-    """A store of immutable blobs. Thread-safe; open one per process (after a fork, open anew)."""
+    """A store of immutable blobs. Thread-safe; open one per process.
+
+    After a fork, open it anew: stores that have connections raise BlobMisconfigured there.
+    """
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
-from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
+from blob.interface import Blob, BlobStat, check_key, check_prefix, check_process, check_range
 from blob.s3_errors import Refused, translate
 from blob.s3_settings import S3Settings
 
@@ -49,6 +49,7 @@ class S3Blob(Blob):
 
     def __init__(self, settings: S3Settings, *, session: Session | None = None) -> None:
         self._settings = settings
+        self._pid = os.getpid()
         self._bucket = settings.bucket
         self._base = f"{settings.prefix}/" if settings.prefix else ""
         self._conditional = True
@@ -56,9 +57,14 @@ class S3Blob(Blob):
         self._lock = threading.Lock()
         try:
             owner = session or boto3.session.Session(profile_name=settings.profile, region_name=settings.region)
-            self._client = owner.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
+            self._opened = owner.client("s3", endpoint_url=settings.endpoint, config=_config(settings))
         except (BotoCoreError, ValueError) as error:
             raise BlobMisconfigured(f"{self.url} cannot be opened: {error}") from error
+
+    @property
+    def _client(self) -> Any:
+        check_process(self._pid, self.url)
+        return self._opened
 
     @classmethod
     def from_url(cls, url: str) -> S3Blob:
@@ -144,7 +150,7 @@ class S3Blob(Blob):
             uploads, self._uploads = self._uploads, None
         if uploads is not None:
             uploads.shutdown()
-        self._client.close()
+        self._opened.close()
 
     def presign_get(self, key: str, expires_s: int) -> str | None:
         return self._presign("get_object", key, expires_s)

@@ -7,6 +7,7 @@ client per endpoint an outage lasts as long as one call's timeout.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from consensus.errors import (
     ConsensusUsage,
 )
 from consensus.etcd_protobuf import load_etcd3
+from consensus.interface import check_process
 
 GRPC_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -65,6 +67,7 @@ class Endpoints:
         self._addresses = tuple(addresses)
         self._security = security
         self._timeout_s = timeout_s
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._clients: dict[int, Any] = {}
         self._current = 0
@@ -84,6 +87,7 @@ class Endpoints:
 
     def client(self) -> tuple[int, Any]:
         """The endpoint in use and its client. ConsensusUnavailable or ConsensusMisconfigured if it has none."""
+        check_process(self._pid, f"etcd at {self._addresses[self._current]}")
         with self._lock:
             index = self._current
             client = self._clients.get(index)

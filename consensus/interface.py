@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,6 +24,12 @@ Wanted = Callable[[str], bool]
 
 _KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
+
+
+def check_process(opened_by: int, url: str) -> None:
+    """Raises ConsensusUsage in a fork of the process `opened_by`, whose connections it must not use."""
+    if os.getpid() != opened_by:
+        raise ConsensusUsage(f"{url} was opened by process {opened_by}, of which this is a fork; open it anew here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,9 @@ def check_value(key: str, data: bytes, bytes_max: int) -> bytes:
 class Consensus(ABC):
     """A store of logs. Linearizable per key, durable on return, thread-safe.
 
-    Open one per process (after a fork, open anew). Live entries of a key are always contiguous and the
-    head never goes away. Every method may raise ConsensusUnavailable (did not happen), and those that
-    write also ConsensusIndeterminate (may have happened).
+    Open one per process; after a fork open it anew (stores that have connections raise ConsensusUsage there). Live
+    entries of a key are always contiguous and the head never goes away. Every method may raise
+    ConsensusUnavailable (did not happen), and those that write also ConsensusIndeterminate (may have happened).
     """
 
     @property

@@ -10,6 +10,7 @@ a compare-and-set is one INSERT ... SELECT from entry n - 1, and the primary key
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from consensus.interface import (
     check_key,
     check_limit,
     check_prefix,
+    check_process,
     check_seqno,
     check_value,
 )
@@ -123,6 +125,7 @@ class SqlConsensus(Consensus):
 
     def __init__(self, engine: sa.Engine, notifier: Notifier) -> None:
         self._engine = engine
+        self._pid = os.getpid()
         self._statements = Statements(engine.dialect)
         self._notifier = notifier
         self._setup_lock = threading.Lock()
@@ -234,6 +237,7 @@ class SqlConsensus(Consensus):
 
     def _connection(self, kind: Kind) -> _Lease:
         """A pooled driver connection in autocommit mode. It is dropped, not reused, after any failure."""
+        check_process(self._pid, self.url)
         return _Lease(self, kind)
 
     def _pooled_connection(self) -> Any:

@@ -18,6 +18,7 @@ from consensus.errors import (
     ConsensusMisconfigured,
     ConsensusUnavailable,
 )
+from consensus.interface import check_process
 from consensus.notify import Notifier
 from consensus.sql import POOL_SIZE, POOL_TIMEOUT_S, TABLE, Kind, SqlConsensus, bind
 
@@ -121,6 +122,7 @@ class SqliteConsensus(SqlConsensus):
 
     def _write(self, compiled: Any, values: Any) -> int:
         # On a connection that is kept for writing: taking one from the pool each time is a tenth of a commit.
+        check_process(self._pid, self.url)
         text, parameters = bind(compiled, values)
         with self._write_lock:
             pooled = self._writer or self._pooled_connection()

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from persist.attributes.handle import Attributes
 from persist.client.write import Updates, WriteHandle, as_updates
-from persist.commit.system import Clock
+from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeKey, AttributeUpdate
 from persist.core.batch import Run
 from persist.core.errors import (
@@ -79,6 +79,7 @@ class PipelinedWriter:
         self._schema = schema
         self._clock = clock
         self._settings = settings
+        self._process = OwnProcess(f"the pipelined writer {name!r}")
         self._epoch = self._take_over()
         held = attributes.get(self._number_key)
         self._held = held  # by the shard, as far as answers tell; None: nothing yet
@@ -102,6 +103,7 @@ class PipelinedWriter:
         Waits while the window is full. InvalidUsage: the rows do not fit, nothing was appended. Other errors are those
         that stopped the writer.
         """
+        self._process.check()
         rows = _conformed(updates, self._schema())
         settings = self._settings
         with self._changed:
@@ -119,6 +121,7 @@ class PipelinedWriter:
 
     def flush(self) -> None:
         """Wait until every append is acknowledged. Raises the error that stopped the writer."""
+        self._process.check()
         with self._changed:
             last = self._last
             while self._error is None and self.acknowledged < last:

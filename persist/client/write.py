@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from persist.client.retry import send
 from persist.client.transport import Transport
+from persist.commit.system import OwnProcess
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.attribute import AttributeUpdate
@@ -59,6 +60,7 @@ class WriteHandle:
         self._shard_id = ShardId.of(name)
         self._schema = schema
         self._settings = settings
+        self._process = OwnProcess("this writer")
         self._lock = threading.Lock()
         self._registered = False
         self.writer_id = writer_id or WriterId.mint(transport.ids)
@@ -163,6 +165,7 @@ class WriteHandle:
 
     def close(self) -> None:
         """Retire the writer."""
+        self._process.check()
         with self._lock:
             if self._registered:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
@@ -174,6 +177,7 @@ class WriteHandle:
         return result
 
     def _commit(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Result:
+        self._process.check()
         with self._lock:
             given = token is not None
             token = token or Token.mint(self._transport.ids)

@@ -21,7 +21,7 @@ from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.commit.counters import StoreCalls
 from persist.commit.machine import Machine, MachineSettings
-from persist.commit.system import Background, Clock, SystemClock, SystemIds, ThreadBackground
+from persist.commit.system import Background, Clock, OwnProcess, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
@@ -65,6 +65,7 @@ class Location:
             consensus = MeteredConsensus(consensus, self.store_calls.observer("consensus"))
         self.blob = blob
         self.consensus = consensus
+        self._process = OwnProcess("this client")
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
@@ -78,7 +79,8 @@ class Location:
         self.poll_s = POLL_WITHOUT_PUSH_S if self._unsubscribe is None else POLL_WITH_PUSH_S
 
     def machine(self, name: str) -> Machine:
-        """The machine of the shard of that name, which may not exist yet."""
+        """The machine of the shard of that name, which may not exist yet. Raises InvalidUsage after a fork."""
+        self._process.check()
         with self._lock:
             machine = self._machines.get(name)
             if machine is None:
@@ -104,6 +106,7 @@ class Location:
 
     def names(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
         """Names of shards, ascending, beyond `after`."""
+        self._process.check()
         with translated():
             return self.consensus.keys(prefix, after, limit)
 
@@ -118,6 +121,8 @@ class Location:
             self.consensus.check()
 
     def close(self) -> None:
+        if self._process.is_left:  # it all belongs to the parent
+            return
         if self._unsubscribe is not None:
             self._unsubscribe()
         self.background.close()

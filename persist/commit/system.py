@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 
 _RANDOM_BITS = 62
@@ -39,6 +40,27 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class OwnProcess:
+    """The process that opened something. A fork copies its sockets and locks, and leaves its threads behind."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = os.getpid()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this is a fork of that process."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Raises InvalidUsage in a fork: two processes on one socket would read each other's answers."""
+        if self.is_left:
+            raise InvalidUsage(
+                f"{self._what} was opened before this process was forked from process {self._pid}, where it stays; "
+                "call persist.connect in the child, or start children with the method 'spawn'"
+            )
 
 
 class SystemIds:

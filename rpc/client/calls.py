@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 
-from persist.commit.system import Clock
-from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable, kinds
+from persist.commit.system import Clock, OwnProcess
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.connections import Broken, NotSent, Pool, Reply, Untrusted
 from rpc.client.servers import Servers
@@ -24,6 +24,7 @@ class HttpCalls:
 
     def __init__(self, servers: Servers, clock: Clock, *, token: str | None, ca_file: str | None, timeout_s: float):
         self.servers = servers
+        self._process = OwnProcess("this client")
         self._clock = clock
         self._timeout_s = timeout_s
         self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
@@ -54,6 +55,7 @@ class HttpCalls:
         Others raise Unavailable (did not happen) or Indeterminate at once. `wait_s`: how long the answer may take
         beyond the timeout, because it waits for something.
         """
+        self._process.check()
         deadline = self._clock.monotonic() + self._timeout_s
         given = {**self._headers, **headers} if headers else self._headers
         tries = 0
@@ -77,6 +79,7 @@ class HttpCalls:
         self, server: str, path: str, headers: Mapping[str, str], silence_s: float
     ) -> AbstractContextManager[tuple[Reply, Iterator[bytes]]]:
         """A GET from one server whose body is read as it comes. Raises NotSent, Broken."""
+        self._process.check()
         return self._pools[server].stream(path, {**self._headers, **headers}, silence_s)
 
     def still(self, deadline: float | None, name: str) -> float:
@@ -132,7 +135,7 @@ def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:
     if reply.headers.get("content-type", "").partition(";")[0].strip() == PROBLEM_JSON:
         with contextlib.suppress(ValueError):
             told = json.loads(reply.data)
-            if isinstance(told, dict) and told.get("kind") in kinds():
+            if isinstance(told, dict) and isinstance(told.get("kind"), str):
                 return error_from_json(told)
     said = f"{server} answered {reply.status}, which is no answer of persist: {reply.data[:100]!r}"
     if reply.status < 500:

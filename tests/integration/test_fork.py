@@ -1,0 +1,121 @@
+"""A client in a forked child, as `multiprocessing` makes them: one clear error, and no harm to anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.core.errors import InvalidUsage
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.int64())])
+CHILDREN = 4
+INSERTS = 25
+WAIT_S = 60.0
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.fixture(params=["embedded", "http"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "embedded":
+        yield f"persist://{tmp_path}/d"
+        return
+    with Server(tmp_path / "d") as server:
+        yield server.url
+
+
+def forked(work: Callable[[int], object]) -> list[object]:
+    """What `work(number)` gives in each of CHILDREN forks of this process; an error as its text."""
+    receiving, sending = os.pipe()
+    pids = []
+    for number in range(CHILDREN):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                said = work(number)
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(sending, json.dumps([number, said]).encode() + b"\n")
+            os._exit(0)
+        pids.append(pid)
+    os.close(sending)
+    data = b""
+    while data.count(b"\n") < CHILDREN:
+        assert select.select([receiving], [], [], WAIT_S)[0], f"a child hangs; the others said {data!r}"
+        data += os.read(receiving, 1 << 20)
+    os.close(receiving)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return [said for _, said in sorted(json.loads(line) for line in data.splitlines())]
+
+
+def test_every_use_of_an_inherited_client_says_that_it_was_forked(url: str) -> None:
+    """Children read each other's answers: calls were told another's time, and rows were written twice."""
+    with persist.connect(url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        for number in range(CHILDREN):
+            shard.insert([{"id": -number}])
+        writer, piped = shard.open_writer(), shard.pipelined_writer("p")
+        writer.insert([{"id": -10}])
+        piped.append([{"id": -11}])
+        piped.flush()
+        listen, snapshot = shard.listen(None), shard.snapshot()
+        uses: list[Callable[[], object]] = [
+            lambda: shard.insert([{"id": 1}]),
+            lambda: writer.insert([{"id": 2}]),
+            lambda: piped.append([{"id": 3}]),
+            lambda: piped.flush(),
+            lambda: shard.upper(),
+            lambda: shard.snapshot(),
+            lambda: snapshot.to_arrow(),
+            lambda: next(iter(listen)),
+            lambda: client.shards(),
+            lambda: writer.close(),
+        ]
+
+        def use(_number: int) -> list[str]:
+            said = []
+            for each in uses:
+                with pytest.raises(InvalidUsage) as refused:
+                    each()
+                said.append(str(refused.value))
+            client.close()  # it belongs to the parent: nothing happens
+            return said
+
+        for said in forked(use):
+            assert isinstance(said, list), said
+            assert all("forked from process" in each and "persist.connect" in each for each in said), said
+        assert snapshot.to_arrow().num_rows == CHILDREN + 2, "the parent goes on, and so do its leases"
+        piped.append([{"id": -12}])
+        piped.close()
+        listen.close()
+        assert shard.snapshot().to_arrow().num_rows == CHILDREN + 3
+
+
+def test_children_that_connect_anew_write_each_row_once_at_the_time_they_are_told(url: str) -> None:
+    with persist.connect(url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": -1}])
+
+        def write(number: int) -> list[list[int]]:
+            with persist.connect(url) as own:
+                mine = own.shard("orders")
+                told = [(id_, mine.insert([{"id": id_}])) for id_ in range(number * 1000, number * 1000 + INSERTS)]
+                return [[id_, at.lower.element or 0] for id_, at in told]
+
+        acknowledged = [tuple(pair) for pairs in forked(write) for pair in pairs]  # type: ignore[attr-defined]
+        assert len(acknowledged) == CHILDREN * INSERTS
+        until = shard.upper().element
+        events = list(shard.listen(None, until=until))
+    updates = pa.concat_tables([event.updates for event in events])
+    at = dict(zip(updates["id"].to_pylist(), updates["__time"].to_pylist(), strict=True))
+    assert len(at) == updates.num_rows == 1 + CHILDREN * INSERTS
+    assert dict(acknowledged).items() <= at.items()
