@@ -101,7 +101,7 @@ class Loop:
         self.failures = 0
 
     def stop(self) -> None:
-        """Finish what is under way and return. From any thread, or a signal handler."""
+        """Make `run` finish what is under way and return. From any thread; a signal handler must not call it."""
         self._stop.set()
         self._wake.set()
 

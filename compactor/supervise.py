@@ -19,9 +19,9 @@ def child_command(
 ) -> list[str]:
     """The command line of a process of low priority that merges and collects the shards of a location.
 
-    It ends when this process does, and commits through the server at `url` if that is given. The URLs of stores and the
-    server's token go by the environment (PERSIST_BLOB, PERSIST_CONSENSUS, PERSIST_TOKEN), because they may be secret
-    and anybody may read a command line; the caller puts them there.
+    It ends when this process does, which has to be the one that starts it. It commits through the server at `url` if
+    that is given. The URLs of stores and the server's token go by the environment (PERSIST_BLOB, PERSIST_CONSENSUS,
+    PERSIST_TOKEN), because they may be secret and anybody may read a command line; the caller puts them there.
     """
     command = [sys.executable, "-m", "persist.cli", "compactor", "--gc", "--nice", str(NICENESS)]
     command += ["--end-with-parent", str(os.getpid())]

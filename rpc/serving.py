@@ -88,7 +88,12 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
         ssl_keyfile=settings.tls_key,
     )
     server = _Server(config, service)
-    previous = signal.signal(signal.SIGTERM, _nothing)  # uvicorn raises the signal again when it is done
+
+    def end(_number: int, _frame: object) -> None:
+        server.should_exit = True
+
+    # uvicorn has a handler of its own while it runs, and raises the signal again when it is done.
+    previous = signal.signal(signal.SIGTERM, end)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -97,7 +102,3 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
     finally:
         sys.setswitchinterval(interval_s)
         signal.signal(signal.SIGTERM, previous)
-
-
-def _nothing(_number: int, _frame: object) -> None:
-    return

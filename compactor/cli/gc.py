@@ -16,6 +16,7 @@ from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
 from compactor.tasks import gc_task
 from persist.cli import where
+from persist.cli.process import on_signals
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 
@@ -62,7 +63,7 @@ def _sweep(location: Location, arguments: argparse.Namespace, patterns: tuple[st
         _show(name, sweeper.sweep(name))
 
     loop = Loop(location, task, LoopSettings(patterns, arguments.concurrency))
-    running.on_signals(loop.stop, arguments)
+    on_signals(loop.stop)
     failures = loop.once()
     if patterns == ("*",):
         _show("", sweeper.sweep_unborn())

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-from collections.abc import Callable
 
 from compactor.loop import Loop
 from compactor.metering import Metrics
 from persist.cli import where
-from persist.cli.process import announce, configure_logs, end_with_parent
+from persist.cli.process import announce, configure_logs, end_with_parent, on_signals
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.errors import InvalidUsage
@@ -31,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Priority and logs, as the arguments say."""
+    """The parent to end with, priority and logs, as the arguments say. Commands call it before anything else."""
+    if arguments.end_with_parent is not None:
+        end_with_parent(arguments.end_with_parent)
     if arguments.interval <= 0:
         raise InvalidUsage(f"--interval is {arguments.interval}; it must be more than 0 seconds")
     if arguments.nice:
@@ -54,7 +54,7 @@ def check_positive(arguments: argparse.Namespace, *names: str) -> None:
 
 def run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: str) -> int:
     """Work until a signal, or through every shard once; print what was done. The exit code."""
-    on_signals(loop.stop, arguments)
+    on_signals(loop.stop)
     failures = 0
     if arguments.once:
         failures = loop.once()
@@ -63,11 +63,3 @@ def run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: st
         loop.run()
     print(json.dumps(metrics.to_json()))
     return 1 if failures else 0
-
-
-def on_signals(stop: Callable[[], None], arguments: argparse.Namespace) -> None:
-    """Call `stop` on SIGTERM and SIGINT, and when the parent is gone if the arguments ask for that."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop())
-    if arguments.end_with_parent is not None:
-        end_with_parent(arguments.end_with_parent, stop)

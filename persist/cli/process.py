@@ -1,21 +1,24 @@
-"""What commands that run for long share: log lines as JSON on standard error, and ending with the process above."""
+"""What commands that run for long share: log lines as JSON on standard error, and how they are told to end."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from typing import Any
 
 from persist.core.errors import InvalidUsage
 
 LEVELS = ("debug", "info", "warning", "error")
 PARENT_POLL_S = 0.5
+GRACE_S = 30.0
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -50,14 +53,36 @@ def announce(message: str, **fields: Any) -> None:
     logging.getLogger().handle(logging.makeLogRecord(record))
 
 
-def end_with_parent(parent: int, stop: Callable[[], object]) -> None:
-    """Call `stop` when the process `parent`, which started this one, is gone. Raises InvalidUsage if it is gone now."""
+def on_signals(stop: Callable[[], None]) -> None:
+    """Call `stop` once, in a thread of its own, on SIGTERM or SIGINT. To be called from the main thread.
+
+    The handler does not call it: a handler interrupts the main thread anywhere, also where that holds a lock which
+    `stop` needs.
+    """
+    told: SimpleQueue[int] = SimpleQueue()  # a handler may put into it at any moment
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: told.put(number))
+
+    def wait() -> None:
+        told.get()
+        stop()
+
+    threading.Thread(target=wait, name="persist-signals", daemon=True).start()
+
+
+def end_with_parent(parent: int, grace_s: float = GRACE_S) -> None:
+    """Send this process SIGTERM when `parent`, which started it, is gone, and SIGKILL `grace_s` seconds later.
+
+    Commands call it before they open stores. Raises InvalidUsage if the parent is gone now.
+    """
     if os.getppid() != parent:
         raise InvalidUsage(f"process {parent}, which started this one, is gone")
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
-        stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace_s)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="persist-parent", daemon=True).start()

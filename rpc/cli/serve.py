@@ -6,7 +6,6 @@ import argparse
 import importlib
 import importlib.util
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent
+from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent, on_signals
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.commit.location import LocationSettings
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if inherited is not None:
         listener = socket.socket(fileno=int(inherited))
         peers = tuple(int(port) for port in os.environ[_PEERS].split(","))
-        end_with_parent(int(os.environ[_PARENT]), lambda: os.kill(os.getpid(), signal.SIGTERM))
+        end_with_parent(int(os.environ[_PARENT]), settings.shutdown_s + CHILD_STOP_EXTRA_S)
         return _serve(arguments, replace(settings, peers=peers), listener)
     ports = [settings.port + n if settings.port else 0 for n in range(settings.workers)]
     listeners = [bind(settings.host, port) for port in ports]
@@ -143,8 +142,7 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
     finally:
         location.close()
     stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    on_signals(stopping.set)
     ports = ",".join(str(listener.getsockname()[1]) for listener in listeners)
     children = [_spawn(arguments, settings, listener, ports) for listener in listeners]
     maintenance = _maintenance(arguments, settings, listeners[0])

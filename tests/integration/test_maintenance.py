@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -116,40 +115,6 @@ def test_a_killed_compactor_is_followed_by_another(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         table = shard.snapshot().to_arrow()
         assert pa.compute.sum(table.column("__diff")).as_py() == 3 * 40 * 50
-
-
-@pytest.mark.parametrize("killed", ["when its child runs", "at once"])
-def test_the_child_of_a_server_ends_with_it(tmp_path: Path, killed: str) -> None:
-    with connect(f"persist://{tmp_path}/x") as client:
-        client.create_shard("orders", SCHEMA, ["k"])
-    program = f"""if True:
-        import subprocess, time
-        from compactor.supervise import child_command
-        print(subprocess.Popen(child_command(directory={f"{tmp_path}/x"!r})).pid, flush=True)
-        time.sleep(60)
-    """
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert parent.stdout is not None
-    assert parent.stderr is not None
-    child = int(parent.stdout.readline())
-    if killed == "when its child runs":
-        assert b"running" in parent.stderr.readline()
-    parent.kill()
-    parent.wait()
-
-    def gone() -> bool:
-        try:
-            os.kill(child, 0)
-        except ProcessLookupError:
-            return True
-        return Path(f"/proc/{child}/stat").exists() and " Z " in Path(f"/proc/{child}/stat").read_text()
-
-    wait_until(gone, "the end of the child")
-    parent.stdout.close()
-    parent.stderr.close()
 
 
 @pytest.mark.parametrize(

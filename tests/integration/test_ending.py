@@ -1,0 +1,160 @@
+"""Nothing that a server started outlives it, and SIGTERM ends every command whenever it comes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.server import Server
+
+WAIT_S = 300.0
+GRACE_S = 1.0
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.05)
+
+
+def started(program: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A process that runs `program`, and the number that it printed first: the id of a child of its own."""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def closed(process: subprocess.Popen[bytes]) -> None:
+    process.wait(WAIT_S)
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+
+
+MAINTAINED = """
+import subprocess, sys, time
+from compactor.supervise import child_command
+child = subprocess.Popen(child_command(directory={directory!r}))
+print(child.pid, flush=True)
+{then}
+"""
+
+
+def test_maintenance_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    with Server(tmp_path / "x"):
+        pass  # makes the location
+    parent, child = started(MAINTAINED.format(directory=f"{tmp_path}/x", then="time.sleep(600)"))
+    assert parent.stderr is not None
+    assert b"running" in parent.stderr.readline()
+    assert not is_gone(child)
+    parent.kill()
+    wait_until_gone(child)
+    closed(parent)
+
+
+def test_maintenance_ends_with_a_parent_that_is_gone_before_it_can_look(tmp_path: Path) -> None:
+    """The parent ends at once; its child has not even begun to import anything."""
+    with Server(tmp_path / "x"):
+        pass
+    parent, child = started(MAINTAINED.format(directory=f"{tmp_path}/x", then="import os; os._exit(0)"))
+    wait_until_gone(child)
+    assert parent.stderr is not None
+    assert parent.stderr.read().endswith(b", which started this one, is gone\n")
+    closed(parent)
+
+
+def test_maintenance_of_a_server_that_is_killed_as_soon_as_it_is_up_ends_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "persist.cli", "serve", "--dir", f"{tmp_path}/x", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"http://")
+    process.kill()
+    process.communicate(timeout=WAIT_S)  # returns when nobody holds the other end of its standard error any more
+
+
+STUBBORN = f"""
+import os, signal, subprocess, sys, time
+from persist.cli.process import end_with_parent
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = os.fork()
+if child:
+    print(child, flush=True)
+    time.sleep(600)
+end_with_parent(os.getppid(), grace_s={GRACE_S})
+print("watching", file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_that_does_not_end_by_itself_is_killed() -> None:
+    parent, child = started(STUBBORN)
+    assert parent.stderr is not None
+    assert parent.stderr.readline() == b"watching\n"
+    parent.kill()
+    wait_until_gone(child)
+    closed(parent)
+
+
+def test_sigterm_ends_a_server_as_soon_as_it_has_said_its_url(tmp_path: Path) -> None:
+    for number in range(3):
+        with Server(tmp_path / f"{number}") as server:
+            assert server.stop() == 0
+
+
+# Runs a loop of maintenance again and again; each time SIGTERM comes one line of Python later than the time before,
+# counted over the lines of the loop and of the events that it waits for.
+INTERRUPTED = """
+import signal, sys, threading, faulthandler
+import compactor.loop
+from compactor.loop import Loop, LoopSettings
+from persist.cli.process import on_signals
+from persist.commit.location import open_stores
+
+FILES = (compactor.loop.__file__, threading.__file__)
+location = open_stores("mem:", "mem:")
+rounds = 0
+
+def interrupted(at):
+    lines = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename not in FILES:
+            return None
+        lines += 1
+        if lines == at:
+            signal.raise_signal(signal.SIGTERM)
+        return trace
+
+    loop = Loop(location, lambda name: None, LoopSettings(interval_s=0.0001, rescan_s=0.0001))
+    on_signals(loop.stop)
+    sys.settrace(trace)
+    try:
+        loop.run()
+    finally:
+        sys.settrace(None)
+
+for at in range(1, 400):
+    faulthandler.dump_traceback_later({wait}, exit=True)
+    interrupted(at)
+print("ended", flush=True)
+"""
+
+
+def test_sigterm_ends_the_loop_of_maintenance_at_any_line() -> None:
+    """Also where the loop holds the lock of the event by which it is told to stop."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED.replace("{wait}", str(WAIT_S))], capture_output=True)
+    assert done.stdout == b"ended\n", done.stderr.decode()
