@@ -29,8 +29,9 @@ from persist.formats.store_errors import translated
 
 log = logging.getLogger("persist.orphans")
 
-AGE_MS_DEFAULT = 24 * 3600 * 1000
-AGE_MS_MIN = Policy().staged_ms_max + 3600 * 1000  # what is older is refused when it comes to be named; clocks differ
+HOUR_MS = 3600 * 1000
+AGE_MS_DEFAULT = 24 * HOUR_MS
+AGE_MS_MIN = Policy().staged_ms_max + HOUR_MS  # what is older is refused when it comes to be named; clocks differ
 SCAN_LIMIT = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
 NAMED_MAX = 100  # keys that a report shows
@@ -49,7 +50,10 @@ class SweepSettings:
     def check(self) -> None:
         """Raises InvalidUsage when `age_ms` is below what default leases make safe."""
         if self.age_ms < AGE_MS_MIN:
-            raise InvalidUsage(f"blobs of {self.age_ms} ms may belong to a write under way; give at least {AGE_MS_MIN}")
+            asked, least = self.age_ms / HOUR_MS, AGE_MS_MIN / HOUR_MS
+            raise InvalidUsage(
+                f"a blob that is {asked:g} hours old may belong to a write under way; give at least {least:g} hours"
+            )
 
 
 @dataclass

@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+import persist
+from tests.support.pages import commands
 from tests.support.server import Server
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "http.md"
@@ -19,18 +22,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 
 def examples() -> list[str]:
     return re.findall(r"```sh\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-
-
-def commands(example: str) -> list[str]:
-    """The commands of one block: a line that is not a continuation begins a new one."""
-    found: list[str] = []
-    for line in example.splitlines():
-        begins = re.match(r"(curl|printf|persist) ", line)
-        if begins:
-            found.append(line)
-        else:
-            found[-1] += "\n" + line
-    return found
 
 
 @pytest.fixture
@@ -69,9 +60,19 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
     events = [json.loads(data) for data in re.findall(r"^data: (.*)$", answer("text/event-stream"), re.MULTILINE)]
     assert [row["id"] for event in events for row in event["rows"]] == ["b", "b", "c"]
     assert json.loads(answer("past=5"))["upper"] == [6]
-    assert json.loads(answer("downgrade-since"))["shard_since"] == [3]
+    assert json.loads(answer("downgrade-since?since=3"))["shard_since"] == [3]
     assert json.loads(answer("shards?prefix"))["shards"] == ["eu/orders"]
     tokens = json.loads((tmp_path / "tokens.json").read_text())["tokens"]
     assert (tokens[0]["id"], tokens[0]["scopes"], tokens[0]["prefixes"]) == ("etl", ["write"], ["eu/"])
     assert answer("persist token").startswith("pt_etl_")
     assert "pt_etl_" not in (tmp_path / "tokens.json").read_text()
+
+
+def test_a_dropped_shard_is_put_again_with_200_and_stays_closed_as_the_page_says(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
+        schema = pa.schema([pa.field("id", pa.string(), nullable=False), ("amount", pa.int64())])
+        client.create_shard("eu/orders", schema, key=["id"]).drop()
+        create = commands(examples()[0])[0]
+        environment = {**os.environ, "URL": server.url}
+        ran = subprocess.run(create, shell=True, env=environment, capture_output=True, check=True, timeout=60)
+    assert json.loads(ran.stdout)["upper"] == []
