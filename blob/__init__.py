@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat
-from blob.location import open_blob, without_secrets
+from blob.location import open_blob
+from blob.secrets import without_secrets
 
 __all__ = [
     "Blob",

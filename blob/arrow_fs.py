@@ -16,6 +16,7 @@ from pyarrow import ArrowException, fs
 
 from blob.errors import BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_process, check_range
+from blob.secrets import without_secrets
 
 _TEMP_DIR = "~tmp"
 _OBJECT_STORES = ("gcs", "abfs")
@@ -44,16 +45,14 @@ class ArrowFsBlob(Blob):
         """`gs:`, `abfs:`, `abfss:` or `hdfs:`; the query is pyarrow's own (see `FileSystem.from_uri`)."""
         parts = urlsplit(url)
         shown = f"{parts.scheme}://{_without_password(parts.netloc)}{parts.path.rstrip('/')}"
-        if parts.scheme not in _URL_NEEDS or not parts.netloc:
-            raise BlobMisconfigured(
-                f"blob location {shown} must be of the form {_URL_NEEDS.get(parts.scheme, 'gs://…')}"
-            )
-        if parts.scheme.startswith("abfs") and "@" not in parts.netloc:
-            raise BlobMisconfigured(f"blob location {shown} must be of the form {_URL_NEEDS[parts.scheme]}")
+        form, said = _URL_NEEDS.get(parts.scheme, "gs://…"), without_secrets(url)
+        if not parts.netloc or (parts.scheme.startswith("abfs") and "@" not in parts.netloc):
+            raise BlobMisconfigured(f"blob location {said} must be of the form {form}")
         try:
             filesystem, root = fs.FileSystem.from_uri(url)
         except (ArrowException, OSError, ValueError, ImportError) as error:
-            raise BlobMisconfigured(f"blob location {shown} cannot be opened: {error}") from error
+            reason = str(error).replace(url, said)
+            raise BlobMisconfigured(f"blob location {said} cannot be opened: {reason}") from None
         return cls(filesystem, root, shown)
 
     @property

@@ -12,6 +12,7 @@ from blob.errors import BlobMisconfigured
 from blob.file import FileBlob
 from blob.interface import Blob
 from blob.memory import MemoryBlob
+from blob.secrets import without_secrets
 
 CACHE_MB_MAX = 2**20
 
@@ -31,11 +32,6 @@ def open_blob(url: str) -> Blob:
     url, cache_bytes = _cache_of(url)
     store = _open(url)
     return CachedBlob(store, cache_bytes) if cache_bytes else store
-
-
-def without_secrets(url: str) -> str:
-    """`url` fit for a message: user, password and options are left out."""
-    return re.sub(r"//.*@", "//…@", url).partition("?")[0]
 
 
 def _cache_of(url: str) -> tuple[str, int]:
@@ -73,7 +69,9 @@ def _open(url: str) -> Blob:
 def _open_memory(url: str) -> Blob:
     name = url[len("mem:") :]
     if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
-        raise BlobMisconfigured(f"blob location {url!r}: the name after mem: must be of A-Z a-z 0-9 . _ -")
+        raise BlobMisconfigured(
+            f"blob location {without_secrets(url)!r}: the name after mem: must be of A-Z a-z 0-9 . _ -"
+        )
     if not name:
         return MemoryBlob()
     with _memory_lock:
@@ -83,7 +81,7 @@ def _open_memory(url: str) -> Blob:
 def _file_root(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.path == "/":
-        raise BlobMisconfigured(f"blob location {url!r} must be file:///absolute/directory")
+        raise BlobMisconfigured(f"blob location {without_secrets(url)!r} must be file:///absolute/directory")
     if parts.query or parts.fragment:
-        raise BlobMisconfigured(f"blob location {url!r}: file: takes no options")
+        raise BlobMisconfigured(f"blob location {without_secrets(url)!r}: file: takes no options")
     return Path(unquote(parts.path))

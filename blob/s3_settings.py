@@ -56,7 +56,7 @@ class S3Settings:
     def from_url(cls, url: str) -> S3Settings:
         """BlobMisconfigured names the option that is wrong."""
         parts = urlsplit(url)
-        if "@" in parts.netloc:
+        if "@" in url:
             raise BlobMisconfigured("s3: takes no credentials in the URL; set them as AWS_* variables or a profile")
         given = dict(parse_qsl(parts.query, keep_blank_values=True))
         values: dict[str, Any] = {"path_style": "true" if "endpoint" in given else "false", **given}

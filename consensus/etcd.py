@@ -73,6 +73,8 @@ class EtcdConsensus(Consensus):
         """`etcd://[user:password@]host[:2379][,host…]/prefix?ca=…&cert=…&key=…&timeout=5`."""
         parts = urlsplit(url)
         login, _, hosts = parts.netloc.rpartition("@")
+        if "@" in parts.path + parts.query + parts.fragment:
+            raise ConsensusMisconfigured("etcd: write / ? # @ in a user or password as %2F %3F %23 %40")
         addresses = [_address(host) for host in hosts.split(",")]
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         for option in options:

@@ -39,7 +39,9 @@ def open_consensus(url: str) -> Consensus:
 def _open_memory(url: str) -> Consensus:
     name = url[len("mem:") :]
     if not re.fullmatch(r"[A-Za-z0-9._-]*", name):
-        raise ConsensusMisconfigured(f"consensus location {url!r}: the name after mem: must be of A-Z a-z 0-9 . _ -")
+        raise ConsensusMisconfigured(
+            f"consensus location {without_secrets(url)!r}: the name after mem: must be of A-Z a-z 0-9 . _ -"
+        )
     if not name:
         return MemoryConsensus()
     with _memory_lock:

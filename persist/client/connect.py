@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -49,7 +48,7 @@ class Connection:
             if not self.blob or not self.consensus:
                 raise InvalidUsage("give a url, or both a blob and a consensus location")
             return EmbeddedTransport(open_stores(self.blob, self.consensus, settings=self.location))
-        scheme = urlsplit(self.url.split(",")[0]).scheme
+        scheme = self.url.partition(":")[0].lower()
         if scheme == "persist":
             return EmbeddedTransport(open_location(self.url, settings=self.location))
         if scheme in _TRANSPORT_MODULES:

@@ -74,11 +74,11 @@ def rendezvous(urls: Sequence[str], name: str) -> tuple[str, ...]:
 
 def normal(url: str) -> str:
     """One spelling of a server's base URL. Raises InvalidUsage."""
-    parts = urlsplit(url.strip())
     try:
+        parts = urlsplit(url.strip())
         port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError as error:
-        raise InvalidUsage(f"{url!r} has no valid port") from error
+    except ValueError:  # which quotes what it takes for a port, and that may be a part of a password
+        raise InvalidUsage(f"{without_secrets(url)!r} has no valid host and port") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path not in ("", "/"):
         raise InvalidUsage(f"a server is named http(s)://host:port, not {without_secrets(url)!r}")
     if parts.username or parts.password:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from blob import BlobMisconfigured, BlobUnavailable, open_blob
+from blob import BlobMisconfigured, BlobUnavailable, open_blob, without_secrets
 from blob.arrow_fs import ArrowFsBlob
 from blob.cache import CachedBlob
 from consensus import ConsensusMisconfigured, open_consensus
+from persist.client.connect import connect
+from persist.core.errors import InvalidUsage
+from rpc.client.servers import normal
 
 
 def test_mem_is_private_and_mem_with_a_name_is_shared() -> None:
@@ -143,3 +147,49 @@ def test_a_write_that_breaks_off_is_not_published(tmp_path: Path) -> None:
         blob.put("a/k", b"0123456789")
     assert blob.stat("a/k") is None
     assert list(blob.list("")) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        ("/var/blobs", "/var/blobs"),
+        ("ftp://user:hidden@host/x", "ftp://…@host/x"),
+        ("ftp://user:h@i-d@host/x", "ftp://…@host/x"),
+        ("ftp://user:h/i/d@host/x", "ftp://…@host/x"),
+        ("ftp://user:h?i@host/x", "ftp://…"),
+        ("ftp://user:h#i@host/x", "ftp://…"),
+        ("ftp://host/x?key=hidden", "ftp://host/x"),
+        ("ftp://host/x?key=hid@den", "ftp://…"),
+        ("ftp://user:hidden@host/x?key=hidden#hidden", "ftp://…@host/x"),
+        ("ftp:user:hidden@host", "ftp://…@host"),
+        ("hidden@host", "…@host"),
+        ("http://a:1,http://user:hidden@b:2", "http://…@b:2"),
+    ],
+)
+def test_a_location_in_a_message_has_no_user_password_or_options(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+
+
+SECRETS = ["{0}://user:secret@host/x", "{0}://user:p@s-secret@host/x", "{0}://user:p/secret@host/x"]
+SECRETS += ["{0}://user:p?secret@host/x", "{0}://user:p#secret@host/x", "{0}://user:secret/@host:x/y"]
+SCHEMES = ["ftp", "persist", "mem", "file", "s3", "gs", "hdfs", "sqlite", "postgresql", "etcd", "http"]
+
+
+def refusal(use: Callable[[str], object], url: str) -> str:
+    """What is said of a location that is refused, causes included."""
+    try:
+        opened = use(url)
+    except (BlobMisconfigured, ConsensusMisconfigured, InvalidUsage) as error:
+        return f"{error} {error.__cause__}"
+    if not isinstance(opened, str):
+        opened.close()  # type: ignore[attr-defined]
+    return ""
+
+
+@pytest.mark.parametrize("use", [open_blob, open_consensus, connect, normal])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("form", SECRETS)
+def test_no_message_tells_a_password(use: Callable[[str], object], scheme: str, form: str) -> None:
+    if (use, scheme) != (connect, "http"):  # which asks the network; `normal` is what reads the URL
+        assert "secret" not in refusal(use, form.format(scheme))
