@@ -35,12 +35,24 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0
 
 
 class FileBlob(Blob):
-    """Files below `root`, which is made if it is missing. `now_s` (Unix time) decides what sweeping finds stale."""
+    """Files below `root`, which is made if it is missing. `now_s` (Unix time) decides what sweeping finds stale.
 
-    def __init__(self, root: str | Path, *, now_s: Callable[[], float] = time.time) -> None:
+    `fsync` and `link` are the system calls of which durability is made; tests record their order.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        now_s: Callable[[], float] = time.time,
+        fsync: Callable[[int], None] = os.fsync,
+        link: Callable[[str, str], None] = os.link,
+    ) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._temp_dir = os.path.join(self._root, _TEMP_DIR)
         self._now_s = now_s
+        self._fsync = fsync
+        self._link_file = link
         self._lock = threading.Lock()
         self._known: dict[str, int] = {}
         self._putting: dict[str, int] = {}
@@ -156,7 +168,7 @@ class FileBlob(Blob):
             rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
             while rest:
                 rest = rest[os.write(fd, rest) :]
-            os.fsync(fd)
+            self._fsync(fd)
         except BaseException:
             os.unlink(temp)
             raise
@@ -168,19 +180,19 @@ class FileBlob(Blob):
         directory = self._open_dir(os.path.dirname(path))
         try:
             self._link(temp, path, key, data)
-            os.fsync(directory)
+            self._fsync(directory)
         finally:
             os.close(directory)
 
     def _link(self, temp: str, path: str, key: str, data: bytes | memoryview) -> None:
         try:
-            os.link(temp, path)
+            self._link_file(temp, path)
         except FileExistsError:
             with open(path, "rb") as held:
                 if held.read() != bytes(data):
                     raise BlobExists(f"blob {key} exists with other bytes; keys are single-use") from None
                 # The first attempt may have crashed before its sync: only now is it durable for sure.
-                os.fsync(held.fileno())
+                self._fsync(held.fileno())
 
     def _open_dir(self, directory: str) -> int:
         """Open `directory`, made and durable up to the root. Its inode tells whether it was made anew since."""
@@ -209,7 +221,7 @@ class FileBlob(Blob):
             directory = os.path.dirname(directory)
             fd = os.open(directory, _READ_FLAGS)
             try:
-                os.fsync(fd)
+                self._fsync(fd)
             finally:
                 os.close(fd)
 

@@ -26,6 +26,50 @@ def test_the_disk_is_full(tiny_disk: Path) -> None:
     blob.put("small2", b"fits again")
 
 
+class Recorder:
+    """Keeps the order in which files and directories are synced and linked, by their names below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.calls: list[tuple[str, str]] = []
+        self.blob = FileBlob(root, fsync=self._fsync, link=self._link)
+
+    def put(self, key: str, data: bytes) -> list[tuple[str, str]]:
+        """What a put does."""
+        self.calls = []
+        self.blob.put(key, data)
+        return self.calls
+
+    def _fsync(self, fd: int) -> None:
+        self.calls.append(("fsync", self._name(os.readlink(f"/proc/self/fd/{fd}"))))
+        os.fsync(fd)
+
+    def _link(self, source: str, target: str) -> None:
+        os.link(source, target)
+        self.calls.append(("link", self._name(target)))
+
+    def _name(self, path: str) -> str:
+        name = os.path.relpath(path, self._root)
+        return "temporary" if name.startswith("~tmp/") else name
+
+
+def test_a_put_syncs_the_file_before_it_has_a_name_and_the_directory_after(tmp_path: Path) -> None:
+    store = Recorder(tmp_path / "blobs")
+    first = store.put("shard/writer/part", b"rows")
+    assert first[0] == ("fsync", "temporary"), "a name without its bytes must not survive a crash"
+    assert first[-2:] == [("link", "shard/writer/part"), ("fsync", "shard/writer")], "nor bytes without their name"
+    assert set(first[1:-2]) == {("fsync", "shard"), ("fsync", ".")}, "new directories have durable names, too"
+    again = store.put("shard/writer/other", b"rows")
+    assert again == [("fsync", "temporary"), ("link", "shard/writer/other"), ("fsync", "shard/writer")]
+
+
+def test_a_put_that_finds_its_bytes_syncs_them_since_whoever_wrote_them_may_have_crashed(tmp_path: Path) -> None:
+    Recorder(tmp_path / "blobs").put("shard/part", b"rows")
+    again = Recorder(tmp_path / "blobs").put("shard/part", b"rows")
+    assert again[-2:] == [("fsync", "shard/part"), ("fsync", "shard")]
+    assert ("link", "shard/part") not in again
+
+
 def test_the_directory_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BlobMisconfigured, match="cannot be made"):

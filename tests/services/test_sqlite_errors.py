@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from consensus import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, open_consensus
 from consensus.sqlite import SqliteConsensus
@@ -47,6 +48,25 @@ def test_the_disk_is_full(tiny_disk: Path) -> None:
         assert last > 0
         (tiny_disk / "ballast").unlink()
         assert store.compare_and_set("k", last + 1, b"what failed did not happen, and there is room again")
+
+
+def test_every_connection_waits_for_the_disk(path: Path) -> None:
+    connections: list[sqlite3.Connection] = []
+
+    def given(connection: sqlite3.Connection, *_: object) -> None:
+        connections.append(connection)
+
+    sa.event.listen(sa.pool.Pool, "checkout", given)
+    try:
+        with closing(SqliteConsensus(str(path))) as store:
+            store.check()
+            assert store.compare_and_set("k", 1, b"x")
+            assert store.head("k") is not None
+            modes = {connection.execute("PRAGMA synchronous").fetchone()[0] for connection in connections}
+            logs = {connection.execute("PRAGMA journal_mode").fetchone()[0] for connection in connections}
+    finally:
+        sa.event.remove(sa.pool.Pool, "checkout", given)
+    assert (modes, logs) == ({2}, {"wal"}), "FULL: in WAL mode NORMAL loses commits when the power fails"
 
 
 def _fill(store: SqliteConsensus) -> None:
