@@ -69,7 +69,8 @@ def local_url_of(listener: socket.socket, settings: ServerSettings) -> str:
 def serve(location: Location, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT; then answer what was accepted, for at most `shutdown_s` seconds, and return.
 
-    Raises InvalidUsage or Unavailable when a store does not work. Call it from the main thread.
+    Raises InvalidUsage or Unavailable when a store does not work. Call it from the main thread. SIGTERM ends the server
+    from before `ready` is called on; from then on it never kills this process, which has children to end.
     """
     app = create_app(location, settings)
     service: Service = app.state.service
@@ -93,7 +94,7 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
         server.should_exit = True
 
     # uvicorn has a handler of its own while it runs, and raises the signal again when it is done.
-    previous = signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, end)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
@@ -101,4 +102,3 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
         server.run(sockets=[listener])
     finally:
         sys.setswitchinterval(interval_s)
-        signal.signal(signal.SIGTERM, previous)

@@ -144,10 +144,13 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
     stopping = threading.Event()
     on_signals(stopping.set)
     ports = ",".join(str(listener.getsockname()[1]) for listener in listeners)
-    children = [_spawn(arguments, settings, listener, ports) for listener in listeners]
-    maintenance = _maintenance(arguments, settings, listeners[0])
-    print(url_of(listeners[0], settings), flush=True)
+    children: list[subprocess.Popen[bytes]] = []
+    maintenance: list[subprocess.Popen[bytes]] = []
     try:
+        for listener in listeners:
+            children.append(_spawn(arguments, settings, listener, ports))
+        maintenance = _maintenance(arguments, settings, listeners[0])
+        print(url_of(listeners[0], settings), flush=True)
         while not stopping.wait(RESTART_PAUSE_S):
             for index, child in enumerate(children):
                 if child.poll() is not None:

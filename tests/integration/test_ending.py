@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.support.server import Server
 
@@ -112,6 +115,49 @@ def test_sigterm_ends_a_server_as_soon_as_it_has_said_its_url(tmp_path: Path) ->
     for number in range(3):
         with Server(tmp_path / f"{number}") as server:
             assert server.stop() == 0
+
+
+SERVE = [sys.executable, "-m", "persist.cli", "serve", "--port", "0"]
+# A server that is told to end at the very moment when it is ready, before uvicorn listens to signals.
+ENDED_WHEN_READY = """
+import os, signal, sys
+from persist.commit.location import open_location
+from rpc.serving import bind, serve
+from rpc.settings import ServerSettings
+location = open_location(sys.argv[1])
+serve(location, ServerSettings(), bind("127.0.0.1", 0), lambda: os.kill(os.getpid(), signal.SIGTERM))
+location.close()
+print("ended", flush=True)
+"""
+
+
+def test_sigterm_between_ready_and_listening_is_not_swallowed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDED_WHEN_READY, f"persist://{tmp_path}/x"]
+    done = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+    assert (done.returncode, done.stdout) == (0, b"ended\n"), done.stderr.decode()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_at_any_point_of_the_start_ends_a_server_and_its_children(tmp_path: Path, workers: str) -> None:
+    for number in range(6):
+        command = [*SERVE, "--workers", workers, "--dir", f"{tmp_path}/x"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(0.5 * number)
+        process.terminate()
+        _, said = process.communicate(timeout=WAIT_S)  # returns when no child holds its standard error any more
+        assert process.returncode in (0, -signal.SIGTERM), said
+
+
+def test_impatient_signals_do_not_leave_maintenance_behind(tmp_path: Path) -> None:
+    """The second signal killed a server that was still ending its children."""
+    process = subprocess.Popen([*SERVE, "--dir", f"{tmp_path}/x"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while process.poll() is None:
+        process.terminate()
+        time.sleep(0.01)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode in (0, -signal.SIGTERM), "a signal may still strike while Python itself ends"
 
 
 # Runs a loop of maintenance again and again; each time SIGTERM comes one line of Python later than the time before,
