@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from compactor.gc import Collector
 from compactor.loop import Task
-from compactor.merge import claim_is_for_merge
 from compactor.worker import Worker
 from persist.commit.location import Location
 from persist.core.errors import PersistError
+from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
 
 BUSY_AGAIN_S = 1.0

@@ -13,7 +13,6 @@ from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
-from compactor.merge import MergePolicy
 from compactor.metering import Metrics, Throttle
 from compactor.progress import ProgressBar
 from compactor.tasks import gc_task, merge_task
@@ -24,6 +23,7 @@ from persist.client.identity import is_same
 from persist.client.transport import Transport
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
+from persist.core.merge_plan import MergePolicy
 
 MIB = 1024 * 1024
 

@@ -21,7 +21,7 @@ from persist.core import commands as c
 from persist.core.batch import HollowBatch
 from persist.core.errors import PersistError
 from persist.core.ids import IdSource
-from persist.core.small_merges import (
+from persist.core.merge_plan import (
     GARBAGE_PERCENT_MAX,
     INLINE_ROOM_PART,
     claimed,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from blob import open_blob
 from compactor.gc import Collector
-from compactor.merge import claim_is_for_merge
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
@@ -17,6 +16,7 @@ from persist.commit.location import Location
 from persist.commit.system import SystemClock
 from persist.core.ids import SeqNo
 from persist.core.keys import shard_prefix
+from persist.core.merge_plan import claim_is_for_merge
 from tests.crash.actor import SHARD
 from tests.crash.arena import WEATHER, Arena
 from tests.crash.journal import Account

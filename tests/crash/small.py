@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from compactor.engine import EngineSettings
 from compactor.gc import GcSettings
-from compactor.merge import MergePolicy
 from compactor.worker import WorkerSettings
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.location import LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 
 POLICY = Policy(inline_part_bytes_max=1_500, inline_shard_bytes_max=20_000, rollup_every=8)

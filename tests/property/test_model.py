@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compactor.engine import EngineSettings
-from compactor.merge import MergePolicy
+from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
 from tests.support.maintained import LEASE_MS, NAME, WORKER, Row, World
 

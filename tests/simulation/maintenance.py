@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from compactor.engine import EngineSettings
 from compactor.gc import Collector, GcSettings
-from compactor.merge import MergePolicy, claim_is_for_merge
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.core.errors import Corruption
+from persist.core.merge_plan import MergePolicy, claim_is_for_merge
 from tests.simulation.accountant import read_attributes
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect

@@ -6,7 +6,7 @@ from blob import Blob
 from persist.commit.merge_batches import merged
 from persist.core import commands as c
 from persist.core.ids import IdSource
-from persist.core.small_merges import inline_stretch
+from persist.core.merge_plan import inline_stretch
 from persist.core.state import State
 
 

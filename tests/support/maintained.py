@@ -10,7 +10,6 @@ import pyarrow as pa
 from blob.memory import MemoryBlob
 from compactor.engine import EngineSettings
 from compactor.gc import Collector, GcSettings
-from compactor.merge import MergePolicy
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory import MemoryConsensus
@@ -20,6 +19,7 @@ from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core.ids import SeqNo
 from persist.core.keys import shard_prefix
+from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, TestClock, memory_location

@@ -42,13 +42,3 @@ def expire_lapsed(state: State, now_ms: int) -> State:
 def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tuple[State, c.Done]:
     """Always a new State object, and so always a commit."""
     return replace(expire_lapsed(state, context.now_ms)), c.Done()
-
-
-__all__ = [
-    "CLAIM_KEPT_LEASES",
-    "HEARTBEAT_EVERY",
-    "expire_lapsed",
-    "forget_lapsed",
-    "without_lapsed_readers",
-    "without_lapsed_writers",
-]

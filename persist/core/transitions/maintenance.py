@@ -185,13 +185,3 @@ def _without(state: State, key: str) -> dict[str, Claim]:
 
 def _claimed(claim: Claim) -> c.Claimed:
     return c.Claimed(True, claim.owner, claim.inputs, claim.done, claim.resume_key, claim.since)
-
-
-__all__ = [
-    "add_rollup",
-    "apply_merge",
-    "release_claim",
-    "remove_rollups",
-    "save_merge_progress",
-    "take_claim",
-]

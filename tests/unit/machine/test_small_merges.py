@@ -15,7 +15,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.small_merges import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
+from persist.core.merge_plan import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
 from persist.core.state import State
 from tests.support.location import memory_location
 

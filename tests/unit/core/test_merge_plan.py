@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.merge import LEFT_BATCHES_MAX, MergePolicy, plan
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.batch import Description, Part, Run, batch_of
-from persist.core.small_merges import SMALL_ROWS
+from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, plan
 from persist.core.state import Claim, State
 from persist.core.trace import trace_of
 from tests.support.shard import Shard, make_part

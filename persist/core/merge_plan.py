@@ -1,0 +1,376 @@
+"""Which merges of a shard are due: from a State to stretches of adjacent batches. Pure.
+
+There are two planners with the same rules. A *committer* merges the newest batches while they are small (`is_small`):
+`garbage_due`, `inline_due` and `tier_due`, or `..._overdue` when a commit has to do it itself. Its commits join the
+group of the process that commits anyway, while another process would have to win races against a busy writer. A
+*worker* of maintenance merges everything else: `plan`. It leaves the newest small batches to the committer as long as
+these are few (`left_batches_max`).
+
+- Tiers: a stretch is due when its rows are at least `FAN_IN` times those of its largest member. So every row that is
+  rewritten lands in a run that much larger, and is rewritten at most a logarithm of times. The committer counts whole
+  batches as members. The worker counts runs, so that a batch of many runs is merged by itself.
+- Garbage: a stretch that since has wholly passed is collapsed when most of its rows would cancel out. What would be
+  left is estimated by the sum of the diffs. The estimate may be wrong, so the rows must also have grown by a part of
+  the largest member since it was written. That bounds the work in any case.
+- Inline rows leave the State when they are many or take much of their room.
+- Claims: what another is at work on (`taken`, ids of parts) is left alone. A plan names parts by id, so it cannot
+  conflict with writers.
+
+The worker has three more rules, each of which rewrites a row a bounded number of times. Where too many batches are left
+that are not due, the youngest are merged with one that they outweigh: a logarithm of them is left whatever their sizes.
+A batch whose history since has passed is collapsed. A batch of an older schema is written in the current one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from persist.core.antichain import Antichain
+from persist.core.batch import HollowBatch, Part, diff_sum_of
+from persist.core.commands import MergeSpec
+from persist.core.state import Policy, State
+from persist.core.trace import Trace
+
+FAN_IN = 4
+MERGE_CLAIM = "merge:"
+
+# --- the committer's policy
+SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
+SMALL_BYTES = 4 * 1024 * 1024
+INLINE_ROOM_PART = 4  # inline rows are moved to a blob when they take this part of their room
+INLINE_BATCHES = 16  # or when so many of the newest batches hold nothing else
+INLINE_BATCHES_MAX = 24  # with so many a commit takes them along, if that comes before the background is done
+BATCHES_MAX = 30  # with so many in all, a commit also takes along the merge of small ones that is due
+BATCHES_URGENT = 32  # or, while merges are under way, the inline ones that came since, once they are FAN_IN
+LARGE_BATCHES_MAX = 16  # with more large ones no worker is there to merge them, and haste would be in vain
+GARBAGE_ROWS = 32_768  # a shard with more rows is left to the workers
+GARBAGE_PERCENT = 150  # rows in percent of what would be left, beyond which they are collapsed
+GARBAGE_PERCENT_MAX = 180  # as INLINE_BATCHES_MAX
+GARBAGE_GROWTH = 2  # and the rows must have grown by this part of the largest member, for workers too
+LOOKED_AT_MAX = 256  # newest batches
+
+# --- the worker's policy
+LEFT_BATCHES_MAX = 64  # with more small batches than this the committers do not keep up, or live too briefly to merge
+
+
+@dataclass(frozen=True, slots=True)
+class MergePolicy:
+    """What is due for a worker."""
+
+    fan_in: int = FAN_IN
+    fan_in_small: int = 2 * FAN_IN  # where the stretch has fewer than `small_rows`: a commit costs more than its rows
+    small_rows: int = 16_384  # nor is a batch of fewer rewritten for its history
+    batches_soft: int = 24  # with more batches than this the youngest are merged with one that they outweigh
+    inline_flush_bytes: int = 256 * 1024
+    garbage_percent: int = 200
+    garbage_growth: int = GARBAGE_GROWTH
+    rewrite_old_schemas: bool = True
+    specs_max: int = 64
+    left_batches_max: int = 0  # so many of the newest small batches are left to the committer
+
+    def beside_writers(self) -> MergePolicy:
+        """This policy where writers do their small merges themselves."""
+        return replace(self, left_batches_max=LEFT_BATCHES_MAX, batches_soft=self.batches_soft // 2)
+
+    def at_rest(self) -> MergePolicy:
+        """This policy while nobody writes: the shard is brought closer to its least size."""
+        return replace(
+            self,
+            fan_in=2,
+            fan_in_small=2,
+            garbage_percent=120,
+            garbage_growth=8,
+            small_rows=0,
+            left_batches_max=0,
+        )
+
+
+# --- what both ask
+
+
+def is_small(batch: HollowBatch) -> bool:
+    return batch.rows <= SMALL_ROWS and batch.size <= SMALL_BYTES
+
+
+def claim_is_for_merge(key: str) -> bool:
+    return key.startswith(MERGE_CLAIM)
+
+
+def claimed(state: State, now_ms: int | None = None) -> frozenset[str]:
+    """The parts on which workers are at work at `now_ms` (default: when the State was committed)."""
+    now_ms = state.walltime_ms if now_ms is None else now_ms
+    return frozenset(part for claim in state.claims.values() if not claim.lapsed(now_ms) for part in claim.inputs)
+
+
+def _is_taken(batch: HollowBatch, taken: Set[str]) -> bool:
+    return bool(taken) and any(part.id in taken for part in batch.parts())
+
+
+def _with_rows(batches: Sequence[HollowBatch]) -> int:
+    return sum(1 for batch in batches if batch.runs)
+
+
+def _passed(batches: Sequence[HollowBatch], since: Antichain) -> int:
+    """How many batches, from the first on, since has wholly passed: all their rows may be brought to one time."""
+    if since.element is None:
+        return 0
+    end = len(batches)
+    while end and _is_beyond(batches[end - 1], since.element):
+        end -= 1
+    return end
+
+
+def _is_beyond(batch: HollowBatch, since: int) -> bool:
+    """Whether a batch has rows that since has not passed (or could have had, if it has none)."""
+    lower = batch.desc.lower.element
+    return (lower is not None and lower > since) or any(part.time_max > since for part in batch.parts())
+
+
+def _is_garbage(batches: Sequence[HollowBatch], largest: int, percent: int, growth: int) -> bool:
+    """Whether most of the rows would cancel out, and enough of them came after the largest member was written."""
+    rows = sum(batch.rows for batch in batches)
+    if rows < 2 or (rows - largest) * growth < largest:
+        return False
+    left = diff_sum_of(part for batch in batches for part in batch.parts())
+    return left is not None and rows * 100 >= max(1, abs(left)) * percent
+
+
+# --- the committer
+
+
+def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -> Sequence[HollowBatch]:
+    """The newest batches that since has wholly passed, when most of their rows would cancel out."""
+    trace = state.trace
+    if trace.rows > GARBAGE_ROWS:
+        return ()
+    first = end = _passed(trace.batches, state.since)
+    while first and end - first < LOOKED_AT_MAX and not _is_taken(trace.batches[first - 1], taken):
+        first -= 1
+    stretch = trace.batches[first:end]
+    largest = max((batch.rows for batch in stretch), default=0)
+    return stretch if _is_garbage(stretch, largest, percent, GARBAGE_GROWTH) else ()
+
+
+def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
+    """Batches whose inline rows should leave the State, because they are many or take much of their room."""
+    newest = _newest_inline(trace.batches, taken)
+    if _with_rows(newest) >= INLINE_BATCHES:
+        return newest
+    if trace.inline_bytes * INLINE_ROOM_PART >= policy.inline_shard_bytes_max:
+        return inline_stretch(trace.batches, taken)
+    return ()
+
+
+def inline_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+    """As `inline_due`, when it can wait no longer."""
+    if len(trace.batches) < INLINE_BATCHES_MAX:  # every commit asks, and fewer cannot hold so many
+        return ()
+    looked_at = trace.batches[-LOOKED_AT_MAX:]
+    newest = _newest_inline(trace.batches, taken)
+    if _with_rows(newest) >= FAN_IN and _are_urgently_many(looked_at):
+        return newest
+    # All of them count, also those that a merge under way has taken: it may take its time.
+    inline = sum(1 for batch in looked_at if batch.runs and _is_inline(batch))
+    return newest if inline >= INLINE_BATCHES_MAX else ()
+
+
+def tier_due(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+    """The longest stretch of small batches before the newest inline ones that is FAN_IN times its largest batch."""
+    batches = trace.batches
+    due = end = len(batches) - len(_newest_inline(batches, frozenset()))
+    rows = largest = 0
+    for index in range(end - 1, max(-1, end - 1 - LOOKED_AT_MAX), -1):
+        batch = batches[index]
+        if not is_small(batch) or _is_taken(batch, taken):
+            break
+        rows += batch.rows
+        largest = max(largest, batch.rows)
+        if batch.rows and rows >= FAN_IN * largest:
+            due = index
+    return batches[due:end]
+
+
+def tier_overdue(trace: Trace, taken: Set[str]) -> Sequence[HollowBatch]:
+    """As `tier_due`, when it can wait no longer."""
+    if len(trace.batches) < BATCHES_MAX or _with_rows(trace.batches[-LOOKED_AT_MAX:]) < BATCHES_MAX:
+        return ()
+    return tier_due(trace, taken)
+
+
+def inline_stretch(batches: Sequence[HollowBatch], taken: Set[str] = frozenset()) -> Sequence[HollowBatch]:
+    """Adjacent batches that hold inline rows only (or none): the stretch with the most bytes, or the newest such."""
+    groups = groupby(batches, lambda batch: _is_inline(batch) and not _is_taken(batch, taken))
+    stretches = [tuple(group) for inline, group in groups if inline]
+    return max(reversed(stretches), key=lambda s: sum(batch.inline_size for batch in s), default=())
+
+
+def _newest_inline(batches: Sequence[HollowBatch], taken: Set[str]) -> Sequence[HollowBatch]:
+    first = len(batches)
+    while first and len(batches) - first < LOOKED_AT_MAX:
+        batch = batches[first - 1]
+        if not _is_inline(batch) or _is_taken(batch, taken):
+            break
+        first -= 1
+    return batches[first:]
+
+
+def _is_inline(batch: HollowBatch) -> bool:
+    """Whether a batch holds inline rows only (or none)."""
+    for run in batch.runs:  # asked some forty times a commit: loops cost a third of generators
+        for part in run.parts:
+            if part.data is None:
+                return False
+    return True
+
+
+def _are_urgently_many(batches: Sequence[HollowBatch]) -> bool:
+    if _with_rows(batches) < BATCHES_URGENT:
+        return False
+    return sum(1 for batch in batches if not is_small(batch)) <= LARGE_BATCHES_MAX
+
+
+# --- the worker
+
+
+def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) -> list[MergeSpec]:
+    """The merges that are due, none of them overlapping, in the order in which they should be done.
+
+    `idle` says that nobody has written for a while. Merges that were begun and abandoned come first.
+    """
+    if state.tombstone or state.since.is_empty:
+        return []
+    policy = policy.at_rest() if idle else policy
+    taken = set(claimed(state, now_ms))
+    specs = []
+    for spec in _abandoned(state, now_ms):
+        if taken.isdisjoint(spec.inputs):
+            taken.update(spec.inputs)
+            specs.append(spec)
+    batches = state.trace.batches
+    batches = batches[: len(batches) - _left_to_committer(batches, policy.left_batches_max)]
+    for is_taken, segment in groupby(batches, lambda batch: _is_taken(batch, taken)):
+        if not is_taken:
+            specs += _plan_segment(state, tuple(segment), policy)
+    return specs[: policy.specs_max]
+
+
+def _abandoned(state: State, now_ms: int) -> Iterator[MergeSpec]:
+    """Merges whose worker is gone but whose output so far is kept with their claim."""
+    for key, claim in state.claims.items():
+        if not claim_is_for_merge(key) or not claim.done or not claim.lapsed(now_ms):
+            continue
+        held = frozenset(claim.inputs)
+        if (found := state.trace.covering(held)) is None:
+            continue
+        batches = state.trace.batches[found[0] : found[0] + found[1]]
+        if key == f"{MERGE_CLAIM}{batches[0].desc.lower}":
+            yield _spec(state, batches, [p for b in batches for p in b.parts() if p.id in held])
+
+
+def _left_to_committer(batches: Sequence[HollowBatch], most: int) -> int:
+    """How many of the newest batches, empty ones among them, are left to the committer: none if they are too many."""
+    count = with_rows = 0
+    for batch in reversed(batches):
+        if not is_small(batch):
+            break
+        count += 1
+        with_rows += bool(batch.runs)
+        if with_rows > most:
+            return 0
+    return count
+
+
+def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> Iterator[MergeSpec]:
+    """The merges that are due in a stretch of batches that nobody is at work on."""
+    largest = [max((sum(part.rows for part in run.parts) for run in batch.runs), default=0) for batch in batches]
+    stretches = _garbage(state, batches, largest, policy)
+    stretches = stretches or list(_due(batches, largest, (0, len(batches)), policy))
+    stretches = stretches or _outweighed(batches, policy)
+    # Smaller ones first: they are done soon, and they keep the number of batches down.
+    for first, end in sorted(stretches, key=lambda s: sum(batch.rows for batch in batches[s[0] : s[1]])):
+        yield _spec(state, batches[first:end])
+    used = {index for first, end in stretches for index in range(first, end)}
+    if state.trace.inline_bytes > policy.inline_flush_bytes:
+        inline = [index not in used and batch.inline_size > 0 for index, batch in enumerate(batches)]
+        for is_inline, group in groupby(range(len(batches)), inline.__getitem__):
+            if is_inline:
+                indexes = list(group)
+                used.update(indexes)
+                yield _spec(state, batches[indexes[0] : indexes[-1] + 1])
+    for index, batch in enumerate(batches):
+        if index in used or not batch.rows:
+            continue
+        old_schema = policy.rewrite_old_schemas and any(p.schema_id != state.schema_id for p in batch.parts())
+        if old_schema or (batch.rows >= policy.small_rows and _has_history(batch, state.since)):
+            yield _spec(state, [batch])
+
+
+def _garbage(
+    state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy
+) -> list[tuple[int, int]]:
+    end = _passed(batches, state.since)
+    if sum(len(batch.runs) for batch in batches[:end]) < policy.fan_in:
+        return []
+    garbage = _is_garbage(batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
+    return [(0, end)] if garbage else []
+
+
+def _due(
+    batches: Sequence[HollowBatch], largest: Sequence[int], within: tuple[int, int], policy: MergePolicy
+) -> Iterator[tuple[int, int]]:
+    """The longest stretches `[first, end)` that are due, none overlapping.
+
+    No due stretch holds the largest run of one that is not due, so the search goes on on either side of that run. Its
+    rows are a good part of all: after a logarithm of such steps none are left.
+    """
+    first, end = within
+    if sum(len(batch.runs) for batch in batches[first:end]) <= 1:
+        return
+    rows = sum(batch.rows for batch in batches[first:end])
+    at = max(range(first, end), key=largest.__getitem__)
+    if rows >= (policy.fan_in_small if rows < policy.small_rows else policy.fan_in) * largest[at]:
+        yield within
+        return
+    yield from _due(batches, largest, (first, at), policy)
+    yield from _due(batches, largest, (at + 1, end), policy)
+
+
+def _outweighed(batches: Sequence[HollowBatch], policy: MergePolicy) -> list[tuple[int, int]]:
+    """Too many batches: the longest stretch up to the youngest whose first batch the others outweigh `fan_in` fold."""
+    if sum(1 for batch in batches if batch.rows) <= policy.batches_soft:
+        return []
+    rows, due = 0, len(batches)
+    for index in range(len(batches) - 1, -1, -1):
+        rows += batches[index].rows
+        if batches[index].rows and rows >= policy.fan_in * batches[index].rows:
+            due = index
+    return [(due, len(batches))] if due < len(batches) else []
+
+
+def _has_history(batch: HollowBatch, since: Antichain) -> bool:
+    """Whether since has passed at least half of the times that a batch of which much may cancel tells apart.
+
+    Each such merge halves what is left to collapse, so a batch is rewritten for this at most 63 times.
+    """
+    low = max(batch.desc.lower.element or 0, batch.desc.since.element or 0)
+    high = max(part.time_max for part in batch.parts())
+    if since.element is None or high <= low or (min(since.element, high) - low) * 2 < high - low:
+        return False
+    left = batch.diff_sum
+    return left is None or batch.rows >= 2 * abs(left)
+
+
+def _spec(state: State, batches: Sequence[HollowBatch], parts: Sequence[Part] | None = None) -> MergeSpec:
+    """The merge of these parts (default: all) of adjacent batches, without empty batches at the ends."""
+    held = [batch for batch in batches if batch.runs]
+    parts = [part for batch in held for part in batch.parts()] if parts is None else parts
+    return MergeSpec(
+        inputs=tuple(part.id for part in parts),
+        lower=held[0].desc.lower,
+        upper=held[-1].desc.upper,
+        since=state.since,
+        rows=sum(part.rows for part in parts),
+        size=sum(part.size for part in parts),
+    )
