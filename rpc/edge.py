@@ -17,7 +17,7 @@ from persist.core.errors import Forbidden, PersistError, Unavailable
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
 from rpc.commanding import answer
-from rpc.errors import CLIENT_GONE, from_bug, problem
+from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import FULL
 from rpc.service import Body, Service
 
@@ -25,6 +25,8 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
+REASON_MAX = 2_000  # characters of an error's sentence in the log
+_errors = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
 
@@ -70,16 +72,20 @@ class Edge:
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as error:
-            kind = error.kind if isinstance(error, PersistError) else PersistError.kind
+            scope[TOLD] = error
+            kind = _kind(error)
             if status and not answered:  # the answer has begun: cutting it off is the only way to tell
                 raise
             if not answered:
-                known = error if isinstance(error, PersistError) else from_bug(error)
+                known = error if isinstance(error, PersistError) else from_bug()
                 await problem(known)(scope, receive, answering)
         finally:
             self._count(verb, status, kind, time.perf_counter() - started)
+            if TOLD in scope and (status >= 500 or not answered):
+                _log_failure(scope[TOLD], self._fields(scope, shard, verb, status, request_id))
             if self._service.settings.access_log:
-                self._log(scope, shard, verb, status, request_id, started)
+                fields = self._fields(scope, shard, verb, status, request_id)
+                _access.info("request", extra={**fields, "ms": round((time.perf_counter() - started) * 1000, 3)})
 
     async def _command(self, name: str, media_type: str, scope: Scope, receive: Receive, send: Send) -> None:
         body = Body(self._service.work)
@@ -121,21 +127,28 @@ class Edge:
         elif status >= 400:
             self._service.metrics.failed(verb, str(status))
 
-    def _log(
-        self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str, started: float
-    ) -> None:
-        _access.info(
-            "request",
-            extra={
-                "request_id": request_id,
-                "method": scope["method"],
-                "verb": verb,
-                "shard": shard[0][:256] if shard else None,
-                "principal": getattr(scope.get("persist.principal"), "name", None),
-                "status": status,
-                "ms": round((time.perf_counter() - started) * 1000, 3),
-            },
-        )
+    def _fields(
+        self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str
+    ) -> dict[str, object]:
+        return {
+            "request_id": request_id,
+            "method": scope["method"],
+            "verb": verb,
+            "shard": shard[0][:256] if shard else None,
+            "principal": getattr(scope.get("persist.principal"), "name", None),
+            "status": status,
+        }
+
+
+def _kind(error: Exception) -> str:
+    return error.kind if isinstance(error, PersistError) else PersistError.kind
+
+
+def _log_failure(error: Exception, fields: dict[str, object]) -> None:
+    """The line by which a 5xx, or an answer that was cut off, is found by its request id. With the place of a bug."""
+    bug = None if isinstance(error, PersistError) else error
+    reason = f"{type(error).__name__}: {error}" if bug else str(error)
+    _errors.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
 
 
 def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,10 +16,10 @@ from persist.core import errors as e
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.blob_errors import BlobMissing
 
-_log = logging.getLogger("persist.rpc")
-
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0
+TOLD = "persist.error"
+"""The key of a request's scope that holds the error which its answer tells of, for the log."""
 
 
 class BodyTooLarge(e.InvalidUsage):
@@ -75,9 +74,8 @@ def problem(error: e.PersistError, status: int | None = None) -> Response:
     return Response(body, status, headers_of(error), PROBLEM_JSON)
 
 
-def from_bug(error: BaseException) -> e.PersistError:
+def from_bug() -> e.PersistError:
     """What a client may know of a bug: nothing but that it is one. The log has the rest."""
-    _log.error("a request failed unexpectedly", exc_info=error)
     return e.PersistError("the server failed unexpectedly; its log has the details under this request's id")
 
 
@@ -99,8 +97,9 @@ def from_validation(error: RequestValidationError) -> e.InvalidUsage:
 def install(app: FastAPI) -> None:
     """Make every error of the app a problem+json response."""
 
-    async def on_persist(_request: Request, error: Exception) -> Response:
+    async def on_persist(request: Request, error: Exception) -> Response:
         assert isinstance(error, e.PersistError)
+        request.scope[TOLD] = error
         return problem(error)
 
     async def on_http(request: Request, error: Exception) -> Response:
@@ -111,8 +110,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return problem(from_validation(error), 422)
 
-    async def on_bug(_request: Request, error: Exception) -> Response:
-        return problem(from_bug(error))
+    async def on_bug(_request: Request, _error: Exception) -> Response:
+        return problem(from_bug())
 
     app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(e.PersistError, on_persist)
