@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
@@ -20,6 +21,7 @@ from rpc.commanding import answer
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import FULL
 from rpc.service import Body, Service
+from rpc.settings import is_local
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
@@ -62,7 +64,7 @@ class Edge:
         try:
             if FULL in scope:
                 raise Unavailable("this server has too many connections; try again, or another server")
-            scope["persist.principal"] = self._principal(scope["path"], headers)
+            scope["persist.principal"] = self._principal(scope, headers)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
                 media_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -106,14 +108,14 @@ class Edge:
         )
         await send({"type": "http.response.body", "body": result})
 
-    def _principal(self, path: str, headers: dict[bytes, bytes]) -> Principal:
+    def _principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
         if self._service.tokens is not None:
-            if path in OPEN_PATHS:
+            if scope["path"] in OPEN_PATHS:
                 return ANYBODY
             given = headers.get(b"authorization")
             return self._service.tokens.principal(None if given is None else given.decode("latin-1"))
         if not self._service.settings.insecure:
-            _check_local(headers)
+            _check_local(scope["headers"])
         return ANYBODY
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
@@ -165,15 +167,19 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
     return name if name in _VERBS_OF_PATHS else "other"
 
 
-def _check_local(headers: dict[bytes, bytes]) -> None:
+def _check_local(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Without tokens, a web page in a browser on this machine must not be able to write: its requests tell on it."""
-    for header in (b"host", b"origin"):
-        value = headers.get(header)
-        if value is None:
-            continue
-        text = value.decode("latin-1")
-        host = urlsplit(text if "//" in text else f"//{text}").hostname or ""
-        if not (host.startswith("127.") or host in ("localhost", "::1")):
-            raise Forbidden(
-                f"without tokens this server answers requests to and from this machine only, not {host[:100]!r}"
-            )
+    for name, value in headers:
+        if name in (b"host", b"origin"):
+            text = value.decode("latin-1")
+            if not is_local(_host_of(text if name == b"origin" else f"//{text}")):
+                raise Forbidden(
+                    f"without tokens this server answers requests to and from this machine only, not {text[:100]!r}"
+                )
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +14,6 @@ DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
 TOKEN_CHARS_MIN = 32
-_LOOPBACK = ("127.", "localhost", "::1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,18 @@ class ServerSettings:
 
     @property
     def is_loopback(self) -> bool:
-        return self.host.startswith(_LOOPBACK)
+        return is_local(self.host)
+
+
+def is_local(host: str) -> bool:
+    """Whether a host means this machine: a loopback address, or `localhost`. Other names can lead anywhere."""
+    name = host.strip("[]").removesuffix(".").lower()
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
-from tests.support.location import InlineBackground
+from tests.support.location import InlineBackground, memory_location
 from tests.support.server import Server
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
@@ -193,6 +194,47 @@ def test_beyond_loopback_only_with_tokens_or_on_purpose(tmp_path: Path, tokens: 
     for arguments in (["--insecure"], ["--tokens", str(tokens.path)]):
         with Server(tmp_path / "b", "--host", "0.0.0.0", *arguments) as server:
             assert server.port > 0
+
+
+HERE = ["127.0.0.1", "127.0.0.1:8787", "127.1.2.3", "localhost:3000", "LOCALHOST", "localhost.", "[::1]:80", "[::1]"]
+ELSEWHERE = [
+    "127.evil.example",
+    "127.0.0.1.nip.io",
+    "127.0.0.1.evil.example:8787",
+    "127.0.0.1@evil.example",
+    "evil.example#127.0.0.1",
+    "localhost.evil.example",
+    "localhost.evil",
+    "1270.0.0.1",
+    "0.0.0.0",
+    "[::2]",
+    "[::1",
+    "",
+    "null",
+]
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+def test_host_and_origin_are_compared_as_addresses(header: str) -> None:
+    """They were compared by the prefix "127.", which `127.evil.example` has, whoever owns that."""
+    scheme = "http://" if header == "origin" else ""
+    with (
+        closing(memory_location()) as location,
+        TestClient(create_app(location), base_url="http://127.0.0.1") as http,
+    ):
+        for text in HERE:
+            assert http.get("/v1/shards", headers={header: scheme + text}).status_code == 200, text
+        for text in ELSEWHERE:
+            assert http.get("/v1/shards", headers={header: scheme + text}).status_code == 403, text
+        twice = [(header, f"{scheme}evil.example"), (header, f"{scheme}127.0.0.1")]
+        for headers in (twice, twice[::-1]):
+            assert http.get("/v1/shards", headers=headers).status_code == 403, "any of them tells on the page"
+
+
+@pytest.mark.parametrize("host", ["127.evil.example", "localhost.evil.example", "127.0.0.1.nip.io"])
+def test_a_name_that_looks_like_loopback_is_not_listened_on_without_tokens(host: str) -> None:
+    with pytest.raises(InvalidUsage, match="loopback only"):
+        ServerSettings(host=host).check()
 
 
 @pytest.mark.parametrize("header", ["host", "origin"])
