@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,8 +29,9 @@ from persist.attributes.tree import Flush
 from persist.client.connect import Client, connect
 from persist.commit.system import SystemIds
 from persist.core.antichain import MINIMUM
-from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
-from persist.core.ids import SeqNo, ShardId
+from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate, attribute_key
+from persist.core.ids import SeqNo, shard_id_of
+from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State
 from persist.core.trace import EMPTY_TRACE
 from persist.core.transitions import Context, step
@@ -67,7 +67,7 @@ class Stored:
         self.index = AttributeIndex(self.blob, SystemIds(), NodeCache(1 << 30))
         name = "bench"
         schemas = {1: SchemaRecord(b"", ("k",))}
-        self.state = State(name, ShardId.of(name), SeqNo(1), 0, MINIMUM, EMPTY_TRACE, schemas)
+        self.state = State(name, shard_id_of(name), SeqNo(1), 0, MINIMUM, EMPTY_TRACE, schemas)
 
     def flush(self, updates: list[Update]) -> None:
         before = self.state.attribute_chunks
@@ -218,7 +218,7 @@ def reads(client: Client, count: int) -> None:
     generator = random.Random(3)
 
     def key() -> AttributeKey:
-        return AttributeKey.of((generator.randrange(count) << 32).to_bytes(KEY_BYTES, "big"))
+        return attribute_key((generator.randrange(count) << 32).to_bytes(KEY_BYTES, "big"))
 
     cold = NodeCache()
     AttributeIndex(location.blob, location.ids, cold).lookup(state, [key()])

@@ -29,12 +29,12 @@ import pyarrow.parquet as pq
 from bench.bars import bar, median
 from blob.file import FileBlob
 from persist.core.batch import Part, Run
-from persist.core.ids import ShardId, WriterId
+from persist.core.ids import WriterId, mint, shard_id_of
 from persist.parts import PartReader, PartWriter, ShardSchema, ahead, stage
 
 MIB = 1024 * 1024
 MEMORY_BYTES = 1024 * MIB
-SHARD = ShardId.of("bench")
+SHARD = shard_id_of("bench")
 SCHEMA = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())]), ("k",))
 
 
@@ -65,7 +65,7 @@ def options(directory: Path) -> dict[str, Any]:
     ids = Ids()
     blob = FileBlob(directory)
     return {
-        "schema": SCHEMA, "schema_id": 1, "blob": blob, "shard_id": SHARD, "writer": WriterId.mint(ids), "ids": ids,
+        "schema": SCHEMA, "schema_id": 1, "blob": blob, "shard_id": SHARD, "writer": mint(WriterId, ids), "ids": ids,
     }  # fmt: skip
 
 

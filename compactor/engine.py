@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from persist.core.batch import Part, Run
-from persist.core.ids import IdSource, ShardId, WriterId
+from persist.core.ids import IdSource, WriterId, shard_id_of
 from persist.core.state import SchemaRecord
 from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, ahead, plan_splits
 
@@ -167,7 +167,7 @@ def merge_range(
         schema=schemas[job.schema_id],
         schema_id=job.schema_id,
         blob=blob,
-        shard_id=ShardId.of(job.shard),
+        shard_id=shard_id_of(job.shard),
         writer=COMPACTOR,
         ids=ids,
         part_bytes_target=target,

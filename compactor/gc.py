@@ -194,7 +194,7 @@ class Collector:
             return False
         if state.seqno - newest >= self.settings.rollup_after:
             return True
-        recent = self._versions.diffs(state.name, newest.next(), self.settings.rollup_after)
+        recent = self._versions.diffs(state.name, SeqNo(newest + 1), self.settings.rollup_after)
         gone = [key for change in recent for key in change.gone]
         return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
 
@@ -257,13 +257,13 @@ class Collector:
         return (key for key in keys if key not in named and (key in gone or not is_rollup_key(key)))
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
-        while page := self._versions.diffs(name, seqno.next(), SCAN_LIMIT):
+        while page := self._versions.diffs(name, SeqNo(seqno + 1), SCAN_LIMIT):
             yield from page
             seqno = page[-1].seqno
 
     def _buried_at(self, state: State) -> SeqNo | None:
         """The seqno of the newest rollup if that holds the tombstone already, so no later state diff sets it."""
         newest = max(state.rollups)
-        if any("tombstone" in change.scalars for change in self._diffs_after(state.name, newest)):
+        if any(change.tombstone is not None for change in self._diffs_after(state.name, newest)):
             return None
         return newest

@@ -21,7 +21,7 @@ from compactor.metering import Metrics
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
-from persist.core.ids import SeqNo, ShardId
+from persist.core.ids import SeqNo, ShardId, shard_id_of
 from persist.core.keys import belongs_to, shard_prefix
 from persist.core.state import Policy, State
 from persist.core.transitions import expire_lapsed
@@ -81,7 +81,7 @@ class Sweeper:
 
     def sweep(self, name: str) -> SweepReport:
         """Sweep one shard. Raises what the stores raise; repeating is safe."""
-        shard_id = ShardId.of(name)
+        shard_id = shard_id_of(name)
         report = SweepReport()
         with translated():
             listing = self._location.blob.list(shard_prefix(shard_id))
@@ -123,7 +123,7 @@ class Sweeper:
         report = SweepReport()
         with translated():
             suspects = [stat for stat in self._location.blob.list("s") if self._is_unborn(stat, report)]
-        known = {shard_prefix(ShardId.of(name)) for name in self._location.all_names()}
+        known = {shard_prefix(shard_id_of(name)) for name in self._location.all_names()}
         self._delete("", [stat for stat in suspects if _prefix_of(stat) not in known], report)
         return report
 
@@ -139,7 +139,7 @@ class Sweeper:
         while page := self._location.versions.diffs(state.name, following, SCAN_LIMIT):
             for change in page:
                 live.update(change.gone)
-            following = page[-1].seqno.next()
+            following = SeqNo(page[-1].seqno + 1)
         return live
 
     def _is_young(self, stat: BlobStat) -> bool:

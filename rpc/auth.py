@@ -22,41 +22,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from persist.core import commands as c
+from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
-READ, WRITE, ADMIN = "read", "write", "admin"
 SCOPES = (READ, WRITE, ADMIN)
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
 LOOK_AGAIN_S = 0.5
 _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
-
-# What a command needs; everything that is not here needs admin.
-_SCOPES_OF_COMMANDS: dict[type[Any], str] = {
-    c.RegisterReader: READ,
-    c.HeartbeatReader: READ,
-    c.DowngradeSince: READ,
-    c.ExpireReader: READ,
-    c.ReadAttributes: READ,
-    c.ScanAttributes: READ,
-    c.RegisterWriter: WRITE,
-    c.HeartbeatWriter: WRITE,
-    c.ExpireWriter: WRITE,
-    c.CompareAndAppend: WRITE,
-    c.Append: WRITE,
-    c.Insert: WRITE,
-    c.AdvanceUpper: WRITE,
-    c.UpdateAttributes: WRITE,
-    c.RegisterCriticalReader: WRITE,
-    c.CompareAndDowngradeSince: WRITE,
-    c.ExpireCriticalReader: WRITE,
-    c.EvolveSchema: WRITE,
-}
-
-
-def scope_of(command: c.Command) -> str:
-    return _SCOPES_OF_COMMANDS.get(type(command), ADMIN)
 
 
 @dataclass(frozen=True, slots=True)

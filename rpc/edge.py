@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist.core.errors import Forbidden, PersistError, Unavailable
+from persist.formats.http_messages import RECORD
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
 from rpc.commanding import answer
@@ -67,8 +68,7 @@ class Edge:
             scope["persist.principal"] = self._principal(scope, headers)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
-                media_type = headers.get(b"content-type", b"").decode("latin-1")
-                await self._command(shard[0], media_type, scope, receive, answering)
+                await self._command(shard[0], scope, receive, answering)
             else:
                 await self._app(scope, receive, answering)
         except ClientDisconnect:
@@ -89,11 +89,11 @@ class Edge:
                 fields = self._fields(scope, shard, verb, status, request_id)
                 _access.info("request", extra={**fields, "ms": round((time.perf_counter() - started) * 1000, 3)})
 
-    async def _command(self, name: str, media_type: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         body = Body(self._service.work)
         try:
             data = await body.read(receive, self._service.limits.command_bytes_max)
-            result = await answer(self._service, name, scope["persist.principal"], data, media_type)
+            result = await answer(self._service, name, scope["persist.principal"], data)
         finally:
             body.release()
         await send(
@@ -101,7 +101,7 @@ class Edge:
                 "type": "http.response.start",
                 "status": 200,
                 "headers": [
-                    (b"content-type", b"application/json"),
+                    (b"content-type", RECORD.encode()),
                     (b"content-length", str(len(result)).encode()),
                 ],
             }

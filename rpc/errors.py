@@ -48,6 +48,7 @@ STATUS: Mapping[type[e.PersistError], int] = {
     e.InlineBudget: 429,
     e.Unavailable: 503,
     e.Indeterminate: 504,
+    e.UpgradeNeeded: 501,
     e.Corruption: 500,
 }
 

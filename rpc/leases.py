@@ -16,7 +16,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, PersistError
-from persist.core.ids import ReaderId, SeqNo
+from persist.core.ids import ReaderId, SeqNo, mint
 from rpc.work import Work
 
 LEASE_MS = 3_600_000
@@ -93,7 +93,7 @@ class Leases:
                 if lease.lost is None and lease.since <= since:
                     lease.frontiers[number] = frontier
                     return lease
-            reader, started = ReaderId.mint(self._location.ids), self._now()
+            reader, started = mint(ReaderId, self._location.ids), self._now()
             await self._apply(name, c.RegisterReader(reader, since, LEASE_MS, "http listen"))
             lease = _Lease(reader, since, started, {number: frontier})
             self._by_name.setdefault(name, []).append(lease)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from typing import Any
 
 import pyarrow as pa
 
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
-from persist.formats.json_records import text_to_bytes
 from persist.parts import ShardSchema
 
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
@@ -27,9 +27,9 @@ def read_schema(value: Any) -> ShardSchema:
         if not isinstance(key, list) or not all(isinstance(name, str) for name in key):
             raise InvalidUsage('"key" must be the list of the key columns\' names')
         try:
-            arrow = pa.ipc.read_schema(pa.py_buffer(text_to_bytes(value["schema"])))
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise InvalidUsage(f'"schema" is not a serialized Arrow schema: {error}') from error
+            arrow = pa.ipc.read_schema(pa.py_buffer(b64decode(value["schema"], validate=True)))
+        except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+            raise InvalidUsage(f'"schema" is not a serialized Arrow schema in base64: {error}') from error
         return ShardSchema(arrow, tuple(key))
     fields = value["fields"]
     if not isinstance(fields, list):

@@ -19,7 +19,7 @@ from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden, Overloaded
-from persist.core.ids import ShardId, Token, WriterId
+from persist.core.ids import Token, WriterId, shard_id_of
 from persist.parts import ShardSchema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
@@ -208,7 +208,7 @@ class ShardIds:
         self._names: OrderedDict[str, str] = OrderedDict()
 
     def learn(self, name: str) -> None:
-        self._names[ShardId.of(name)] = name
+        self._names[shard_id_of(name)] = name
         if len(self._names) > SHARD_IDS_MAX:
             self._names.popitem(last=False)
 
@@ -226,7 +226,7 @@ class ShardIds:
     def _search(self, shard_id: str, prefix: str) -> str | None:
         for name in islice(self._location.all_names(prefix), SHARD_IDS_MAX):
             self.learn(name)
-            if ShardId.of(name) == shard_id:
+            if shard_id_of(name) == shard_id:
                 return name
         return None
 

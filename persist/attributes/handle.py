@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from persist.core import commands as c
-from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
 from persist.core.ids import Token
 
 READ_KEYS_MAX = 1_000  # keys a command
@@ -34,11 +34,11 @@ class Attributes:
 
     def get(self, key: object) -> int | None:
         """The attribute's value; None when it is unset."""
-        return self.get_many([key])[AttributeKey.of(key)]
+        return self.get_many([key])[attribute_key(key)]
 
     def get_many(self, keys: Iterable[object]) -> dict[AttributeKey, int | None]:
         """The values by key; those of the same thousand keys are of the same State."""
-        wanted = [AttributeKey.of(key) for key in keys]
+        wanted = [attribute_key(key) for key in keys]
         found: dict[AttributeKey, int | None] = {}
         for first in range(0, len(wanted), READ_KEYS_MAX):
             found.update(self._values(c.ReadAttributes(tuple(wanted[first : first + READ_KEYS_MAX]))).values)
@@ -49,8 +49,8 @@ class Attributes:
 
         Each page is of the State when it is fetched. What the shard keeps itself is left out.
         """
-        start = AttributeKey.of(bytes(16) if lower is None else lower)
-        end = None if upper is None else AttributeKey.of(upper)
+        start = attribute_key(bytes(16) if lower is None else lower)
+        end = None if upper is None else attribute_key(upper)
         while True:
             page = self._values(c.ScanAttributes(start, end, SCAN_PAGE))
             for key, value in page.values.items():

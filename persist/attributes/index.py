@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import islice
 
 from blob import Blob
@@ -12,8 +11,9 @@ from persist.attributes.nodes import DEFAULT_SHAPE, Shape, Update
 from persist.attributes.storage import ChunkReader, ChunkWriter, NodeCache
 from persist.attributes.tree import Flush, entries, lookup
 from persist.core import commands as c
-from persist.core.attribute import AttributeKey, IndexChunk
+from persist.core.attribute import AttributeKey, IndexChunk, is_core_key, key_after
 from persist.core.ids import IdSource
+from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
 
@@ -46,7 +46,7 @@ class AttributeIndex:
                 pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
             elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
                 keys.update(update.key for update in command.attributes if update.needs_value)
-        keys = {key for key in keys if key not in state.attributes and not key.is_core}
+        keys = {key for key in keys if key not in state.attributes and not is_core_key(key)}
         if not keys and not pages:
             return Indexed(state.attribute_root.flushes, {}, {})
         values = self.lookup(state, keys) if keys else {}
@@ -75,7 +75,7 @@ class AttributeIndex:
         else:
             if next(leaves, None) is None:
                 return _page(found, None)
-        return _page(found, AttributeKey(found[-1][0].hex()).next())
+        return _page(found, key_after(AttributeKey(found[-1][0].hex())))
 
     def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
         """Write the State's recent values into a new version of its index; the command that makes it the State's.

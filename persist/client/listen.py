@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, kept, part_reader
 from persist.client.transport import Transport
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
 from persist.core.ids import SeqNo
 from persist.core.view import ViewRequest
@@ -58,7 +58,7 @@ class Listen:
         self._settings = settings
         self._until = until
         self._downgraded_s = transport.clock.monotonic()
-        self.frontier = Antichain(0 if as_of is None else as_of + 1)
+        self.frontier = frontier(0 if as_of is None else as_of + 1)
 
     @property
     def done(self) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from persist.attributes.handle import Attributes
 from persist.client.write import Updates, WriteHandle, as_updates
 from persist.commit.system import Clock, OwnProcess
-from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.errors import (
     AttributeMismatch,
@@ -72,8 +72,8 @@ class PipelinedWriter:
         settings: PipelineSettings,
     ) -> None:
         self.name = name
-        self._number_key = AttributeKey.named(f"pipelined writer {name}")
-        self._epoch_key = AttributeKey.named(f"pipelined writer's epoch {name}")
+        self._number_key = named_key(f"pipelined writer {name}")
+        self._epoch_key = named_key(f"pipelined writer's epoch {name}")
         self._writer = writer
         self._attributes = attributes
         self._schema = schema

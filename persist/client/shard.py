@@ -16,7 +16,7 @@ from persist.client.transport import Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
-from persist.core.ids import CriticalReaderId, Token
+from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 
@@ -143,18 +143,18 @@ class Shard:
 
     def listen(self, as_of: int | None, *, until: Time = None, purpose: str = "listen") -> Listen:
         """Every update after `as_of` (None: from the beginning, time 0), once and in order, until `until`."""
-        since = Antichain(0 if as_of is None else as_of)
+        since = frontier(0 if as_of is None else as_of)
         lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
         return Listen(self._transport, self.name, lease, as_of, frontier(until), self._settings.read)
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on `since` (None: the shard's) that lasts as long as it is kept."""
-        held = None if since is None else Antichain(since)
+        held = None if since is None else frontier(since)
         return ReadLease.open(self._transport, self.name, held, purpose, self._settings.read)
 
     def critical_reader(self, cursor: str, opaque: str = "") -> CriticalReaderHandle:
         """The hold called `cursor`, which never expires; taken at the shard's since when it is new."""
-        reader = CriticalReaderId.of(cursor)
+        reader = critical_reader_id_of(cursor)
         found = self._send(c.RegisterCriticalReader(reader, opaque, cursor))
         assert isinstance(found, c.CriticalReaderState)
         return CriticalReaderHandle(self, cursor, reader, found)

@@ -21,7 +21,7 @@ from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable
-from persist.core.ids import ReaderId, SeqNo
+from persist.core.ids import ReaderId, SeqNo, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translate, translated_but_missing
@@ -60,7 +60,7 @@ class ReadLease:
         cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
     ) -> ReadLease:
         """Take a hold at `since` (None: the shard's). Raises NotReadable when the shard's since is beyond it."""
-        lease = cls(transport, name, ReaderId.mint(transport.ids), settings)
+        lease = cls(transport, name, mint(ReaderId, transport.ids), settings)
         command = c.RegisterReader(lease.reader, since, settings.lease_ms, purpose)
         result = send(transport, name, command, settings.retry_s)
         assert isinstance(result, c.ReaderRegistered)

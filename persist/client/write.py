@@ -18,7 +18,7 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
-from persist.core.ids import ShardId, Token, WriterId
+from persist.core.ids import Token, WriterId, mint, shard_id_of
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, ShardSchema, stage
 
@@ -57,13 +57,13 @@ class WriteHandle:
     ) -> None:
         self._transport = transport
         self._name = name
-        self._shard_id = ShardId.of(name)
+        self._shard_id = shard_id_of(name)
         self._schema = schema
         self._settings = settings
         self._process = OwnProcess("this writer")
         self._lock = threading.Lock()
         self._registered = False
-        self.writer_id = writer_id or WriterId.mint(transport.ids)
+        self.writer_id = writer_id or mint(WriterId, transport.ids)
 
     def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
         """Append rows at the next time, which the service chooses; the result tells it (`lower`).
@@ -180,7 +180,7 @@ class WriteHandle:
         self._process.check()
         with self._lock:
             given = token is not None
-            token = token or Token.mint(self._transport.ids)
+            token = token or mint(Token, self._transport.ids)
             if not self._registered:
                 self._register()
             try:
@@ -188,7 +188,7 @@ class WriteHandle:
             except Expired:
                 if given:  # an earlier call with this token may have happened: only its record could tell
                     raise
-                self.writer_id = WriterId.mint(self._transport.ids)  # the lease lapsed while idle: nothing happened
+                self.writer_id = mint(WriterId, self._transport.ids)  # the lease lapsed while idle: nothing happened
                 self._register()
                 return self._send(command(self.writer_id, token))
 

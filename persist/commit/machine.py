@@ -16,7 +16,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
 from persist.attributes.index import AttributeIndex
@@ -39,7 +39,8 @@ from persist.core.errors import (
     Unavailable,
     UnknownShard,
 )
-from persist.core.ids import IdSource
+from persist.core.ids import IdSource, SeqNo
+from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import RETRY_SOON_S, Indexed
@@ -338,7 +339,7 @@ class Machine:
                 state = self._stepped(base, group, context)
         if state is base:
             return base
-        state = replace(expire_lapsed(state, now_ms), seqno=base.seqno.next(), walltime_ms=now_ms)
+        state = replace(expire_lapsed(state, now_ms), seqno=SeqNo(base.seqno + 1), walltime_ms=now_ms)
         invariants.check_step(base, state)
         if self._settings.check_all or state.trace.batches[: len(base.trace.batches)] != base.trace.batches:
             invariants.check_state(state)
@@ -410,7 +411,7 @@ class Machine:
         if found and found[0].seqno == change.seqno:
             return found[0].commit_id == change.commit_id
         raise Indeterminate(
-            f"shard {self.name!r} moved far beyond {change.seqno} before the outcome of a commit could be read; "
+            f"shard {self.name!r} moved far beyond v{change.seqno} before the outcome of a commit could be read; "
             "retry with the same token"
         )
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from blob import Blob
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.ids import IdSource
+from persist.core.record import replace
 from persist.core.state import State
 from persist.formats.store_errors import translated
 from persist.parts import spill_inline

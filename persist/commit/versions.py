@@ -5,14 +5,13 @@ Opening costs one head, one blob and one bounded scan, however many commits the 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from blob import Blob, BlobNotFound
 from consensus import Consensus
 from persist.core import state_diff
 from persist.core.errors import Corruption
 from persist.core.ids import IdSource, SeqNo
 from persist.core.keys import rollup_key
+from persist.core.record import replace
 from persist.core.state import Rollup, State, blank_state
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
@@ -101,7 +100,7 @@ class Versions:
             return None
         state = decode_state(data)
         if state.seqno != newest.rollup_seqno:
-            raise Corruption(f"rollup {newest.rollup_key} holds {state.seqno}, not {newest.rollup_seqno}")
+            raise Corruption(f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}")
         return state
 
     def _first(self, name: str, newest: StateDiff) -> State | None:
@@ -109,7 +108,7 @@ class Versions:
         if newest.rollup_seqno != FIRST:
             return None
         found = self.diffs(name, FIRST, 1)
-        if not found or found[0].seqno != FIRST or "schemas" not in found[0].mappings:
+        if not found or found[0].seqno != FIRST or found[0].schemas is None:
             return None
         return state_diff.apply(found[0], blank_state(name))
 

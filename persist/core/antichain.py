@@ -8,30 +8,22 @@ Times are int64 and not negative. Source: the founding design, section "Jargon" 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import total_ordering
+from typing import Annotated
 
 from persist.core.errors import InvalidUsage
+from persist.core.record import Meta, Record
 
 TIME_MIN = 0
 TIME_MAX = 2**63 - 2  # one below int64's last, so that time + 1 always fits
 
 
-@total_ordering
-@dataclass(frozen=True, slots=True)
-class Antichain:
-    """A frontier: `element` is its only time, or None for the empty (closed) frontier."""
+class Antichain(Record, frozen=True):
+    """A frontier: `element` is its only time, or None for the empty (closed) frontier.
 
-    element: int | None
+    For a time that came from outside use `frontier`, which checks it.
+    """
 
-    def __post_init__(self) -> None:
-        element = self.element
-        if element is None:
-            return
-        if type(element) is not int:
-            raise InvalidUsage(f"a frontier holds an integer time, not {element!r}")
-        if not TIME_MIN <= element <= TIME_MAX + 1:
-            raise InvalidUsage(f"time {element} is outside [{TIME_MIN}, {TIME_MAX}]")
+    element: Annotated[int, Meta(ge=TIME_MIN, le=TIME_MAX + 1)] | None
 
     @property
     def is_empty(self) -> bool:
@@ -48,6 +40,15 @@ class Antichain:
             return False
         return other.element is None or self.element < other.element
 
+    def __le__(self, other: object) -> bool:
+        return not other < self if isinstance(other, Antichain) else NotImplemented
+
+    def __gt__(self, other: object) -> bool:
+        return other < self if isinstance(other, Antichain) else NotImplemented
+
+    def __ge__(self, other: object) -> bool:
+        return not self < other if isinstance(other, Antichain) else NotImplemented
+
     def to_json(self) -> list[int]:
         return [] if self.element is None else [self.element]
 
@@ -55,7 +56,7 @@ class Antichain:
     def from_json(cls, value: object) -> Antichain:
         """Read `[7]` or `[]`. Raises InvalidUsage on anything else."""
         if isinstance(value, list) and len(value) <= 1 and None not in value:
-            return cls(value[0]) if value else EMPTY
+            return frontier(value[0]) if value else EMPTY
         raise InvalidUsage(f"a frontier is written [time] or [], not {value!r}")
 
     def __str__(self) -> str:
@@ -67,8 +68,13 @@ MINIMUM = Antichain(TIME_MIN)
 
 
 def frontier(time: int | Antichain | None) -> Antichain:
-    """The frontier that a caller means: a time, None for closed, or a frontier as it is."""
-    return time if isinstance(time, Antichain) else Antichain(time)
+    """The frontier that a caller means: a time, None for closed, or a frontier as it is. Raises InvalidUsage."""
+    element = time.element if isinstance(time, Antichain) else time
+    if element is not None and type(element) is not int:
+        raise InvalidUsage(f"a frontier holds an integer time, not {element!r}")
+    if element is not None and not TIME_MIN <= element <= TIME_MAX + 1:
+        raise InvalidUsage(f"time {element} is outside [{TIME_MIN}, {TIME_MAX}]")
+    return time if isinstance(time, Antichain) else Antichain(element)
 
 
 def meet(frontiers: Iterable[Antichain]) -> Antichain:

@@ -8,53 +8,46 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any, NewType, Self
 
 from persist.core.errors import AttributeMismatch, InvalidUsage
-from persist.core.ids import Id
+from persist.core.record import Meta, Record
 
 KEY_BYTES = 16
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 _HEX = frozenset("0123456789abcdef")
 
 
-class AttributeKey(Id):
-    """A 16-byte key, printed as 32 hex digits. Ordered as its bytes are."""
+AttributeKey = NewType("AttributeKey", str)  # 16 bytes as 32 hex digits; ordered as its bytes are
+GivenKey = Annotated[AttributeKey, Meta(pattern=rf"\A[0-9a-f]{{{2 * KEY_BYTES}}}\Z")]  # checked when it is decoded
 
-    __slots__ = ()
 
-    @classmethod
-    def parse(cls, text: object) -> Self:
-        """Check and type a key that came from outside. Raises InvalidUsage."""
-        if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or not _HEX.issuperset(text):
-            raise InvalidUsage(f"an attribute's key is written as {2 * KEY_BYTES} hex digits, not {text!r:.80}")
-        return cls(text)
-
-    @classmethod
-    def of(cls, key: object) -> Self:
-        """The key that a UUID, 16 bytes or hex digits (dashes are fine) stand for. Raises InvalidUsage."""
-        if isinstance(key, cls):
-            return key
-        if isinstance(key, (bytes, bytearray, memoryview)):
-            return cls.parse(bytes(key).hex())
+def attribute_key(key: object) -> AttributeKey:
+    """The key that a UUID, 16 bytes or hex digits (dashes are fine) stand for. Raises InvalidUsage."""
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        text: object = bytes(key).hex()
+    else:
         written = key if isinstance(key, str) else getattr(key, "hex", None)
-        return cls.parse(written.replace("-", "").lower() if isinstance(written, str) else key)
+        text = written.replace("-", "").lower() if isinstance(written, str) else key
+    if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or not _HEX.issuperset(text):
+        raise InvalidUsage(f"an attribute's key is written as {2 * KEY_BYTES} hex digits, not {text!r:.80}")
+    return AttributeKey(text)
 
-    @classmethod
-    def named(cls, name: str) -> Self:
-        """The key that stands for a name of any length, such as that of a streaming query."""
-        return cls(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
 
-    def next(self) -> AttributeKey | None:
-        """The least key beyond this one, or None."""
-        number = int(self, 16) + 1
-        return AttributeKey(f"{number:032x}") if number < 1 << 8 * KEY_BYTES else None
+def named_key(name: str) -> AttributeKey:
+    """The key that stands for a name of any length, such as that of a streaming query."""
+    return AttributeKey(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
 
-    @property
-    def is_core(self) -> bool:
-        """Whether the shard itself keeps this attribute: users may read it, not write it."""
-        return self.startswith(CORE_PREFIX)
+
+def key_after(key: AttributeKey) -> AttributeKey | None:
+    """The least key beyond this one, or None."""
+    number = int(key, 16) + 1
+    return AttributeKey(f"{number:032x}") if number < 1 << 8 * KEY_BYTES else None
+
+
+def is_core_key(key: AttributeKey) -> bool:
+    """Whether the shard itself keeps this attribute: users may read it, not write it."""
+    return key.startswith(CORE_PREFIX)
 
 
 CORE_PREFIX = "0" * 28
@@ -70,14 +63,13 @@ VERBS = (REPLACE, REPLACE_IF_GREATER, REPLACE_IF_EQUALS, ACCUMULATE, DELETE)
 _NEEDS_VALUE = frozenset({REPLACE_IF_GREATER, REPLACE_IF_EQUALS, ACCUMULATE})
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeUpdate:
+class AttributeUpdate(Record, frozen=True):
     """One change of one attribute, perhaps under a condition. Made by the class methods below.
 
     `expected` belongs to `replace_if_equals` (None: the attribute must be unset); the others ignore it.
     """
 
-    key: AttributeKey
+    key: GivenKey
     verb: str
     value: int = 0
     expected: int | None = None
@@ -85,27 +77,27 @@ class AttributeUpdate:
     @classmethod
     def replace(cls, key: object, value: int) -> Self:
         """Set the attribute."""
-        return cls(AttributeKey.of(key), REPLACE, value)
+        return cls(attribute_key(key), REPLACE, value)
 
     @classmethod
     def replace_if_greater(cls, key: object, value: int) -> Self:
         """Set the attribute iff it is unset or less than `value`."""
-        return cls(AttributeKey.of(key), REPLACE_IF_GREATER, value)
+        return cls(attribute_key(key), REPLACE_IF_GREATER, value)
 
     @classmethod
     def replace_if_equals(cls, key: object, value: int, expected: int | None) -> Self:
         """Set the attribute iff it is `expected`; None: iff it is unset."""
-        return cls(AttributeKey.of(key), REPLACE_IF_EQUALS, value, expected)
+        return cls(attribute_key(key), REPLACE_IF_EQUALS, value, expected)
 
     @classmethod
     def accumulate(cls, key: object, value: int) -> Self:
         """Add `value` to the attribute; unset counts as 0."""
-        return cls(AttributeKey.of(key), ACCUMULATE, value)
+        return cls(attribute_key(key), ACCUMULATE, value)
 
     @classmethod
     def delete(cls, key: object) -> Self:
         """Unset the attribute."""
-        return cls(AttributeKey.of(key), DELETE)
+        return cls(attribute_key(key), DELETE)
 
     @property
     def needs_value(self) -> bool:
@@ -113,8 +105,7 @@ class AttributeUpdate:
         return self.verb in _NEEDS_VALUE
 
 
-@dataclass(frozen=True, slots=True)
-class IndexRoot:
+class IndexRoot(Record, frozen=True):
     """Where the index of attributes stands: a B+tree whose nodes have ascending offsets in a sequence of chunks.
 
     `flushes` counts its versions: two roots with the same count are the same. The root node is `length` bytes at
@@ -134,8 +125,7 @@ class IndexRoot:
 NO_INDEX = IndexRoot()
 
 
-@dataclass(frozen=True, slots=True)
-class IndexChunk:
+class IndexChunk(Record, frozen=True):
     """A blob with nodes of the index; its first offset is the key under which the State has it."""
 
     key: str
@@ -147,7 +137,7 @@ def check_updates(updates: Iterable[AttributeUpdate]) -> None:
     for update in updates:
         if update.verb not in VERBS:
             raise InvalidUsage(f"attributes know no verb {update.verb!r}; it is one of {', '.join(VERBS)}")
-        if update.key.is_core:
+        if is_core_key(update.key):
             raise InvalidUsage(f"attribute {update.key} is kept by the shard itself; take a key of your own")
         _check_int64(update.key, update.value)
         if update.expected is not None:
@@ -203,17 +193,3 @@ def as_updates(updates: Any) -> tuple[AttributeUpdate, ...]:
         if not isinstance(update, AttributeUpdate):
             raise InvalidUsage(f"attributes are changed by AttributeUpdate, not {type(update).__name__}")
     return found
-
-
-__all__ = [
-    "BYTE_COUNT",
-    "EVENT_COUNT",
-    "AttributeKey",
-    "AttributeUpdate",
-    "IndexChunk",
-    "IndexRoot",
-    "NO_INDEX",
-    "as_updates",
-    "check_updates",
-    "updated",
-]

@@ -7,17 +7,16 @@ overlap from one part to the next; a part is one blob (Parquet) or, when small, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
 from persist.core.antichain import Antichain
 from persist.core.ids import PartId
+from persist.core.record import Record, replace
 
 FORMAT_PARQUET = "parquet"  # one Parquet file in the blob store
 FORMAT_IPC = "ipc"  # one Arrow IPC record batch message, without its schema, inline in the State
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(Record, frozen=True):
     """The times `[lower, upper)` that a batch covers, and the since to which its times were advanced."""
 
     lower: Antichain
@@ -32,8 +31,7 @@ class Description:
         return f"{self.lower}{self.upper}{self.since}"
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Record, frozen=True):
     """One blob of rows, or inline rows. Exactly one of `key` and `data` is set; `id` is used once, for ever.
 
     `key_lower`/`key_upper` bound the keys in the order-preserving encoding of `persist.parts.keycodec`
@@ -43,7 +41,7 @@ class Part:
     `footer_size`/`footer_checksum` that of the file's tail, so that a pruned read is checked as well.
     `sorted` says that rows are ordered by key and no (key, value, time) occurs twice. `clip`, when set, hides
     the rows before that time (a replicated append of which the shard had the beginning already).
-    `diff_sum` is None where it is not known (clipped parts).
+    `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits.
     """
 
     id: PartId
@@ -76,15 +74,13 @@ class Part:
         return replace(self, time=time, time_min=time, time_max=time)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Record, frozen=True):
     """Parts in key order that do not overlap. An unsorted part is a run of its own."""
 
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HollowBatch:
+class HollowBatch(Record, frozen=True):
     """A batch that holds pointers. `rows` counts updates before consolidation across runs."""
 
     desc: Description

@@ -1,63 +1,99 @@
-"""Commands on a shard and their results: one frozen class each. `transitions.step` says what they do.
+"""Commands on a shard and their results: one record each. `transitions.step` says what they do.
 
 Commands that write carry their writer and an idempotency token; a retry with the same token answers as the
 first time did. Their `attributes` change together with the rows or not at all: AttributeMismatch carries the actual
 values when a condition fails. Frontiers are `Antichain`s, intervals half-open, durations in milliseconds.
+
+A class here and its line in `transitions` is all that a command takes. The class says under which scope a caller may
+send it; its name in snake case is what tells it from the others when it is written.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from persist.core.antichain import MINIMUM, Antichain
-from persist.core.attribute import AttributeKey, AttributeUpdate, IndexChunk, IndexRoot
+from persist.core.attribute import AttributeKey, AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId, written
+from persist.core.record import Record
 from persist.core.state import SchemaRecord
+
+READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
+
+_Writer = Annotated[WriterId, written(WriterId)]
+_Token = Annotated[Token, written(Token)]
+_Reader = Annotated[ReaderId, written(ReaderId)]
+_Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Command(Record, frozen=True, tag=_snake):
+    """What can be asked of a shard."""
+
+    scope: ClassVar[str] = ADMIN
+
+
+class ReadCommand(Command, frozen=True):
+    scope: ClassVar[str] = READ
+
+
+class WriteCommand(Command, frozen=True):
+    scope: ClassVar[str] = WRITE
+
+
+class Result(Record, frozen=True, tag=_snake):
+    """What a command is answered."""
+
+
+def kinds(base: type[Any]) -> list[type[Any]]:
+    """The classes below `base` that have no class below them: `kinds(Command)` are all commands."""
+    below = base.__subclasses__()
+    return [kind for cls in below for kind in kinds(cls)] if below else [base]
+
 
 # --- writers
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterWriter:
+class RegisterWriter(WriteCommand, frozen=True):
     """Register a writer, or extend its lease if it is registered. -> WriterRegistered"""
 
-    writer: WriterId
+    writer: _Writer
     lease_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatWriter:
+class HeartbeatWriter(WriteCommand, frozen=True):
     """Extend a writer's lease. -> Done. Expired when it is gone."""
 
-    writer: WriterId
+    writer: _Writer
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireWriter:
+class ExpireWriter(WriteCommand, frozen=True):
     """Retire a writer. -> Done, also when it is gone already."""
 
-    writer: WriterId
+    writer: _Writer
 
 
-@dataclass(frozen=True, slots=True)
-class CompareAndAppend:
+class CompareAndAppend(WriteCommand, frozen=True):
     """Append a batch `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`. -> Appended
 
     All times of the rows lie in the interval. Linearises all writers. UpperMismatch carries the actual upper.
     """
 
-    writer: WriterId
-    token: Token
+    writer: _Writer
+    token: _Token
     expected_upper: Antichain
     new_upper: Antichain
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(WriteCommand, frozen=True):
     """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
 
     For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the
@@ -65,29 +101,27 @@ class Append:
     happens as a whole: UpperMismatch unless the shard's upper is `lower`.
     """
 
-    writer: WriterId
-    token: Token
+    writer: _Writer
+    token: _Token
     lower: Antichain
     upper: Antichain
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(WriteCommand, frozen=True):
     """Append rows at the next time, chosen by the service. -> Appended
 
     Inserts that are committed together share one time and one batch.
     """
 
-    writer: WriterId
-    token: Token
+    writer: _Writer
+    token: _Token
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AdvanceUpper:
+class AdvanceUpper(WriteCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 
     Never moves the upper back; idempotent.
@@ -99,37 +133,33 @@ class AdvanceUpper:
 # --- attributes
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateAttributes:
+class UpdateAttributes(WriteCommand, frozen=True):
     """Change attributes alone, all or nothing. -> Done. AttributeMismatch carries the actual values."""
 
-    writer: WriterId
-    token: Token
+    writer: _Writer
+    token: _Token
     attributes: tuple[AttributeUpdate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadAttributes:
+class ReadAttributes(ReadCommand, frozen=True):
     """The values of these attributes as of now. -> AttributeValues; changes nothing."""
 
-    keys: tuple[AttributeKey, ...]
+    keys: tuple[GivenKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ScanAttributes:
+class ScanAttributes(ReadCommand, frozen=True):
     """The first attributes that are set with keys in `[lower, upper)` (None: to the end). -> AttributeValues
 
     At most `limit`, by key ascending; `following` of the answer is where the next page begins. Core attributes are
     left out.
     """
 
-    lower: AttributeKey
-    upper: AttributeKey | None = None
+    lower: GivenKey
+    upper: GivenKey | None = None
     limit: int = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class FlushAttributes:
+class FlushAttributes(Command, frozen=True):
     """Replace the index at `expected` by the one at `root`, which covers the values `flushed` too. -> Flushed
 
     `chunks` are the new blobs by first offset. Chunks wholly before the root's `lowest` leave the State.
@@ -138,103 +168,92 @@ class FlushAttributes:
     expected: IndexRoot
     root: IndexRoot
     chunks: Mapping[int, IndexChunk]
-    flushed: Mapping[AttributeKey, int | None]
+    flushed: Mapping[GivenKey, int | None]
 
 
 # --- readers
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterReader:
+class RegisterReader(ReadCommand, frozen=True):
     """Take an expiring hold at `since` (None = the shard's since) and at the current seqno. -> ReaderRegistered"""
 
-    reader: ReaderId
+    reader: _Reader
     since: Antichain | None
     lease_ms: int
     purpose: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReader:
+class HeartbeatReader(ReadCommand, frozen=True):
     """Extend a reader's lease; no State change when a quarter of the lease has not passed yet. -> Done"""
 
-    reader: ReaderId
+    reader: _Reader
 
 
-@dataclass(frozen=True, slots=True)
-class DowngradeSince:
+class DowngradeSince(ReadCommand, frozen=True):
     """Move a reader's holds forward to `since` and `seqno`, and the shard's since to the meet. -> SinceDowngraded
 
     The reader vouches that it needs no State before `seqno` any more. Extends the lease.
     """
 
-    reader: ReaderId
+    reader: _Reader
     since: Antichain
     seqno: SeqNo
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireReader:
+class ExpireReader(ReadCommand, frozen=True):
     """Retire a reader; the shard's since stays. -> Done, also when it is gone already."""
 
-    reader: ReaderId
+    reader: _Reader
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterCriticalReader:
+class RegisterCriticalReader(WriteCommand, frozen=True):
     """Take a hold on since that never expires, or find it again. -> CriticalReaderState"""
 
-    reader: CriticalReaderId
+    reader: _Critical
     opaque: str
     purpose: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CompareAndDowngradeSince:
+class CompareAndDowngradeSince(WriteCommand, frozen=True):
     """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState"""
 
-    reader: CriticalReaderId
+    reader: _Critical
     expected_opaque: str
     new_opaque: str
     since: Antichain
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireCriticalReader:
+class ExpireCriticalReader(WriteCommand, frozen=True):
     """Retire a critical reader iff its opaque token matches; the shard's since stays. -> Done"""
 
-    reader: CriticalReaderId
+    reader: _Critical
     expected_opaque: str
 
 
 # --- schema and life cycle
 
 
-@dataclass(frozen=True, slots=True)
-class EvolveSchema:
+class EvolveSchema(WriteCommand, frozen=True):
     """Make `schema` current iff the current id is `expected_id`; the caller checked the fit. -> SchemaRegistered"""
 
     expected_id: int
     schema: SchemaRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Command, frozen=True):
     """Close the shard to writes and reads. -> Done. Conflict while readers hold it, unless `force` retires them."""
 
     force: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Finalise:
+class Finalise(Command, frozen=True):
     """Take a closed shard one bounded step towards its tombstone. -> Finalised"""
 
 
 # --- maintenance
 
 
-@dataclass(frozen=True, slots=True)
-class AddRollup:
+class AddRollup(Command, frozen=True):
     """Name the rollup of the State at `seqno`. -> RollupAdded; not added when a newer one is known."""
 
     seqno: SeqNo
@@ -242,15 +261,13 @@ class AddRollup:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveRollups:
+class RemoveRollups(Command, frozen=True):
     """Forget the rollups before `below`; the newest always stays. -> Done"""
 
     below: SeqNo
 
 
-@dataclass(frozen=True, slots=True)
-class TakeClaim:
+class TakeClaim(Command, frozen=True):
     """Claim the maintenance called `key`, renew one's own claim, or take over a lapsed one. -> Claimed
 
     For a merge, `inputs` are the parts that it reads. What an earlier holder wrote is handed on when its inputs were
@@ -263,8 +280,7 @@ class TakeClaim:
     inputs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SaveMergeProgress:
+class SaveMergeProgress(Command, frozen=True):
     """Keep the output of a merge so far with the claim `key`. -> Claimed. Not granted when the claim was lost.
 
     Outputs are only ever added: `done` begins with what the claim holds already.
@@ -278,24 +294,21 @@ class SaveMergeProgress:
     since: Antichain
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseClaim:
+class ReleaseClaim(Command, frozen=True):
     """Give a claim up. -> Done, also when it is another's."""
 
     key: str
     owner: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetLapsed:
+class ForgetLapsed(Command, frozen=True):
     """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
 
     After it, a commit that was stepped from an earlier State loses its race.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class MergeSpec:
+class MergeSpec(Record, frozen=True):
     """What a planner asks for: merge these parts of adjacent batches, advancing times to `since`."""
 
     inputs: tuple[str, ...]  # part ids
@@ -310,8 +323,7 @@ class MergeSpec:
         return f"merge:{self.lower}"
 
 
-@dataclass(frozen=True, slots=True)
-class MergeResult:
+class MergeResult(Command, frozen=True):
     """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
 
     With a `claim_key` also iff `owner` still holds that claim: the outputs of one who lost it may be deleted already.
@@ -324,76 +336,39 @@ class MergeResult:
     owner: str = ""
 
 
-Command = (
-    RegisterWriter
-    | HeartbeatWriter
-    | ExpireWriter
-    | CompareAndAppend
-    | Append
-    | Insert
-    | AdvanceUpper
-    | UpdateAttributes
-    | ReadAttributes
-    | ScanAttributes
-    | FlushAttributes
-    | RegisterReader
-    | HeartbeatReader
-    | DowngradeSince
-    | ExpireReader
-    | RegisterCriticalReader
-    | CompareAndDowngradeSince
-    | ExpireCriticalReader
-    | EvolveSchema
-    | Drop
-    | Finalise
-    | AddRollup
-    | RemoveRollups
-    | TakeClaim
-    | SaveMergeProgress
-    | ReleaseClaim
-    | MergeResult
-    | ForgetLapsed
-)
-
 # --- results
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(Result, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class WriterRegistered:
+class WriterRegistered(Result, frozen=True):
     upper: Antichain
     schema_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(Result, frozen=True):
     """The batch covers `[lower, upper)`; an insert's rows have the time `lower`."""
 
     lower: Antichain
     upper: Antichain
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeValues:
+class AttributeValues(Result, frozen=True):
     """Values by key; None: unset. `following`: a scan goes on there (None: there is no more)."""
 
     values: Mapping[AttributeKey, int | None]
     following: AttributeKey | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Flushed:
+class Flushed(Result, frozen=True):
     """`applied` (now or by an earlier try), or refused because another flush came first."""
 
     applied: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderRegistered:
+class ReaderRegistered(Result, frozen=True):
     """The reader may read as of any time in `[since, upper)`; it holds every blob from `seqno` on."""
 
     since: Antichain
@@ -401,38 +376,32 @@ class ReaderRegistered:
     seqno: SeqNo
 
 
-@dataclass(frozen=True, slots=True)
-class SinceDowngraded:
+class SinceDowngraded(Result, frozen=True):
     reader_since: Antichain
     shard_since: Antichain
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalReaderState:
+class CriticalReaderState(Result, frozen=True):
     since: Antichain
     opaque: str
     shard_since: Antichain
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaRegistered:
+class SchemaRegistered(Result, frozen=True):
     schema_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class RollupAdded:
+class RollupAdded(Result, frozen=True):
     added: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Finalised:
+class Finalised(Result, frozen=True):
     """`done` once the shard is a tombstone."""
 
     done: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(Result, frozen=True):
     """Whether the caller holds the claim, and how far an earlier holder came with the same inputs."""
 
     granted: bool
@@ -443,25 +412,7 @@ class Claimed:
     since: Antichain = MINIMUM
 
 
-@dataclass(frozen=True, slots=True)
-class MergeApplied:
+class MergeApplied(Result, frozen=True):
     """`applied` (now, or by an earlier try whose answer was lost), or refused because an input is gone."""
 
     applied: bool
-
-
-Result = (
-    Done
-    | WriterRegistered
-    | Appended
-    | AttributeValues
-    | Flushed
-    | ReaderRegistered
-    | SinceDowngraded
-    | CriticalReaderState
-    | SchemaRegistered
-    | RollupAdded
-    | Finalised
-    | Claimed
-    | MergeApplied
-)

@@ -20,6 +20,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         InlineBudget       the State has no room for these inline rows; write them to the blob store
       Unavailable          definitely did not happen; retrying is safe
       Indeterminate        may have happened; retry with the same token
+      UpgradeNeeded        written by a newer build, or asked of an older one; upgrade the one that says so
       Corruption           durable bytes contradict each other; stop
 """
 
@@ -46,6 +47,7 @@ __all__ = [
     "InlineBudget",
     "Unavailable",
     "Indeterminate",
+    "UpgradeNeeded",
     "Corruption",
     "from_kind",
     "kinds",
@@ -146,6 +148,10 @@ class Unavailable(PersistError):
 
 class Indeterminate(PersistError):
     kind = "indeterminate"
+
+
+class UpgradeNeeded(PersistError):
+    kind = "upgrade_needed"
 
 
 class Corruption(PersistError):

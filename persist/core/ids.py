@@ -1,4 +1,4 @@
-"""Ids and sequence numbers. An id prints its type letter and 32 hex digits.
+"""Ids and sequence numbers. An id is its type letter and 32 hex digits, a plain string, as records hold it.
 
 Nothing here makes randomness: ids are minted from bytes that the caller's `IdSource` gives.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import NewType, Protocol, TypeVar
 
 from persist.core.errors import InvalidUsage
+from persist.core.record import Meta
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})?\Z")
@@ -23,76 +25,51 @@ class IdSource(Protocol):
         ...
 
 
-class Id(str):
-    """A typed id: `letter` then 32 hex digits."""
+ShardId = NewType("ShardId", str)
+WriterId = NewType("WriterId", str)
+ReaderId = NewType("ReaderId", str)
+CriticalReaderId = NewType("CriticalReaderId", str)
+PartId = NewType("PartId", str)
+Token = NewType("Token", str)  # of idempotency: minted once per API call and kept across its retries
+SeqNo = NewType("SeqNo", int)  # a version of a shard's State; the first is 1, printed v1
 
-    letter = ""
-    __slots__ = ()
-
-    @classmethod
-    def mint(cls, ids: IdSource) -> Self:
-        return cls(cls.letter + ids.uuid7())
-
-    @classmethod
-    def parse(cls, text: object) -> Self:
-        """Check and type an id that came from outside. Raises InvalidUsage."""
-        if not isinstance(text, str) or text[:1] != cls.letter or not _HEX.match(text[1:]):
-            raise InvalidUsage(f"{cls.__name__} is '{cls.letter}' and 32 hex digits, not {text!r}")
-        return cls(text)
-
-
-class ShardId(Id):
-    letter = "s"
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, name: str) -> ShardId:
-        """The id of the shard of that name: names are used once, so the id follows from the name."""
-        return cls("s" + hashlib.sha256(b"persist shard\0" + name.encode()).hexdigest()[:32])
+_LETTERS: Mapping[object, str] = {
+    ShardId: "s",
+    WriterId: "w",
+    ReaderId: "r",
+    CriticalReaderId: "c",
+    PartId: "p",
+    Token: "i",
+}
+_Id = TypeVar("_Id", bound=str)
 
 
-class WriterId(Id):
-    letter = "w"
-    __slots__ = ()
+def mint(kind: Callable[[str], _Id], ids: IdSource) -> _Id:
+    """A fresh id of that kind: `mint(Token, ids)`."""
+    return kind(_LETTERS[kind] + ids.uuid7())
 
 
-class ReaderId(Id):
-    letter = "r"
-    __slots__ = ()
+def parse(kind: Callable[[str], _Id], text: object) -> _Id:
+    """Check an id that came from outside: `parse(Token, text)`. Raises InvalidUsage."""
+    if not isinstance(text, str) or text[:1] != _LETTERS[kind] or not _HEX.match(text[1:]):
+        name = getattr(kind, "__name__", kind)
+        raise InvalidUsage(f"{name} is '{_LETTERS[kind]}' and 32 hex digits, not {text!r:.80}")
+    return kind(text)
 
 
-class CriticalReaderId(Id):
-    letter = "c"
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, name: str) -> CriticalReaderId:
-        """The id of the critical reader that users know by `name` (a cursor, a job)."""
-        return cls("c" + hashlib.sha256(b"persist critical reader\0" + name.encode()).hexdigest()[:32])
+def written(kind: object) -> Meta:
+    """What makes the decoder of a record check an id as `parse` does: `Annotated[Token, written(Token)]`."""
+    return Meta(pattern=rf"\A{_LETTERS[kind]}[0-9a-f]{{32}}\Z")
 
 
-class PartId(Id):
-    letter = "p"
-    __slots__ = ()
+def shard_id_of(name: str) -> ShardId:
+    """The id of the shard of that name: names are used once, so the id follows from the name."""
+    return ShardId("s" + hashlib.sha256(b"persist shard\0" + name.encode()).hexdigest()[:32])
 
 
-class Token(Id):
-    """An idempotency token, minted once per API call and kept across its retries."""
-
-    letter = "i"
-    __slots__ = ()
-
-
-class SeqNo(int):
-    """A version of a shard's State; the first is v1."""
-
-    __slots__ = ()
-
-    def next(self) -> SeqNo:
-        return SeqNo(self + 1)
-
-    def __str__(self) -> str:
-        return f"v{int(self)}"
+def critical_reader_id_of(name: str) -> CriticalReaderId:
+    """The id of the critical reader that users know by `name` (a cursor, a job)."""
+    return CriticalReaderId("c" + hashlib.sha256(b"persist critical reader\0" + name.encode()).hexdigest()[:32])
 
 
 def check_shard_name(name: object) -> str:

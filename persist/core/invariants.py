@@ -29,7 +29,7 @@ def check_step(old: State, new: State) -> None:
 def check_diff(change: StateDiff, old: State, new: State) -> None:
     """Check 4: the state diff leads from the old State to the new one, also after encoding. Raises Corruption."""
     if apply(change, old) != new:
-        raise Corruption(f"the state diff {change.seqno} of shard {old.name!r} does not lead to its State")
+        raise Corruption(f"the state diff v{change.seqno} of shard {old.name!r} does not lead to its State")
 
 
 def check_state(state: State) -> None:

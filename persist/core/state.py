@@ -7,19 +7,16 @@ compared by identity. Mappings are never mutated after they are put into a State
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 
-from persist.core.antichain import EMPTY, MINIMUM, Antichain, meet
+from persist.core.antichain import MINIMUM, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
-from persist.core.batch import Part, Run
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.core.batch import Part
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
+from persist.core.record import Record, replace
 from persist.core.trace import EMPTY_TRACE, Trace
 
-STATE_VERSION = 1
 
-
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Record, frozen=True):
     """Limits that transitions obey. Settings, not durable state."""
 
     inline_part_bytes_max: int = 64 * 1024
@@ -37,8 +34,7 @@ class Policy:
     attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaRecord:
+class SchemaRecord(Record, frozen=True):
     """One version of the shard's schema: a serialized Arrow schema and the names of its key columns."""
 
     arrow: bytes
@@ -57,8 +53,7 @@ class Leased:
         return self.heartbeat_ms + leases * self.lease_ms < now_ms
 
 
-@dataclass(frozen=True, slots=True)
-class WriterState(Leased):
+class WriterState(Leased, Record, frozen=True):
     """A registered writer, and the outcome of its most recent command for when it is asked again.
 
     `lower`, `upper` describe the batch that `token` appended.
@@ -71,8 +66,7 @@ class WriterState(Leased):
     upper: Antichain = MINIMUM
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedReader(Leased):
+class LeasedReader(Leased, Record, frozen=True):
     """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted."""
 
     since: Antichain
@@ -82,8 +76,7 @@ class LeasedReader(Leased):
     purpose: str
 
 
-@dataclass(frozen=True, slots=True)
-class CriticalReader:
+class CriticalReader(Record, frozen=True):
     """A hold on `since` that never expires; only who knows `opaque` moves it."""
 
     since: Antichain
@@ -91,16 +84,14 @@ class CriticalReader:
     purpose: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rollup:
+class Rollup(Record, frozen=True):
     """Where the whole State at one seqno lies."""
 
     key: str
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim(Leased):
+class Claim(Leased, Record, frozen=True):
     """A worker's claim on a piece of maintenance; another may take it over once it lapsed.
 
     For a merge: `inputs` are the part ids it reads, `done` the output parts it has written so far and `resume_key`
@@ -116,12 +107,12 @@ class Claim(Leased):
     since: Antichain = MINIMUM
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Record, frozen=True):
     """One version of a shard. `walltime_ms` is when it was committed; it never goes back.
 
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
-    the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself.
+    the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
+    what a build must know to read this State and to go on from it (see `persist.formats.builds`).
     """
 
     name: str
@@ -131,17 +122,18 @@ class State:
     since: Antichain
     trace: Trace
     schemas: Mapping[int, SchemaRecord]
-    writers: Mapping[WriterId, WriterState] = field(default_factory=dict)
-    leased_readers: Mapping[ReaderId, LeasedReader] = field(default_factory=dict)
-    critical_readers: Mapping[CriticalReaderId, CriticalReader] = field(default_factory=dict)
-    rollups: Mapping[SeqNo, Rollup] = field(default_factory=dict)
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    writers: Mapping[WriterId, WriterState] = {}
+    leased_readers: Mapping[ReaderId, LeasedReader] = {}
+    critical_readers: Mapping[CriticalReaderId, CriticalReader] = {}
+    rollups: Mapping[SeqNo, Rollup] = {}
+    claims: Mapping[str, Claim] = {}
     tombstone: bool = False
-    attributes: Mapping[AttributeKey, int | None] = field(default_factory=dict)
+    attributes: Mapping[AttributeKey, int | None] = {}
     event_count: int = 0
     byte_count: int = 0
     attribute_root: IndexRoot = NO_INDEX
-    attribute_chunks: Mapping[int, IndexChunk] = field(default_factory=dict)
+    attribute_chunks: Mapping[int, IndexChunk] = {}
+    features: tuple[str, ...] = ()
 
     @property
     def upper(self) -> Antichain:
@@ -191,7 +183,7 @@ def blank_state(name: str) -> State:
     """What the first State of a shard is a change of; never committed itself."""
     return State(
         name=name,
-        shard_id=ShardId.of(name),
+        shard_id=shard_id_of(name),
         seqno=SeqNo(0),
         walltime_ms=0,
         since=MINIMUM,
@@ -203,23 +195,3 @@ def blank_state(name: str) -> State:
 def initial_state(name: str, schema: SchemaRecord, now_ms: int) -> State:
     """The State of a shard that was just created; its seqno is v1 once committed."""
     return replace(blank_state(name), seqno=SeqNo(1), walltime_ms=now_ms, schemas={1: schema})
-
-
-__all__ = [
-    "EMPTY",
-    "MINIMUM",
-    "STATE_VERSION",
-    "Claim",
-    "CriticalReader",
-    "LeasedReader",
-    "Policy",
-    "Rollup",
-    "Run",
-    "SchemaRecord",
-    "State",
-    "WriterState",
-    "auxiliary_blob_keys",
-    "blank_state",
-    "held_since",
-    "initial_state",
-]

@@ -8,15 +8,28 @@ change, never that of the State.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import HollowBatch
 from persist.core.errors import Corruption
-from persist.core.ids import SeqNo
-from persist.core.state import State, auxiliary_blob_keys
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId
+from persist.core.record import Record, replace
+from persist.core.state import (
+    Claim,
+    CriticalReader,
+    LeasedReader,
+    Rollup,
+    SchemaRecord,
+    State,
+    WriterState,
+    auxiliary_blob_keys,
+)
 from persist.core.trace import Trace
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 MAPPINGS = (
     "schemas",
@@ -28,21 +41,19 @@ MAPPINGS = (
     "attributes",
     "attribute_chunks",
 )
-SCALARS = ("since", "tombstone", "event_count", "byte_count", "attribute_root")
+SCALARS = ("since", "tombstone", "event_count", "byte_count", "attribute_root", "features")
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks")
 
 
-@dataclass(frozen=True, slots=True)
-class MapDiff:
+class MapDiff(Record, Generic[_K, _V], frozen=True):
     """Entries set (new or replaced) and keys deleted."""
 
-    set: Mapping[Any, Any]
-    deleted: tuple[Any, ...]
+    set: Mapping[_K, _V]
+    deleted: tuple[_K, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceDiff:
+class TraceDiff(Record, frozen=True):
     """The batches at `[first, first + count)` were replaced by `batches`; the others stayed."""
 
     first: int
@@ -50,9 +61,8 @@ class TraceDiff:
     batches: tuple[HollowBatch, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StateDiff:
-    """The change from State `seqno - 1` to State `seqno`.
+class StateDiff(Record, frozen=True):
+    """The change from State `seqno - 1` to State `seqno`. None: that part of the State stayed as it was.
 
     `commit_id` tells this commit from any other that tried for the same seqno. `gone` are the blobs that
     the earlier State named and the later one does not: what GC may delete one day. `rollup_seqno`/`rollup_key`
@@ -64,20 +74,34 @@ class StateDiff:
     commit_id: str
     rollup_seqno: SeqNo
     rollup_key: str
-    gone: tuple[str, ...]
-    scalars: Mapping[str, Any]
-    mappings: Mapping[str, MapDiff]
-    trace: TraceDiff | None
+    gone: tuple[str, ...] = ()
+    trace: TraceDiff | None = None
+    writers: MapDiff[WriterId, WriterState] | None = None
+    since: Antichain | None = None
+    event_count: int | None = None
+    byte_count: int | None = None
+    leased_readers: MapDiff[ReaderId, LeasedReader] | None = None
+    critical_readers: MapDiff[CriticalReaderId, CriticalReader] | None = None
+    rollups: MapDiff[SeqNo, Rollup] | None = None
+    claims: MapDiff[str, Claim] | None = None
+    attributes: MapDiff[AttributeKey, int | None] | None = None
+    attribute_root: IndexRoot | None = None
+    attribute_chunks: MapDiff[int, IndexChunk] | None = None
+    schemas: MapDiff[int, SchemaRecord] | None = None
+    tombstone: bool | None = None
+    features: tuple[str, ...] | None = None
 
 
 def diff(old: State, new: State, commit_id: str) -> StateDiff:
     """The state diff that leads from `old` to `new`."""
-    mappings = {}
+    changed: dict[str, Any] = {}
     for name in MAPPINGS:
         before, after = getattr(old, name), getattr(new, name)
         if before is not after and before != after:
-            mappings[name] = _diff_mapping(before, after)
-    scalars = {name: getattr(new, name) for name in SCALARS if getattr(old, name) != getattr(new, name)}
+            changed[name] = _diff_mapping(before, after)
+    for name in SCALARS:
+        if getattr(old, name) != getattr(new, name):
+            changed[name] = getattr(new, name)
     rollup_seqno = max(new.rollups, default=SeqNo(0))
     return StateDiff(
         seqno=new.seqno,
@@ -86,30 +110,30 @@ def diff(old: State, new: State, commit_id: str) -> StateDiff:
         rollup_seqno=rollup_seqno,
         rollup_key=new.rollups[rollup_seqno].key if new.rollups else "",
         gone=_gone(old, new),
-        scalars=scalars,
-        mappings=mappings,
         trace=_diff_trace(old.trace, new.trace),
+        **changed,
     )
 
 
 def apply(change: StateDiff, state: State) -> State:
     """The State that follows `state`. Raises Corruption when the diff does not fit."""
     if change.seqno != state.seqno + 1:
-        raise Corruption(f"state diff {change.seqno} of shard {state.name!r} does not follow {state.seqno}")
-    fields: dict[str, Any] = dict(change.scalars)
-    for name, map_diff in change.mappings.items():
-        fields[name] = _apply_mapping(getattr(state, name), map_diff)
+        raise Corruption(f"state diff v{change.seqno} of shard {state.name!r} does not follow v{state.seqno}")
+    fields = {name: value for name in SCALARS if (value := getattr(change, name)) is not None}
+    for name in MAPPINGS:
+        if (map_diff := getattr(change, name)) is not None:
+            fields[name] = _apply_mapping(getattr(state, name), map_diff)
     if change.trace is not None:
         fields["trace"] = _apply_trace(state, change.trace)
     return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, **fields)
 
 
-def _diff_mapping(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> MapDiff:
+def _diff_mapping(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> MapDiff[Any, Any]:
     changed = {k: v for k, v in after.items() if k not in before or (before[k] is not v and before[k] != v)}
     return MapDiff(changed, tuple(k for k in before if k not in after))
 
 
-def _apply_mapping(before: Mapping[Any, Any], change: MapDiff) -> dict[Any, Any]:
+def _apply_mapping(before: Mapping[Any, Any], change: MapDiff[Any, Any]) -> dict[Any, Any]:
     after = {**before, **change.set}
     for key in change.deleted:
         after.pop(key, None)
@@ -156,6 +180,3 @@ def _gone(old: State, new: State) -> tuple[str, ...]:
         return ()
     still = new.trace.blob_keys.union(auxiliary_blob_keys(new))
     return tuple(sorted(gone - still))
-
-
-__all__ = ["MAPPINGS", "SCALARS", "Antichain", "MapDiff", "StateDiff", "TraceDiff", "apply", "diff"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
+from persist.core.record import Record
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Record, frozen=True, dict=True, gc=True):
     """Ordered batches and two sums that every append needs, kept along instead of counted anew."""
 
     batches: tuple[HollowBatch, ...]

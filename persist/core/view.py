@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import HollowBatch
 from persist.core.ids import SeqNo, ShardId
+from persist.core.record import Record
 from persist.core.state import SchemaRecord, State
 
 
-@dataclass(frozen=True, slots=True)
-class ShardView:
+class ShardView(Record, frozen=True):
     """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for."""
 
     name: str
@@ -39,8 +37,7 @@ def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ViewRequest:
+class ViewRequest(Record, frozen=True):
     """Which State to wait for, and how much of it to show.
 
     Wait at most `timeout_s` until the time `past` is complete (upper beyond it). The State holds every commit that was
@@ -53,6 +50,3 @@ class ViewRequest:
     min_seqno: int = 0
     lower: Antichain = MINIMUM
     with_batches: bool = True
-
-
-__all__ = ["ShardView", "ViewRequest", "view_of"]

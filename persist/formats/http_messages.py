@@ -1,136 +1,62 @@
-"""What crosses HTTP: commands, results, views and errors as JSON values; the names of media types and headers.
+"""What crosses HTTP: commands, results and views as records, results and views also as JSON, errors as problem+json.
 
-Frontiers are `[7]` or `[]`, bytes are base64, ids print their letter. A command is `{"command": "insert", ...fields}`.
-
-A command that carries rows may also be written as a frame, without base64: the length of the JSON (u32, little-endian),
-the JSON, then the byte strings, to which the JSON refers as `[offset, length]`.
+In JSON frontiers are `[7]` or `[]`, bytes are base64, ids print their letter.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import struct
-from collections.abc import Mapping
-from typing import Any
+from base64 import b64encode
+from typing import Any, Union
 
-from persist.core import commands as c
+import msgspec
+
+from persist.core.antichain import Antichain
+from persist.core.commands import Command, Result, kinds
 from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kind
-from persist.core.view import ShardView, ViewRequest
-from persist.formats import json_records as records
+from persist.core.record import asdict
+from persist.core.view import ShardView
+from persist.formats.records import decoded
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
-COMMAND_FRAME = "application/vnd.persist.command"
-API_VERSION = "v1"
-_HEAD_SIZE = struct.Struct("<I")
+RECORD = "application/vnd.persist.record"  # MessagePack
+PROTOCOL_VERSION = 2  # of the records that cross HTTP
 
-_COMMANDS: tuple[type[Any], ...] = (
-    c.RegisterWriter,
-    c.HeartbeatWriter,
-    c.ExpireWriter,
-    c.CompareAndAppend,
-    c.Append,
-    c.Insert,
-    c.AdvanceUpper,
-    c.UpdateAttributes,
-    c.ReadAttributes,
-    c.ScanAttributes,
-    c.FlushAttributes,
-    c.RegisterReader,
-    c.HeartbeatReader,
-    c.DowngradeSince,
-    c.ExpireReader,
-    c.RegisterCriticalReader,
-    c.CompareAndDowngradeSince,
-    c.ExpireCriticalReader,
-    c.EvolveSchema,
-    c.Drop,
-    c.Finalise,
-    c.AddRollup,
-    c.RemoveRollups,
-    c.TakeClaim,
-    c.SaveMergeProgress,
-    c.ReleaseClaim,
-    c.MergeResult,
-    c.ForgetLapsed,
-)
-_RESULTS: tuple[type[Any], ...] = (
-    c.Done,
-    c.WriterRegistered,
-    c.Appended,
-    c.AttributeValues,
-    c.Flushed,
-    c.ReaderRegistered,
-    c.SinceDowngraded,
-    c.CriticalReaderState,
-    c.SchemaRegistered,
-    c.RollupAdded,
-    c.Finalised,
-    c.Claimed,
-    c.MergeApplied,
-)
+_COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Union[tuple(kinds(Command))])  # noqa: UP007
+_RESULT: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Union[tuple(kinds(Result))])  # noqa: UP007
+_VIEW = msgspec.msgpack.Decoder(ShardView)
 
 
-def _snake(cls: type[Any]) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+def decode_command(data: bytes) -> Command:
+    """Raises InvalidUsage on anything that is no command, UpgradeNeeded on one that is not known here."""
+    return decoded(_COMMAND, data, "command", InvalidUsage)
 
 
-COMMAND_NAMES: Mapping[type[Any], str] = {cls: _snake(cls) for cls in _COMMANDS}
-RESULT_NAMES: Mapping[type[Any], str] = {cls: _snake(cls) for cls in _RESULTS}
-_COMMAND_CLASSES = {name: cls for cls, name in COMMAND_NAMES.items()}
-_RESULT_CLASSES = {name: cls for cls, name in RESULT_NAMES.items()}
+def decode_result(data: bytes) -> Result:
+    """Raises Corruption on anything that is no result, UpgradeNeeded on one that is not known here."""
+    return decoded(_RESULT, data, "result", Corruption)
 
 
-def command_to_json(command: c.Command, bytes_out: records.BytesOut = records.bytes_to_text) -> dict[str, Any]:
-    return {"command": COMMAND_NAMES[type(command)], **records.encode(command, type(command), bytes_out)}
+def decode_view(data: bytes) -> ShardView:
+    """Raises Corruption on anything that is no view, UpgradeNeeded on one that is not known here."""
+    return decoded(_VIEW, data, "view", Corruption)
 
 
-def command_from_json(value: Any, bytes_in: records.BytesIn = records.text_to_bytes) -> c.Command:
-    """Raises InvalidUsage on anything that is not a command."""
-    return _tagged(value, "command", _COMMAND_CLASSES, bytes_in)  # type: ignore[no-any-return]
-
-
-def command_to_frame(command: c.Command) -> bytes:
-    payload = records.Payload()
-    head = json.dumps(command_to_json(command, payload.put), separators=(",", ":")).encode()
-    return b"".join([_HEAD_SIZE.pack(len(head)), head, *payload.chunks])
-
-
-def command_from_frame(data: bytes) -> c.Command:
-    """Raises InvalidUsage on anything that is not a command."""
-    end = _HEAD_SIZE.size + (_HEAD_SIZE.unpack_from(data)[0] if len(data) >= _HEAD_SIZE.size else len(data))
-    if end > len(data):
-        raise InvalidUsage(f"a command's frame of {len(data)} bytes is cut short")
-    try:
-        head = json.loads(data[_HEAD_SIZE.size : end])
-    except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"a command's frame holds no JSON: {error}") from error
-    return command_from_json(head, records.Payload(data[end:]).take)
-
-
-def result_to_json(result: c.Result) -> dict[str, Any]:
-    return {"result": RESULT_NAMES[type(result)], **records.encode(result, type(result))}
-
-
-def result_from_json(value: Any) -> c.Result:
-    """Raises Corruption on anything that is not a result: the server does not speak this protocol."""
-    try:
-        return _tagged(value, "result", _RESULT_CLASSES)  # type: ignore[no-any-return]
-    except InvalidUsage as error:
-        raise Corruption(f"the server's answer is not a result: {error}") from error
+def result_to_json(result: Result) -> dict[str, Any]:
+    return {"result": result.__struct_config__.tag, **_shown(result)}
 
 
 def view_to_json(view: ShardView) -> dict[str, Any]:
-    return records.encode(view, ShardView)  # type: ignore[no-any-return]
+    """The view without its batches."""
+    schemas = {
+        str(number): {"arrow": b64encode(schema.arrow).decode(), "key": schema.key}
+        for number, schema in view.schemas.items()
+    }
+    return {**_shown(view), "schemas": schemas, "batches": []}
 
 
-def view_from_json(value: Any) -> ShardView:
-    """Raises Corruption on anything that is not a view."""
-    try:
-        return records.decode(value, ShardView)  # type: ignore[no-any-return]
-    except InvalidUsage as error:
-        raise Corruption(f"the server's answer is not a shard's view: {error}") from error
+def _shown(record: Result | ShardView) -> dict[str, Any]:
+    return {name: x.to_json() if isinstance(x, Antichain) else x for name, x in asdict(record).items()}
 
 
 def error_to_json(error: PersistError, status: int) -> dict[str, Any]:
@@ -151,32 +77,3 @@ def error_from_json(value: Any) -> PersistError:
         return PersistError(f"the server answered with an error that is not persist's: {value!r:.200}")
     details = value.get("details")
     return from_kind(value["kind"], str(value.get("detail", "")), details if isinstance(details, dict) else {})
-
-
-def _tagged(
-    value: Any, tag: str, classes: Mapping[str, type[Any]], take: records.BytesIn = records.text_to_bytes
-) -> Any:
-    if not isinstance(value, dict) or not isinstance(value.get(tag), str) or value[tag] not in classes:
-        raise InvalidUsage(f"a JSON object needs the field {tag!r} with one of {', '.join(sorted(classes))}")
-    fields = {k: v for k, v in value.items() if k != tag}
-    return records.decode(fields, classes[value[tag]], take)
-
-
-__all__ = [
-    "API_VERSION",
-    "ARROW_STREAM",
-    "COMMAND_FRAME",
-    "COMMAND_NAMES",
-    "PROBLEM_JSON",
-    "ViewRequest",
-    "command_from_frame",
-    "command_from_json",
-    "command_to_frame",
-    "command_to_json",
-    "error_from_json",
-    "error_to_json",
-    "result_from_json",
-    "result_to_json",
-    "view_from_json",
-    "view_to_json",
-]

@@ -1,181 +1,104 @@
 """States and state diffs <-> durable bytes.
 
-A frame is: magic (4 bytes), kind (1), format version (1), length of the JSON head (u32), length of the payload (u32),
-CRC-32 of kind, version, head and payload (u32), head, payload. The head is JSON; byte strings in it (inline parts,
-schemas) are `[offset, length]` into the payload. Every frame is verified when it is read; what does not verify is
-`Corruption`.
+A frame is: magic (4 bytes), kind (1), level (1), CRC-32 of kind, level and body (u32, little-endian), body. The body is
+the State or the state diff as MessagePack. Every frame is verified when it is read: what does not verify is Corruption,
+what verifies but comes from a newer build is UpgradeNeeded.
+
+The level is the version of these bytes. A build knows one or several; all builds that serve a location write the level
+of that location (`persist.commit.levels`), so that they can read each other.
 """
 
 from __future__ import annotations
 
-import json
 import struct
-import typing
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from persist.core.antichain import Antichain
-from persist.core.attribute import IndexRoot
-from persist.core.batch import HollowBatch
-from persist.core.errors import Corruption, InvalidUsage
-from persist.core.ids import SeqNo, ShardId
+import msgspec
+
+from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.state import State
-from persist.core.state_diff import MAPPINGS, MapDiff, StateDiff, TraceDiff
-from persist.core.trace import trace_of
-from persist.formats import json_records as records
-from persist.formats.json_records import Payload
+from persist.core.state_diff import StateDiff
+from persist.formats.records import decoded, encoded
 
 MAGIC = b"PSST"
 KIND_DIFF = b"D"
 KIND_ROLLUP = b"R"
-FORMAT_VERSION = 1
-FRAME_BYTES_MAX = 1 << 31
 
-_HEADER = struct.Struct("<4scBIII")
-_DATA_ERRORS = (InvalidUsage, KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
-_MAPPING_HINTS = {name: typing.get_type_hints(State)[name] for name in MAPPINGS}
-_RECORD_SCALARS: Mapping[str, type] = {
-    "tombstone": bool,
-    "event_count": int,
-    "byte_count": int,
-    "attribute_root": IndexRoot,
-}
-_BATCHES = tuple[HollowBatch, ...]
+_HEADER = struct.Struct("<4scBI")
+_STATE = msgspec.msgpack.Decoder(State)
+_DIFF = msgspec.msgpack.Decoder(StateDiff)
 
 
-def encode_diff(change: StateDiff) -> bytes:
+@dataclass(frozen=True)
+class Build:
+    """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
+
+    levels: tuple[int, ...] = (2,)
+    features: Mapping[str, int] = field(default_factory=dict)
+
+
+THIS_BUILD = Build()
+FIRST_LEVEL = THIS_BUILD.levels[0]  # of a location that was never raised
+
+
+def encode_diff(change: StateDiff, level: int = FIRST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a state diff."""
-    payload = Payload()
-    head: dict[str, Any] = {
-        "seqno": change.seqno,
-        "walltime_ms": change.walltime_ms,
-        "commit_id": change.commit_id,
-        "rollup": [change.rollup_seqno, change.rollup_key],
-    }
-    if change.gone:
-        head["gone"] = change.gone
-    if "since" in change.scalars:
-        head["since"] = change.scalars["since"].to_json()
-    for name, hint in _RECORD_SCALARS.items():
-        if name in change.scalars:
-            head[name] = records.encode(change.scalars[name], hint)
-    for name, map_diff in change.mappings.items():
-        entries = records.encode(map_diff.set, _MAPPING_HINTS[name], payload.put)
-        head[name] = [entries, list(map_diff.deleted)]
-    if change.trace is not None:
-        batches = records.encode(change.trace.batches, _BATCHES, payload.put)
-        head["trace"] = [change.trace.first, change.trace.count, batches]
-    return _frame(KIND_DIFF, head, payload)
+    return _frame(KIND_DIFF, encoded(change), change.features or (), level, build)
 
 
-def decode_diff(data: bytes) -> StateDiff:
-    """Read a state diff. Raises Corruption when the bytes are not one."""
-    head, payload = _unframe(KIND_DIFF, data, "state diff")
-    try:
-        scalars: dict[str, Any] = {}
-        if "since" in head:
-            scalars["since"] = Antichain.from_json(head["since"])
-        for name, hint in _RECORD_SCALARS.items():
-            if name in head:
-                scalars[name] = records.decode(head[name], hint)
-        mappings = {name: _map_diff(name, head[name], payload) for name in MAPPINGS if name in head}
-        trace = None
-        if "trace" in head:
-            first, count, batches = head["trace"]
-            trace = TraceDiff(int(first), int(count), records.decode(batches, _BATCHES, payload.take))
-        return StateDiff(
-            seqno=SeqNo(head["seqno"]),
-            walltime_ms=int(head["walltime_ms"]),
-            commit_id=str(head["commit_id"]),
-            rollup_seqno=SeqNo(head["rollup"][0]),
-            rollup_key=str(head["rollup"][1]),
-            gone=tuple(head.get("gone", ())),
-            scalars=scalars,
-            mappings=mappings,
-            trace=trace,
-        )
-    except _DATA_ERRORS as error:
-        raise Corruption(f"a state diff of {len(data)} bytes does not make sense: {error}") from error
+def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
+    """Read a state diff. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
+    change = decoded(_DIFF, _unframe(KIND_DIFF, data, "state diff", build), "state diff", Corruption)
+    _check_features(change.features or (), "state diff", build)
+    return change
 
 
-def _map_diff(name: str, value: Any, payload: Payload) -> MapDiff:
-    hint = _MAPPING_HINTS[name]
-    key_type = typing.get_args(hint)[0]
-    entries, deleted = value
-    return MapDiff(records.decode(entries, hint, payload.take), tuple(key_type(k) for k in deleted))
-
-
-def encode_state(state: State) -> bytes:
+def encode_state(state: State, level: int = FIRST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a whole State: a rollup."""
-    payload = Payload()
-    head: dict[str, Any] = {
-        "name": state.name,
-        "shard_id": state.shard_id,
-        "seqno": state.seqno,
-        "walltime_ms": state.walltime_ms,
-        "since": state.since.to_json(),
-        **{name: records.encode(getattr(state, name), hint) for name, hint in _RECORD_SCALARS.items()},
-        "trace": records.encode(state.trace.batches, _BATCHES, payload.put),
-    }
-    for name in MAPPINGS:
-        head[name] = records.encode(getattr(state, name), _MAPPING_HINTS[name], payload.put)
-    return _frame(KIND_ROLLUP, head, payload)
+    return _frame(KIND_ROLLUP, encoded(state), state.features, level, build)
 
 
-def decode_state(data: bytes) -> State:
-    """Read a rollup. Raises Corruption when the bytes are not one."""
-    head, payload = _unframe(KIND_ROLLUP, data, "rollup")
-    try:
-        mappings = {
-            name: records.decode(head[name], _MAPPING_HINTS[name], payload.take) for name in MAPPINGS if name in head
-        }
-        return State(
-            name=str(head["name"]),
-            shard_id=ShardId.parse(head["shard_id"]),
-            seqno=SeqNo(head["seqno"]),
-            walltime_ms=int(head["walltime_ms"]),
-            since=Antichain.from_json(head["since"]),
-            trace=trace_of(records.decode(head["trace"], _BATCHES, payload.take)),
-            **{name: records.decode(head[name], hint) for name, hint in _RECORD_SCALARS.items() if name in head},
-            **mappings,
-        )
-    except _DATA_ERRORS as error:
-        raise Corruption(f"a rollup of {len(data)} bytes does not make sense: {error}") from error
+def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
+    """Read a rollup. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
+    state = decoded(_STATE, _unframe(KIND_ROLLUP, data, "rollup", build), "rollup", Corruption)
+    _check_features(state.features, "rollup", build)
+    return state
 
 
-def _frame(kind: bytes, head: dict[str, Any], payload: Payload) -> bytes:
-    text = json.dumps(head, separators=(",", ":")).encode()
-    body = b"".join([text, *payload.chunks])
-    return (
-        _HEADER.pack(MAGIC, kind, FORMAT_VERSION, len(text), payload.size, _checksum(kind, FORMAT_VERSION, body)) + body
-    )
+def _frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:
+    for name in features:
+        if build.features[name] > level:
+            raise InvalidUsage(
+                f"{name} needs level {build.features[name]}, and this location has level {level}: run `persist upgrade`"
+            )
+    return _HEADER.pack(MAGIC, kind, level, _checksum(kind, level, body)) + body
 
 
-def _checksum(kind: bytes, version: int, body: bytes | memoryview) -> int:
-    return zlib.crc32(body, zlib.crc32(kind + bytes([version])))
-
-
-def _unframe(kind: bytes, data: bytes, what: str) -> tuple[dict[str, Any], Payload]:
+def _unframe(kind: bytes, data: bytes, what: str, build: Build) -> memoryview:
     if len(data) < _HEADER.size:
         raise Corruption(f"a {what} has only {len(data)} bytes")
-    magic, found_kind, version, head_size, payload_size, checksum = _HEADER.unpack_from(data)
+    magic, found_kind, level, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or found_kind != kind:
         raise Corruption(f"the bytes are no {what}: they begin with {data[:5]!r}")
-    if version > FORMAT_VERSION:
-        raise Corruption(
-            f"a {what} has format version {version}; this persist reads up to {FORMAT_VERSION}: upgrade it"
-        )
     body = memoryview(data)[_HEADER.size :]
-    if len(body) != head_size + payload_size or _checksum(kind, version, body) != checksum:
+    if _checksum(kind, level, body) != checksum:
         raise Corruption(f"a {what} of {len(data)} bytes fails its checksum or is cut short")
-    try:
-        head = json.loads(bytes(body[:head_size]))
-    except (ValueError, RecursionError) as error:
-        raise Corruption(f"a {what} holds no JSON: {error}") from error
-    if not isinstance(head, dict):
-        raise Corruption(f"a {what} holds no JSON object")
-    return head, Payload(bytes(body[head_size:]))
+    if level not in build.levels:
+        raise UpgradeNeeded(f"a {what} has level {level}; this persist reads {listed(build.levels)}: upgrade it")
+    return body
 
 
-__all__ = ["FORMAT_VERSION", "FRAME_BYTES_MAX", "decode_diff", "decode_state", "encode_diff", "encode_state"]
+def _checksum(kind: bytes, level: int, body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(kind + bytes([level])))
+
+
+def _check_features(features: Iterable[str], what: str, build: Build) -> None:
+    unknown = [name for name in features if name not in build.features]
+    if unknown:
+        raise UpgradeNeeded(f"a {what} needs {listed(unknown)}, which this persist does not know: upgrade it")
+
+
+def listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

@@ -206,7 +206,7 @@ class ParquetEncoder:
             footer_checksum=zlib.crc32(index + footer), key_lower=groups[0].key_lower,
             key_upper=groups[-1].key_upper,
             time=None, time_min=self._stats.time_min, time_max=self._stats.time_max,
-            diff_min=self._stats.diff_min, diff_max=self._stats.diff_max, diff_sum=self._stats.diff_sum, sorted=True,
+            diff_min=self._stats.diff_min, diff_max=self._stats.diff_max, diff_sum=self._stats.known_sum, sorted=True,
         )  # fmt: skip
         return part, data
 
@@ -405,6 +405,11 @@ class _Stats:
         else:
             self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
 
+    @property
+    def known_sum(self) -> int | None:
+        """The sum of the diffs, or None where it takes more than 64 bits: a record holds no such number."""
+        return self.diff_sum if -(2**63) <= self.diff_sum < 2**63 else None
+
 
 def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
     stats = _Stats()
@@ -412,7 +417,7 @@ def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema
     return Part(
         id=part_id, schema_id=schema_id, rows=batch.num_rows, key_lower=lower, key_upper=upper, time=None,
         time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max,
-        diff_sum=stats.diff_sum, **fields,
+        diff_sum=stats.known_sum, **fields,
     )  # fmt: skip
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.core.ids import IdSource, PartId, ShardId, WriterId
+from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
 from persist.core.keys import part_key
+from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
@@ -57,7 +57,7 @@ def stage(
     runs: list[list[Part]] = []
     for rows, nbytes, is_all in _buffers(updates, schema, time, part_bytes_target):
         if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
-            part = encode_inline(rows, schema, schema_id, PartId.mint(ids))
+            part = encode_inline(rows, schema, schema_id, mint(PartId, ids))
             if part.size <= inline_bytes_max:
                 if on_part is not None:
                     on_part(part)
@@ -189,7 +189,7 @@ class PartWriter:
 def _put(
     encoder: ParquetEncoder, schema_id: int, blob: BlobPuts, shard_id: ShardId, writer: WriterId, ids: IdSource
 ) -> Part:
-    part_id = PartId.mint(ids)
+    part_id = mint(PartId, ids)
     key = part_key(shard_id, writer, part_id)
     part, data = encoder.finish(schema_id, part_id, key)
     blob.put(key, data)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from persist.client.snapshot import ReadLease, SnapshotSplit, wait_for_upper
-from persist.core.antichain import Antichain
+from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
 from persist.core.view import ViewRequest
 from persist.parts import DIFF, TIME
@@ -103,8 +103,8 @@ class ChangesReader(DataSourceReader):
         view = executors.view_of(target)
         starting, ending = options.starting_version, options.ending_version
         lower = (view.since.element or 0) if starting is None else starting
-        upper = view.upper if ending is None else Antichain(ending + 1)
-        if upper <= Antichain(lower):
+        upper = view.upper if ending is None else frontier(ending + 1)
+        if upper <= frontier(lower):
             return [InputPartition(None)]
         interval = Interval(lower, upper, starting is None)
         door = executors.transport(target.connection)

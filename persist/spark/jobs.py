@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -17,14 +16,13 @@ from pyspark.sql.types import StructType
 from persist.client.connect import Client
 from persist.client.transport import Transport
 from persist.client.write import WriteHandle
-from persist.core.antichain import EMPTY, Antichain
-from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.antichain import EMPTY, frontier
+from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard
-from persist.core.ids import Token, WriterId
+from persist.core.ids import Token, WriterId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.formats import json_records as records
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.spark import executors, replacing
 from persist.spark.options import Target, WriteOptions, listed
@@ -36,27 +34,19 @@ REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What one task staged: runs as JSON (`persist.formats.json_records`), with inline rows in them.
+    """What one task staged: runs, with inline rows in them.
 
     `claims` are runs of the keys that the task replaces, `base` what it saw of the shard, `query` the streaming query.
     """
 
-    runs: Any
-    claims: Any
+    runs: Runs
+    claims: Runs
     base: replacing.Base | None = None
     query: str | None = None
 
 
 def staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [message for message in messages if isinstance(message, Staged)]
-
-
-def decoded(runs: Iterable[Any]) -> Runs:
-    """The runs of all tasks."""
-    found: list[Run] = []
-    for encoded in runs:
-        found.extend(records.decode(encoded, Runs))
-    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class Job:
         _check_columns(schema, executors.current_schema(view), options, target.shard)
         record = view.schemas[view.schema_id]
         base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
-        writer, token = WriterId.mint(door.ids), Token.mint(door.ids)
+        writer, token = mint(WriterId, door.ids), mint(Token, door.ids)
         return cls(target, options, replaces, writer, token, view.schema_id, record, base)
 
     @property
@@ -107,12 +97,12 @@ class Job:
         rows = self._renamed(batches)
         if self.replaces != REPLACE_KEYS:
             runs = self.handle().stage(rows, self.options.expected_upper)
-            return Staged(records.encode(runs, Runs), [], self.base, query)
+            return Staged(runs, (), self.base, query)
         assert self.base is not None
         runs, claims = replacing.stage_upsert(
             self.target, self.base, self.handle(), self.schema, rows, self.options.delete_column
         )
-        return Staged(records.encode(runs, Runs), records.encode(claims, Runs), self.base, query)
+        return Staged(runs, claims, self.base, query)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -124,13 +114,13 @@ class Job:
         one writer, and one that is this job's own is retired.
         """
         done = staged(messages)
-        runs = decoded(message.runs for message in done)
+        runs = tuple(run for message in done for run in message.runs)
         attributes = () if progress is None else (progress_update(*progress),)
         try:
             if self.replaces != REPLACE_NOTHING:
                 self._replace(done, runs, attributes, retire=streams)
             elif self.options.expected_upper is not None:
-                upper = EMPTY if self.options.closes else Antichain(self.options.new_upper)
+                upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
                 self.handle().commit_compare_and_append(
                     runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
                 )
@@ -147,7 +137,7 @@ class Job:
     ) -> None:
         base = next((message.base for message in done if message.base is not None), self.base)
         assert base is not None
-        claims = decoded(message.claims for message in done)
+        claims = tuple(run for message in done for run in message.claims)
         if self.replaces == REPLACE_KEYS and not claims:
             return
         replaced = None if self.replaces == REPLACE_ALL else claims
@@ -167,7 +157,7 @@ class Job:
 
 def progress_update(name: str, number: int) -> AttributeUpdate:
     """The condition by which a numbered piece of work is committed at most once, in order."""
-    return AttributeUpdate.replace_if_greater(AttributeKey.named(name), number)
+    return AttributeUpdate.replace_if_greater(named_key(name), number)
 
 
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:

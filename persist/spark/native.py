@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from persist.client.snapshot import ReadLease, latest, leased_blobs, wait_for_upper
-from persist.core.antichain import Antichain
+from persist.core.antichain import frontier
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline
@@ -62,7 +62,7 @@ def table(
     if as_of is None and view.upper.element == 0:
         return plan.empty()
     at = latest(view) if as_of is None else as_of
-    lease = ReadLease.open(door, target.shard, Antichain(at), "spark native read", settings)
+    lease = ReadLease.open(door, target.shard, frontier(at), "spark native read", settings)
     try:
         view = wait_for_upper(door, target.shard, at, lease, WAIT_S)
         schemas = {number: ShardSchema.from_record(record) for number, record in view.schemas.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.snapshot import ReadLease, SnapshotSplit, latest, leased_blobs, part_reader, wait_for_upper
-from persist.core.antichain import Antichain
+from persist.core.antichain import frontier
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
@@ -38,7 +38,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
         if view.upper.element == 0:
             return []
         as_of = latest(view)
-    lease = ReadLease.open(door, target.shard, Antichain(as_of), "spark snapshot", settings)
+    lease = ReadLease.open(door, target.shard, frontier(as_of), "spark snapshot", settings)
     try:
         view = wait_for_upper(door, target.shard, as_of, lease, options.wait_s)
         schema, reader = part_reader(door, view.schemas, view.schema_id)

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 from persist.client.connect import Client
 from persist.client.shard import CriticalReaderHandle
 from persist.client.snapshot import ReadLease, leased_blobs
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
 from persist.core.ids import SeqNo
 from persist.core.view import ShardView, ViewRequest
@@ -56,7 +56,7 @@ def interval_of(start: Offset, upper: Antichain) -> Interval | None:
     if start.get("v") != OFFSET_VERSION or ("snapshot" in start) == ("frontier" in start):
         raise InvalidUsage(f"the stream's offset {start!r} is not one that this persist writes; use a new checkpoint")
     if "snapshot" in start:
-        lower = Antichain(start["snapshot"])
+        lower = frontier(start["snapshot"])
         return Interval(start["snapshot"], upper, True) if lower < upper else None
     lower = Antichain.from_json(start["frontier"])
     if lower.element is None or upper <= lower:
@@ -67,7 +67,7 @@ def interval_of(start: Offset, upper: Antichain) -> Interval | None:
 def held_at(offset: Offset) -> Antichain:
     """The since that a stream at this offset still needs."""
     if "snapshot" in offset:
-        return Antichain(offset["snapshot"])
+        return frontier(offset["snapshot"])
     element = Antichain.from_json(offset["frontier"]).element
     return Antichain(None if element is None else max(element - 1, 0))
 
@@ -237,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wanted(self) -> Offset:
         starting = self._stream.starting
         if isinstance(starting, int):
-            return offset_at(Antichain(starting))
+            return offset_at(frontier(starting))
         view = executors.view_of(self._target)
         return offset_at(view.upper) if starting == "latest" else snapshot_offset(view.since.element or 0)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
@@ -15,12 +15,12 @@ from persist.client.listen import ListenEvent
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.ids import IdSource, check_shard_name
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
-from persist.formats.http_messages import COMMAND_FRAME, command_to_frame, result_from_json, view_from_json
-from persist.formats.json_records import bytes_to_text
+from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, decode_result, decode_view
+from persist.formats.records import encoded
 from rpc.client.calls import HttpCalls
 from rpc.client.connections import Reply
 from rpc.client.follow import follow
@@ -30,10 +30,10 @@ from rpc.client.servers import Servers, with_port
 if TYPE_CHECKING:
     from persist.client.connect import Connection
 
-_JSON = {"content-type": "application/json"}
-_FRAME = {"content-type": COMMAND_FRAME}
+_VIEW = {"accept": RECORD}
+_CREATE = {"content-type": "application/json", **_VIEW}
+_COMMAND = {"content-type": RECORD}
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
-LOCATION_VERSION = 1
 
 
 class HttpTransport:
@@ -55,9 +55,9 @@ class HttpTransport:
         return self._calls.servers.urls
 
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
-        body = json.dumps({"schema": bytes_to_text(schema.arrow), "key": list(schema.key)}).encode()
+        body = json.dumps({"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}).encode()
         path = f"/v1/shards/{_quoted(check_shard_name(name))}"
-        return _view(self._calls.call("PUT", path, shard=name, body=body, headers=_JSON))
+        return decode_view(self._calls.call("PUT", path, shard=name, body=body, headers=_CREATE).data)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
@@ -66,16 +66,15 @@ class HttpTransport:
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
-        body = command_to_frame(command)
-        answer = self._calls.call("POST", path, shard=name, body=body, headers=_FRAME, safe=False)
-        return result_from_json(_json(answer))
+        answer = self._calls.call("POST", path, shard=name, body=encoded(command), headers=_COMMAND, safe=False)
+        return decode_result(answer.data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         query = f"timeout={request.timeout_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
         if request.past is not None:
             query += f"&past={request.past}"
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
-        return _view(self._calls.call("GET", path, shard=name, wait_s=request.timeout_s))
+        return decode_view(self._calls.call("GET", path, shard=name, headers=_VIEW, wait_s=request.timeout_s).data)
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
         """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""
@@ -136,8 +135,8 @@ def _json(reply: Reply) -> Any:
 def _location(reply: Reply) -> dict[str, Any]:
     try:
         found = json.loads(reply.data)
-        if found["version"] != LOCATION_VERSION:
-            raise InvalidUsage(f"the server speaks version {found['version']!r}; this client knows {LOCATION_VERSION}")
+        if found["version"] != PROTOCOL_VERSION:
+            raise UpgradeNeeded(f"the server speaks version {found['version']!r}, this client {PROTOCOL_VERSION}")
         return {key: found[key] for key in ("blob", "policy", "ports")}
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidUsage("this is not a persist server: its /v1/location cannot be read") from error
@@ -159,13 +158,7 @@ def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
 
 
 def _policy(value: Any) -> Policy:
-    known = {field.name for field in dataclasses.fields(Policy)}
-    return Policy(**{name: int(number) for name, number in dict(value).items() if name in known})
-
-
-def _view(reply: Reply) -> ShardView:
-    known = {field.name for field in dataclasses.fields(ShardView)}
-    return view_from_json({name: item for name, item in dict(_json(reply)).items() if name in known})
+    return Policy(**{name: int(number) for name, number in dict(value).items() if name in Policy.__struct_fields__})
 
 
 def _time(lower: Any) -> str:

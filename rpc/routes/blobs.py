@@ -9,11 +9,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from blob import BlobExists, BlobNotFound
+from persist.core.commands import READ, WRITE
 from persist.core.errors import Conflict, InvalidUsage, PersistError
 from persist.core.ids import ShardId
 from persist.core.keys import belongs_to
 from persist.formats.store_errors import translated
-from rpc.auth import READ, WRITE
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
 from rpc.service import Service, principal_of, service_of

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rpc.auth import READ
+from persist.core.commands import READ
 from rpc.metrics import CONTENT_TYPE
 from rpc.service import principal_of, service_of
 

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from persist.core import antichain
 from persist.core.antichain import Antichain
+from persist.core.commands import READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from rpc.auth import READ
 from rpc.listen_frames import EVENTS, FRAMES
 from rpc.routes.parameters import frontier
 from rpc.service import principal_of, service_of, shard_of
@@ -94,5 +95,5 @@ def _start(request: Request, after: int | None) -> Antichain:
     if resumed is not None:
         if not resumed.isdecimal():
             raise InvalidUsage(f"the header Last-Event-ID is {resumed[:50]!r}; it must be the id of an event")
-        return Antichain(int(resumed))
-    return Antichain(0 if after is None else after + 1)
+        return antichain.frontier(int(resumed))
+    return antichain.frontier(0 if after is None else after + 1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from fastapi import APIRouter, Request
 
+from persist.core.record import asdict
+from persist.formats.http_messages import PROTOCOL_VERSION
 from rpc.service import service_of
 
 router = APIRouter(prefix="/v1", tags=["location"])
@@ -20,9 +21,9 @@ async def location(request: Request) -> dict[str, Any]:
     """
     service = service_of(request)
     return {
-        "version": 1,
+        "version": PROTOCOL_VERSION,
         "blob": {"url": service.location.blob.url, "proof": service.proof},
-        "policy": dataclasses.asdict(service.location.settings.policy),
+        "policy": asdict(service.location.settings.policy),
         "ports": list(service.settings.peers),
         "now_ms": service.location.clock.now_ms(),
     }

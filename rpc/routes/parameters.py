@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from typing import Annotated
 
 from fastapi import Query
 
-from persist.core.antichain import Antichain
+from persist.core import antichain
+from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
-from persist.core.ids import Token, WriterId
+from persist.core.ids import Token, WriterId, parse
 
 KEY_LENGTH_MAX = 200
 _CLOSED = ("[]", "closed")
@@ -39,17 +39,17 @@ WriterParameter = Annotated[
 def frontier(text: str, name: str) -> Antichain:
     """Read `7`, `[7]`, `[]` or `closed`. Raises InvalidUsage naming the parameter."""
     if text in _CLOSED:
-        return Antichain(None)
+        return EMPTY
     found = re.fullmatch(r"\[?(\d{1,19})\]?", text)
     if not found:
         raise InvalidUsage(f"parameter {name} is {text!r}; it must be a time such as 7, or [] for closed")
-    return Antichain.from_json(json.loads(f"[{int(found.group(1))}]"))
+    return antichain.frontier(int(found.group(1)))
 
 
 def token_and_writer(token: str | None, writer: str | None) -> tuple[Token | None, WriterId | None]:
     """The ids that a client means. A token may be any text where it comes alone, since then it names its writer too."""
     if writer is not None:
-        return (None if token is None else Token.parse(token)), WriterId.parse(writer)
+        return (None if token is None else parse(Token, token)), parse(WriterId, writer)
     if token is None:
         return None, None
     return Token("i" + hashlib.sha256(b"persist token\0" + token.encode()).hexdigest()[:32]), None

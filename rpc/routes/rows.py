@@ -14,11 +14,10 @@ from starlette.responses import Response, StreamingResponse
 from persist.client.connect import Client
 from persist.client.snapshot import Snapshot, expanded
 from persist.client.write import WriteHandle
-from persist.core.commands import Appended
+from persist.core.commands import READ, WRITE, Appended
 from persist.core.ids import Token, WriterId, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
-from rpc.auth import READ, WRITE
 from rpc.routes.parameters import (
     Format,
     Frontier,

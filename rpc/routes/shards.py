@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
+from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage
-from persist.core.ids import CriticalReaderId, check_shard_name
+from persist.core.ids import check_shard_name, critical_reader_id_of
 from persist.core.state import State
-from persist.core.view import ViewRequest, view_of
-from persist.formats.http_messages import COMMAND_FRAME, result_to_json, view_to_json
-from rpc.auth import ADMIN, READ, WRITE
+from persist.core.view import ShardView, ViewRequest, view_of
+from persist.formats.http_messages import RECORD, result_to_json, view_to_json
+from persist.formats.records import encoded
 from rpc.commanding import answer
 from rpc.routes.parameters import Frontier, frontier
 from rpc.schemas import read_schema, write_schema
@@ -48,26 +49,9 @@ _CREATE_BODY = {
     }
 }
 _COMMAND_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {"type": "object", "required": ["command"], "properties": {"command": {"type": "string"}}},
-                "examples": {
-                    "advance_upper": {"value": {"command": "advance_upper", "upper": [7]}},
-                    "register_writer": {
-                        "value": {
-                            "command": "register_writer",
-                            "writer": "w0190b6a1f3a27d1c8f0a5b2c3d4e5f60",
-                            "lease_ms": 600000,
-                        }
-                    },
-                },
-            },
-            COMMAND_FRAME: {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
+    "requestBody": {"required": True, "content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}
 }
+_RECORD_OR_JSON = {"responses": {"200": {"content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}}}
 
 
 @router.get("/shards", summary="Names of shards, ascending")
@@ -99,8 +83,7 @@ async def create(request: Request) -> Response:
     schema = read_schema(value).to_record()
     view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema)
     service.shard_ids.learn(name)
-    body = {**view_to_json(view), "fields": write_schema(view.schemas[view.schema_id])}
-    return _json(body)
+    return _view(request, view)
 
 
 @router.get("/shards/{name}", summary="Frontiers, schemas and batches; waits for a time to be complete if asked to")
@@ -110,7 +93,7 @@ async def view(
     timeout: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait at most.")] = 0.0,
     min_seqno: Annotated[int, Query(ge=0, description="A cached state from this seqno on will do.")] = 0,
     lower: Annotated[str, Query(description="Leave out batches that end at or before this time.")] = "0",
-    batches: Annotated[bool, Query(description="Whether to show batches.")] = False,
+    batches: Annotated[bool, Query(description="Whether a record shows batches; JSON never does.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(READ, name)
@@ -122,17 +105,18 @@ async def view(
     state = await service.watcher.state(name, wanted)
     service.shard_ids.learn(name)
     if batches and len(state.trace.batches) > BATCHES_ON_THE_LOOP_MAX:
-        data = await service.work.run(_view_bytes, state, wanted)
-    else:
-        data = _view_bytes(state, wanted)
-    return Response(data, media_type="application/json")
+        return await service.work.run(_state, request, state, wanted)
+    return _state(request, state, wanted)
 
 
-def _view_bytes(state: State, request: ViewRequest) -> bytes:
-    body = view_to_json(view_of(state, request.lower, request.with_batches))
-    if not request.with_batches:
-        body["fields"] = write_schema(state.schemas[state.schema_id])
-    return json.dumps(body, separators=(",", ":")).encode()
+def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
+    return _view(request, view_of(state, wanted.lower, wanted.with_batches))
+
+
+def _view(request: Request, view: ShardView) -> Response:
+    if request.headers.get("accept") == RECORD:
+        return Response(encoded(view), media_type=RECORD)
+    return _json({**view_to_json(view), "fields": write_schema(view.schemas[view.schema_id])})
 
 
 @router.delete("/shards/{name}", summary="Close a shard for good; maintenance then deletes its data")
@@ -146,9 +130,8 @@ async def drop(
 async def commands(request: Request) -> Response:
     service = service_of(request)
     async with service.body(request, service.limits.command_bytes_max) as data:
-        media_type = request.headers.get("content-type", "")
-        done = await answer(service, shard_of(request), principal_of(request), data, media_type)
-        return Response(done, media_type="application/json")
+        done = await answer(service, shard_of(request), principal_of(request), data)
+        return Response(done, media_type=RECORD)
 
 
 @router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")
@@ -165,7 +148,7 @@ async def downgrade_since(
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
     target = frontier(since, "since")
-    reader = CriticalReaderId.of(cursor)
+    reader = critical_reader_id_of(cursor)
     found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor))
     assert isinstance(found, c.CriticalReaderState)
     command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target)

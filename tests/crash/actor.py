@@ -35,7 +35,7 @@ from persist.core.errors import (
     Unavailable,
     UpperMismatch,
 )
-from persist.core.ids import Token
+from persist.core.ids import Token, mint
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
 from tests.crash.small import HANDLES, LOCATION, TIMEOUT_S
 
@@ -109,7 +109,7 @@ def _write(shard: Shard, writer: WriteHandle, journal: Journal, pick: random.Ran
         if lower is None:
             return True
     upper = None if lower is None else lower + pick.choice((1, 3))
-    token = Token.mint(shard._transport.ids)
+    token = mint(Token, shard._transport.ids)
     journal.say("write", name=f"{seed}.{number}", size=size, lower=lower, upper=upper)
     answer: dict[str, Any] = {}
     try:

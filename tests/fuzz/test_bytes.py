@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import json
 import struct
 import zlib
-from dataclasses import replace
 
 import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import msgpack
 
 from blob.memory import MemoryBlob
 from persist.core.batch import Part, Run
 from persist.core.commands import Insert
-from persist.core.errors import Corruption, PersistError
-from persist.core.ids import PartId, ShardId, Token, WriterId
+from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.ids import PartId, SeqNo, Token, WriterId, shard_id_of
+from persist.core.record import replace
 from persist.core.state import initial_state
 from persist.core.state_diff import diff
-from persist.formats.http_messages import command_from_frame, command_from_json, command_to_frame
+from persist.formats.http_messages import decode_command, decode_result, decode_view
+from persist.formats.records import encoded
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 from persist.parts import PartReader, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
 from tests.conftest import SeededIds
@@ -32,9 +33,10 @@ ROWS = pa.table(
 PART_ID = PartId("p" + "0" * 32)
 KEY = f"s{'0' * 32}/w{'0' * 32}/{PART_ID}.parquet"
 EXAMPLES = 300
+HEAD = 10  # bytes before the body of a frame
 
 state = initial_state("orders", SCHEMA.to_record(), 1)
-later = replace(state, seqno=state.seqno.next(), walltime_ms=2)
+later = replace(state, seqno=SeqNo(state.seqno + 1), walltime_ms=2)
 ROLLUP = encode_state(state)
 DIFF = encode_diff(diff(state, later, "0" * 32))
 INLINE = encode_inline(ROWS, SCHEMA, 1, PART_ID)
@@ -60,14 +62,13 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(data)
 
 
-def framed(kind: bytes, head: bytes, payload: bytes) -> bytes:
+def framed(kind: bytes, body: bytes) -> bytes:
     """A frame whose checksum is right, whatever is in it."""
-    checksum = zlib.crc32(head + payload, zlib.crc32(kind + bytes([1])))
-    return struct.pack("<4scBIII", b"PSST", kind, 1, len(head), len(payload), checksum) + head + payload
+    return struct.pack("<4scBI", b"PSST", kind, 2, zlib.crc32(body, zlib.crc32(kind + bytes([2])))) + body
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=8) | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
@@ -87,15 +88,23 @@ def test_frames(data: bytes) -> None:
 @settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_frames_that_were_written_by_somebody_else(data: st.DataObject) -> None:
-    """The checksum is right and the JSON is not what it should be."""
+    """The checksum is right and the record is not what it should be."""
     for kind, sound, decode in ((b"D", DIFF, decode_diff), (b"R", ROLLUP, decode_state)):
-        size = struct.unpack_from("<I", sound, 6)[0]
-        head = json.loads(sound[18 : 18 + size])
-        name = data.draw(st.sampled_from(sorted(head)))
-        head[name] = data.draw(json_values)
+        fields = msgpack.decode(sound[HEAD:])
+        fields[data.draw(st.integers(0, len(fields) - 1))] = data.draw(values)
         try:
-            decode(framed(kind, json.dumps(head).encode(), sound[18 + size :]))
-        except Corruption:
+            decode(framed(kind, msgpack.encode(fields)))
+        except (Corruption, UpgradeNeeded):
+            continue
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.binary(max_size=200) | damaged(DIFF[HEAD:]) | damaged(ROLLUP[HEAD:]))
+def test_frames_with_a_checksum_put_right(body: bytes) -> None:
+    for kind, decode in ((b"D", decode_diff), (b"R", decode_state)):
+        try:
+            decode(framed(kind, body))
+        except (Corruption, UpgradeNeeded):
             continue
 
 
@@ -143,32 +152,35 @@ def test_part_files_with_a_checksum_put_right(file: bytes) -> None:
         return
 
 
-@settings(max_examples=EXAMPLES)
-@given(json_values | st.dictionaries(st.sampled_from(("command", "writer", "token", "runs", "since")), json_values))
-@example({"command": {}})
-@example({"command": "insert", "runs": [[[[]]]]})
-def test_commands_from_the_wire(value: object) -> None:
-    try:
-        command_from_json(value)
-    except PersistError:
-        return
-
-
 INSERT = Insert(WriterId("w" + "0" * 32), Token("i" + "0" * 32), (Run((INLINE,)), Run((PARQUET,))))
-FRAME = command_to_frame(INSERT)
+COMMAND = encoded(INSERT)
 
 
-def test_a_commands_frame_comes_back() -> None:
-    assert command_from_frame(FRAME) == INSERT
+def test_a_command_comes_back() -> None:
+    assert decode_command(COMMAND) == INSERT
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.binary(max_size=200) | damaged(FRAME))
-def test_frames_of_commands(data: bytes) -> None:
+@given(st.binary(max_size=200) | damaged(COMMAND) | values.map(msgpack.encode))
+@example(b"\x91" * 100_000)
+@example(msgpack.encode(["insert", 1, 2, [[[]]]]))
+@example(msgpack.encode(["insert", b"\xff"]))
+@example(b"\x92\xa6insert\xa1\xff")
+def test_commands_from_the_wire(data: bytes) -> None:
     try:
-        command_from_frame(data)
-    except PersistError:
+        decode_command(data)
+    except (InvalidUsage, UpgradeNeeded):
         return
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.binary(max_size=200) | values.map(msgpack.encode))
+def test_answers_from_the_wire(data: bytes) -> None:
+    for decode in (decode_result, decode_view):
+        try:
+            decode(data)
+        except (Corruption, UpgradeNeeded):
+            continue
 
 
 @settings(max_examples=100)
@@ -182,7 +194,7 @@ def test_staged_rows_come_back(rows: list[tuple[str, int]]) -> None:
             schema=SCHEMA,
             schema_id=1,
             blob=blob,
-            shard_id=ShardId.of("orders"),
+            shard_id=shard_id_of("orders"),
             writer=WriterId("w" + "0" * 32),
             ids=ids,
             default_time=0,

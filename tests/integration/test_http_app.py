@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.msgpack import encode as packb
 from starlette.testclient import TestClient
 
 from blob import BlobNotFound
@@ -18,7 +19,7 @@ from consensus import ConsensusUnavailable
 from consensus.memory import MemoryConsensus
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
-from persist.core.ids import PartId, ShardId, WriterId
+from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
@@ -51,7 +52,7 @@ def ipc(table: pa.Table) -> bytes:
 
 
 def key(shard: str = "orders", number: int = 1) -> str:
-    return part_key(ShardId.of(shard), WriterId("w" + "0" * 32), PartId(f"p{number:032x}"))
+    return part_key(shard_id_of(shard), WriterId("w" + "0" * 32), PartId(f"p{number:032x}"))
 
 
 def problem(response: Any, status: int, kind: str) -> str:
@@ -201,11 +202,14 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
         ("PUT", "/v1/shards/new", b'{"fields": [{"name": "a", "type": "money"}]}', 400, "invalid_usage"),
         ("PUT", "/v1/shards/new", b'{"schema": "AAAA", "key": ["a"]}', 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/commands", b"", 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", b"[]", 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", b'{"command": "fly"}', 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", b'{"command": "advance_upper"}', 400, "invalid_usage"),
-        ("POST", "/v1/shards/orders/commands", b'{"command": "advance_upper", "upper": [-1]}', 400, "invalid_usage"),
-        ("POST", "/v1/shards/nope/commands", b'{"command": "drop"}', 404, "unknown_shard"),
+        ("POST", "/v1/shards/orders/commands", b'{"command": "drop"}', 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["advance_upper"]), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [-1]]), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["heartbeat_writer", "w1"]), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9]])[:-1], 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
+        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9], "twice"]), 501, "upgrade_needed"),
+        ("POST", "/v1/shards/nope/commands", packb(["drop"]), 404, "unknown_shard"),
         ("POST", "/v1/shards/orders/insert?format=xml", b"", 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\na,x\n", 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\n" + b"a,1\n" * 101, 400, "invalid_usage"),

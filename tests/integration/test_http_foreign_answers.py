@@ -20,7 +20,7 @@ from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.core.errors import Indeterminate, Unavailable
-from persist.core.ids import Token
+from persist.core.ids import Token, mint
 from rpc.app import create_app
 from rpc.joining import JoiningProtocol
 from rpc.serving import bind
@@ -88,7 +88,7 @@ def test_a_5xx_of_a_proxy_after_a_write_is_indeterminate_and_before_a_read_unava
         shard = client.create_shard("orders", SCHEMA, ["id"])
         writer = shard.open_writer()
         for number, answer in enumerate(FOREIGN):
-            token = Token.mint(client.transport.ids)
+            token = mint(Token, client.transport.ids)
             lost["POST"] = answer
             with pytest.raises(Indeterminate, match="same token"):
                 writer.insert([{"id": number}], token=token)

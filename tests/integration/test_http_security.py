@@ -16,21 +16,26 @@ import persist
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.core.ids import PartId, ShardId, WriterId
+from persist.core.ids import PartId, Token, WriterId, shard_id_of
 from persist.core.keys import part_key
+from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground, memory_location
 from tests.support.server import Server
+from tests.support.shard import make_part
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
 SCHEMA = pa.schema([("id", pa.string())])
 
 
 def key(shard: str) -> str:
-    return part_key(ShardId.of(shard), WriterId("w" + "0" * 32), PartId("p" + "0" * 32))
+    return part_key(shard_id_of(shard), WriterId("w" + "0" * 32), PartId("p" + "0" * 32))
 
 
 class Tokens:
@@ -88,8 +93,8 @@ DOORS = [
     ("POST", "/v1/shards/eu/orders/compare-and-append?format=csv&expected_upper=0&new_upper=1", b"id\na\n", "write"),
     ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "write"),
     ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "write"),
-    ("POST", "/v1/shards/eu/orders/commands", b'{"command": "advance_upper", "upper": [1]}', "write"),
-    ("POST", "/v1/shards/eu/orders/commands", b'{"command": "drop"}', "admin"),
+    ("POST", "/v1/shards/eu/orders/commands", encoded(c.AdvanceUpper(Antichain(1))), "write"),
+    ("POST", "/v1/shards/eu/orders/commands", encoded(c.Drop()), "admin"),
     ("DELETE", "/v1/shards/eu/orders", None, "admin"),
 ]
 REFUSED = (401, 403)
@@ -155,13 +160,13 @@ def test_health_needs_no_token(http: TestClient) -> None:
 
 
 def test_a_commit_cannot_name_another_shards_parts(http: TestClient, tokens: Tokens) -> None:
-    writer = "w" + "0" * 32
+    writer = WriterId("w" + "0" * 32)
     headers = tokens.header("eu-writer")
-    register = {"command": "register_writer", "writer": writer, "lease_ms": 60_000}
-    assert http.post("/v1/shards/eu/orders/commands", json=register, headers=headers).status_code == 200
-    part = ["p" + "0" * 32, key("us/orders"), None, "parquet", 1, 1, 4, 0, 0, 0, "", None, None, 0, 0, 1, 1, 1, True]
-    insert = {"command": "insert", "writer": writer, "token": "i" + "0" * 32, "runs": [[[part]]]}
-    response = http.post("/v1/shards/eu/orders/commands", json=insert, headers=headers)
+    register = encoded(c.RegisterWriter(writer, 60_000))
+    assert http.post("/v1/shards/eu/orders/commands", content=register, headers=headers).status_code == 200
+    part = make_part(1, shard="us/orders")
+    insert = encoded(c.Insert(writer, Token("i" + "0" * 32), (Run((part,)),)))
+    response = http.post("/v1/shards/eu/orders/commands", content=insert, headers=headers)
     assert (response.status_code, response.json()["kind"]) == (400, "invalid_usage")
 
 

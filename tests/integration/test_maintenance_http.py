@@ -28,7 +28,7 @@ from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.ids import Token
 from persist.core.state import Policy
-from persist.formats.http_messages import command_to_json
+from persist.formats.http_messages import encoded
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.client.transport import open_transport
@@ -92,7 +92,7 @@ def refused_insert(url: str, client: Client) -> tuple[int, str | None]:
     command = c.Insert(writer.writer_id, Token("i" + "7" * 32), writer.stage(rows(0), 0))
     parts = urlsplit(url)
     connection = HTTPConnection(parts.hostname or "", parts.port)
-    connection.request("POST", "/v1/shards/orders/commands", json.dumps(command_to_json(command)))
+    connection.request("POST", "/v1/shards/orders/commands", encoded(command))
     answer = connection.getresponse()
     answer.read()
     connection.close()

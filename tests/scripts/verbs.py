@@ -6,18 +6,18 @@ parts joined by commas, a part is `p1:<rows>@<time>[-<last time>][~<inline bytes
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.core.batch import HollowBatch, Part, Run
-from persist.core.errors import PersistError
-from persist.core.ids import CriticalReaderId, Id, PartId, ReaderId, SeqNo, ShardId, Token, WriterId
+from persist.core.errors import InvalidUsage, PersistError
+from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of
+from persist.core.record import asdict
 from persist.core.state import Policy, SchemaRecord, State
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, Shard, make_part
@@ -26,16 +26,18 @@ _ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
 _ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
 _PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
 LEASE_MS = 1000
-T = TypeVar("T", bound=Id)
 
 
 # --- reading
 
 
-def parse_id(cls: type[T], word: str) -> T:
-    if not re.fullmatch(cls.letter + r"\d{1,32}", word):
-        raise ScriptError(f"{word} is no {cls.__name__}; write {cls.letter}1")
-    return cls(cls.letter + word[1:].zfill(32))
+def parse_id(kind: Any, word: str) -> Any:
+    if not re.fullmatch(r"[a-z]\d{1,32}", word):
+        raise ScriptError(f"{word} is no id; write w1")
+    try:
+        return parse(kind, word[0] + word[1:].zfill(32))
+    except InvalidUsage as error:
+        raise ScriptError(f"{word} is no {kind.__name__}: {error}") from error
 
 
 def parse_frontier(word: str) -> Antichain:
@@ -69,7 +71,7 @@ def parse_part_ids(text: str) -> tuple[str, ...]:
 
 
 def rollup_name(seqno: SeqNo, number: str) -> str:
-    return f"{ShardId.of(NAME)}/v{int(seqno):020d}/r{number.zfill(32)}.rollup"
+    return f"{shard_id_of(NAME)}/v{int(seqno):020d}/r{number.zfill(32)}.rollup"
 
 
 # --- printing
@@ -116,8 +118,12 @@ def show_result(result: c.Result | PersistError) -> str:
     if isinstance(result, PersistError):
         return short(print_error(result))
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(result).__name__).lower()
-    fields = [f for f in dataclasses.fields(result) if f.name != "following" or getattr(result, f.name) is not None]
-    return " ".join([name, *(f"{f.name}={show(getattr(result, f.name))}" for f in fields)])
+    fields = {key: value for key, value in asdict(result).items() if key != "following" or value is not None}
+    return " ".join([name, *(show_field(*field) for field in fields.items())])
+
+
+def show_field(name: str, value: Any) -> str:
+    return f"{name}=v{value}" if name == "seqno" else f"{name}={show(value)}"
 
 
 def show_batch(batch: HollowBatch) -> str:
@@ -126,13 +132,13 @@ def show_batch(batch: HollowBatch) -> str:
 
 
 def show_state(state: State) -> list[str]:
-    lines = [f"{state.seqno} since={state.since} upper={state.upper}" + (" tombstone" if state.tombstone else "")]
+    lines = [f"v{state.seqno} since={state.since} upper={state.upper}" + (" tombstone" if state.tombstone else "")]
     lines += [show_batch(batch) for batch in state.trace.batches]
     kinds: tuple[tuple[str, Mapping[Any, Any]], ...] = (
         ("writer", state.writers),
         ("reader", state.leased_readers),
         ("critical", state.critical_readers),
-        ("rollup", state.rollups),
+        ("rollup", {f"v{seqno}": rollup for seqno, rollup in state.rollups.items()}),
         ("claim", state.claims),
     )
     for kind, entries in kinds:
@@ -143,8 +149,7 @@ def show_state(state: State) -> list[str]:
 
 
 def _fields(record: Any) -> str:
-    shown = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
-    return " ".join(f"{name}={show(value)}" for name, value in shown.items() if value not in (None, "", (), b""))
+    return " ".join(show_field(*field) for field in asdict(record).items() if field[1] not in (None, "", (), b""))
 
 
 # --- commands
@@ -169,7 +174,7 @@ def _save_progress(args: Arguments) -> c.SaveMergeProgress:
 
 
 def _add_rollup(args: Arguments) -> c.AddRollup:
-    seqno = SeqNo(args.next("a seqno").removeprefix("v"))
+    seqno = SeqNo(int(args.next("a seqno").removeprefix("v")))
     return c.AddRollup(seqno, rollup_name(seqno, args.next("a number")), args.number("size", 100))
 
 
@@ -284,7 +289,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "drop": lambda a: c.Drop(a.flag("force")),
     "finalise": lambda a: c.Finalise(),
     "add-rollup": _add_rollup,
-    "remove-rollups": lambda a: c.RemoveRollups(SeqNo(a.named("below").removeprefix("v"))),
+    "remove-rollups": lambda a: c.RemoveRollups(SeqNo(int(a.named("below").removeprefix("v")))),
     "take-claim": lambda a: c.TakeClaim(
         a.next("a claim"), a.next("an owner"), a.number("lease", LEASE_MS), parse_part_ids(a.named("inputs", ""))
     ),
@@ -315,13 +320,13 @@ class StepInterpreter:
         before = self.shard.state
         shown = [show_result(result) for result in self.shard.commit(*commands)]
         if self.shard.state is not before:
-            shown[-1] += f" -> {self.shard.state.seqno}"
+            shown[-1] += f" -> v{self.shard.state.seqno}"
         return shown
 
     def _look(self, args: Arguments) -> list[str]:
         before = self.shard.state
         if args.verb == "policy":
-            limits = {f.name: getattr(self.shard.policy, f.name) for f in dataclasses.fields(Policy)}
+            limits = asdict(self.shard.policy)
             self.shard.policy = Policy(**{name: args.number(name, most) for name, most in limits.items()})
             output = ["ok"]
         elif args.verb == "tick":
@@ -329,7 +334,7 @@ class StepInterpreter:
             output = [f"now {self.shard.now_ms}"]
         elif args.verb == "expire-lapsed":
             self.shard.expire_lapsed()
-            output = ["nothing lapsed" if self.shard.state is before else f"expired -> {self.shard.state.seqno}"]
+            output = ["nothing lapsed" if self.shard.state is before else f"expired -> v{self.shard.state.seqno}"]
         elif args.verb == "upper":
             output = [f"since={self.shard.state.since} upper={self.shard.state.upper}"]
         else:

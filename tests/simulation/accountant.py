@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
-from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.attribute import AttributeKey, AttributeUpdate, named_key
 from persist.core.errors import Corruption, Expired
 from tests.simulation.host import MAIN, WEATHER, Host, expect_damage, extras_of, me
 from tests.simulation.oracle import Write, expect
 from tests.simulation.writers import as_table, attempted, retried, rows, told
 
-PAIR = (AttributeKey.named("left"), AttributeKey.named("right"))  # they change together, so they are equal
-COUNTER = AttributeKey.named("counter")
-HIGHEST = AttributeKey.named("highest")
-OTHERS = tuple(AttributeKey.named(f"other {number}") for number in range(12))
+PAIR = (named_key("left"), named_key("right"))  # they change together, so they are equal
+COUNTER = named_key("counter")
+HIGHEST = named_key("highest")
+OTHERS = tuple(named_key(f"other {number}") for number in range(12))
 KEYS = (*PAIR, COUNTER, HIGHEST, *OTHERS)
 
 

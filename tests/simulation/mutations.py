@@ -5,9 +5,9 @@ Each mutation is a mistake that somebody could make, as small as possible, switc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -35,7 +35,8 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain, meet
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, Indeterminate, Unavailable
-from persist.core.ids import SeqNo, Token
+from persist.core.ids import SeqNo, Token, mint
+from persist.core.record import replace
 from persist.core.state import Claim, State, held_since
 from persist.core.trace import Trace
 from persist.core.transitions import Context, maintenance, writers
@@ -67,7 +68,9 @@ def gc_reads_beyond_its_horizon() -> Broken:
 def gc_forgets_the_rollup_of_the_log() -> Broken:
     """Rollups up to the horizon are forgotten, with the one at which the log begins."""
     real = maintenance.remove_rollups
-    return transition(c.RemoveRollups, lambda s, command, x: real(s, replace(command, below=command.below.next()), x))
+    return transition(
+        c.RemoveRollups, lambda s, command, x: real(s, replace(command, below=SeqNo(command.below + 1)), x)
+    )
 
 
 def sweep_ignores_age() -> Broken:
@@ -100,7 +103,7 @@ def merge_beyond_since() -> Broken:
     """Compaction advances times one beyond since."""
     real = LocalEngine.merge
     return patch.object(
-        LocalEngine, "merge", lambda self, job, keep: real(self, replace(job, since=job.since + 1), keep)
+        LocalEngine, "merge", lambda self, job, keep: real(self, dataclasses.replace(job, since=job.since + 1), keep)
     )
 
 
@@ -116,7 +119,7 @@ def retry_without_token() -> Broken:
     """Every retry is a new command."""
 
     def anew(transport: Any, _: str, command: Any) -> Any:
-        return replace(command, token=Token.mint(transport.ids)) if hasattr(command, "token") else command
+        return replace(command, token=mint(Token, transport.ids)) if hasattr(command, "token") else command
 
     return resent_as(anew)
 

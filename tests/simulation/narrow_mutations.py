@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +18,8 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.errors import NotReadable
-from persist.core.ids import PartId, Token, WriterId
+from persist.core.ids import PartId, Token, WriterId, mint
+from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions import readers
 from persist.core.view import ShardView, ViewRequest
@@ -37,13 +37,13 @@ def retried_as_another_writer() -> Broken:
     def another(transport: Any, name: str, command: Any) -> Any:
         if not isinstance(command, c.Insert):
             return command
-        command = replace(command, writer=WriterId.mint(transport.ids), runs=renamed(command.runs, transport))
+        command = replace(command, writer=mint(WriterId, transport.ids), runs=renamed(command.runs, transport))
         with suppress(*WEATHER):
             transport.apply(name, c.RegisterWriter(command.writer, OTHER_LEASE_MS))
         return command
 
     def renamed(runs: tuple[Run, ...], transport: Any) -> tuple[Run, ...]:
-        return tuple(Run(tuple(replace(part, id=PartId.mint(transport.ids)) for part in run.parts)) for run in runs)
+        return tuple(Run(tuple(replace(part, id=mint(PartId, transport.ids)) for part in run.parts)) for run in runs)
 
     return resent_as(another)
 
@@ -66,7 +66,7 @@ def tokens_made_anew() -> Broken:
 
     def apply(self: Machine, command: c.Command) -> c.Result:
         if isinstance(command, c.Insert):
-            command = replace(command, token=Token.mint(self._ids))
+            command = replace(command, token=mint(Token, self._ids))
         return real(self, command)
 
     return patch.object(Machine, "apply", apply)

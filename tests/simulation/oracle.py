@@ -130,7 +130,7 @@ class Oracle:
         check_step(old, new)
         check_state(new)
         kept = all(new.schemas.get(number) == schema for number, schema in old.schemas.items())
-        expect(kept, "schema", f"a schema of {name} changed at {new.seqno}")
+        expect(kept, "schema", f"a schema of {name} changed at v{new.seqno}")
         truth.state = new
         self._check_blobs(truth, new, change)
         self._check_since(truth, old, new)
@@ -150,15 +150,15 @@ class Oracle:
             expect(key not in truth.gone_at, "single-use", f"{key} left {truth.name} at v{truth.gone_at.get(key)}")
             self._blob(key, truth.name)
         left = truth.named - now
-        expect(set(change.gone) == left, "gone", f"{new.seqno} says that {change.gone} left, but {left} did")
+        expect(set(change.gone) == left, "gone", f"v{new.seqno} says that {change.gone} left, but {left} did")
         for key in left:
             truth.gone_at[key] = int(new.seqno)
         truth.named = now
         begins = truth.first in {int(seqno) for seqno in new.rollups}
-        expect(begins, "log", f"the log of {truth.name} begins at v{truth.first}, whose rollup {new.seqno} forgets")
+        expect(begins, "log", f"the log of {truth.name} begins at v{truth.first}, whose rollup v{new.seqno} forgets")
         parts = {part.id for part in new.trace.parts()}
         back = parts & truth.dead_parts
-        expect(not back, "single-use", f"parts {back} came back to {truth.name} at {new.seqno}")
+        expect(not back, "single-use", f"parts {back} came back to {truth.name} at v{new.seqno}")
         truth.dead_parts |= truth.part_ids - parts
         truth.part_ids = set(parts)
 
@@ -172,7 +172,7 @@ class Oracle:
             expect(new.since <= held.since, "since", f"{truth.name} forgets what {held_id} holds")
 
     def _land(self, truth: ShardTruth, old: State, new: State, change: state_diff.StateDiff) -> None:
-        touched = change.mappings.get("writers")
+        touched = change.writers
         fresh = []
         for writer_id, entry in (touched.set if touched else {}).items():
             before = old.writers.get(writer_id)
@@ -212,17 +212,17 @@ class Oracle:
 
     def _count_paths(self, old: State, new: State, change: state_diff.StateDiff) -> None:
         paths = self.paths
-        writers = change.mappings.get("writers")
+        writers = change.writers
         if writers:
             paths["writer expired"] += len(writers.deleted)
             if sum(1 for w in writers.set.values() if w.token) > 1:
                 paths["group commit"] += 1
-        readers = change.mappings.get("leased_readers")
+        readers = change.leased_readers
         if readers:
             paths["reader gone"] += len(readers.deleted)
-        if "rollups" in change.mappings:
-            paths["rollup named"] += len(change.mappings["rollups"].set)
-            paths["rollup forgotten"] += len(change.mappings["rollups"].deleted)
+        if change.rollups:
+            paths["rollup named"] += len(change.rollups.set)
+            paths["rollup forgotten"] += len(change.rollups.deleted)
         if change.trace is not None and change.trace.count and change.gone:
             paths["merge applied"] += 1
         if new.since != old.since:
@@ -241,7 +241,7 @@ class Oracle:
         if truth is None:
             self.paths["orphan deleted"] += 1
             return
-        expect(key not in truth.named, "reachable", f"{key} is deleted although {truth.state.seqno} names it")
+        expect(key not in truth.named, "reachable", f"{key} is deleted although v{truth.state.seqno} names it")
         gone = truth.gone_at.get(key)
         if gone is None:
             age = self.clock() - put_ms
@@ -250,7 +250,7 @@ class Oracle:
             expect(dead or age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
             return
         held = truth.state.seqno_since
-        expect(gone <= held, "leased", f"{key} left at v{gone} and is deleted, but a reader holds {held}")
+        expect(gone <= held, "leased", f"{key} left at v{gone} and is deleted, but a reader holds v{held}")
         self.paths["blob collected"] += 1
 
     def truncated(self, name: str, seqno: int) -> None:
@@ -265,7 +265,8 @@ class Oracle:
 
 
 def _changes(change: state_diff.StateDiff) -> str:
-    said = [f"{name}+{len(m.set)}-{len(m.deleted)}" for name, m in change.mappings.items()]
+    changed = [(name, getattr(change, name)) for name in state_diff.MAPPINGS]
+    said = [f"{name}+{len(entries.set)}-{len(entries.deleted)}" for name, entries in changed if entries]
     if change.trace is not None:
         new = ",".join(str(batch.desc) for batch in change.trace.batches)
         said.append(f"trace@{change.trace.first}-{change.trace.count}+{new}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
-from persist.core.attribute import AttributeKey
+from persist.core.attribute import named_key
 from persist.core.errors import AttributeMismatch, Corruption, Expired, PersistError
 from tests.simulation.host import MAIN, WEATHER, Host, Run, expect_damage, extras_of, piped_rows
 from tests.simulation.oracle import expect
@@ -80,7 +80,7 @@ def check_piped(run: Run) -> None:
     """Every append up to the number that the shard holds is there once, and after the one before it."""
     truth = run.truth(MAIN)
     for name in PIPES:
-        held = truth.attributes.values.get(str(AttributeKey.named(f"pipelined writer {name}")), 0)
+        held = truth.attributes.values.get(str(named_key(f"pipelined writer {name}")), 0)
         acknowledged = run.acknowledged[name]
         expect(acknowledged <= held, "lost", f"append {acknowledged} of {name} was acknowledged, the shard has {held}")
         found = Counter({row[:2]: 0 for row in ()})

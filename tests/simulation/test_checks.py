@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.attribute import AttributeUpdate, named_key
 from tests.simulation.attributed import AttributeTruth
 from tests.simulation.fencing import FenceOp, check_fenced
 from tests.simulation.history import Read, check_ascending, check_definite, check_dropped, check_linearisable
 from tests.simulation.oracle import Violation, Write
 
-KEY = AttributeKey.named("key")
+KEY = named_key("key")
 
 
 def write(number: int, kind: str, span: tuple[int, int], told: tuple[int, int] | None, **fields: object) -> Write:

@@ -10,7 +10,7 @@ from persist.attributes.nodes import Shape
 from persist.attributes.storage import NodeCache
 from persist.attributes.tree import NodeReader, entries
 from persist.core import commands as c
-from persist.core.attribute import AttributeKey
+from persist.core.attribute import AttributeKey, attribute_key
 from persist.core.ids import IdSource
 from persist.core.invariants import check_state
 from persist.core.state import Policy, State
@@ -55,7 +55,7 @@ class Indexed:
     def contents(self) -> dict[bytes, int]:
         """Everything in the index, read page by page."""
         found: dict[bytes, int] = {}
-        lower: AttributeKey | None = AttributeKey.of(bytes(16))
+        lower: AttributeKey | None = attribute_key(bytes(16))
         while lower is not None:
             page = self.index.page(self.state, lower, None, 100)
             assert list(page.values) == sorted(page.values)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
 from persist.core.commands import Appended, Command, Insert, Result
 from persist.core.errors import PersistError
-from persist.core.ids import PartId, ShardId, WriterId
+from persist.core.ids import PartId, SeqNo, WriterId, shard_id_of
 from persist.core.invariants import check_state, check_step
 from persist.core.keys import part_key
+from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.state_diff import apply, diff
 from persist.core.transitions import Context, expire_lapsed, step
@@ -36,7 +35,7 @@ def make_part(
 ) -> Part:
     """A part that says it has `rows` rows at times in `[times[0], times[1]]`; inline when a size is given."""
     part_id = PartId(numbered("p", number))
-    key = part_key(ShardId.of(shard), WriterId(numbered("w", 0)), part_id) if inline is None else None
+    key = part_key(shard_id_of(shard), WriterId(numbered("w", 0)), part_id) if inline is None else None
     return Part(
         id=part_id,
         key=key,
@@ -104,14 +103,14 @@ class Shard:
     def _commit(self, state: State) -> None:
         if state is self.state:
             return
-        new = replace(state, seqno=self.state.seqno.next(), walltime_ms=self.now_ms)
+        new = replace(state, seqno=SeqNo(self.state.seqno + 1), walltime_ms=self.now_ms)
         self._check(self.state, new)
         self.state = new
 
     def _check(self, old: State, new: State) -> None:
         check_step(old, new)
         check_state(new)
-        change = diff(old, new, commit_id=f"commit {new.seqno}")
+        change = diff(old, new, commit_id=f"commit v{new.seqno}")
         assert apply(change, old) == new
         assert decode_diff(encode_diff(change)) == change
         assert decode_state(encode_state(new)) == new

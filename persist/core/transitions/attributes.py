@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from persist.core import commands as c
-from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, check_updates, updated
+from persist.core.attribute import (
+    BYTE_COUNT,
+    EVENT_COUNT,
+    AttributeKey,
+    AttributeUpdate,
+    check_updates,
+    is_core_key,
+    updated,
+)
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.core.keys import belongs_to
+from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import RETRY_SOON_S, Context, IndexPage
 
@@ -19,7 +27,7 @@ def value_of(state: State, key: AttributeKey, context: Context) -> int | None:
     """The attribute's value in this State; None when it is unset."""
     if key in state.attributes:
         return state.attributes[key]
-    if key.is_core:
+    if is_core_key(key):
         return {EVENT_COUNT: state.event_count, BYTE_COUNT: state.byte_count}.get(key)
     if not state.attribute_root.height:
         return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from persist.core.attribute import AttributeKey
 from persist.core.keys import born_ms
+from persist.core.record import Record
 from persist.core.state import Policy
 
 # When an Overloaded command may be tried again.
@@ -14,16 +14,14 @@ RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way emp
 RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
 
 
-@dataclass(frozen=True, slots=True)
-class IndexPage:
+class IndexPage(Record, frozen=True):
     """The attributes of the index from some key on, ascending. `following`: the rest begins there (None: no rest)."""
 
     values: Mapping[AttributeKey, int]
     following: AttributeKey | None
 
 
-@dataclass(frozen=True, slots=True)
-class Indexed:
+class Indexed(Record, frozen=True):
     """What was read in the index at the root with this count of flushes: `values` by key (None: not there), and pages
 
     by the range `(lower, upper)` that was asked for.
@@ -37,8 +35,7 @@ class Indexed:
 NOTHING_INDEXED = Indexed(0, {}, {})
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Record, frozen=True):
     """`now_ms` is the committer's clock, never before the State's walltime.
 
     `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit

@@ -6,9 +6,8 @@ lease, it drops the lapsed ones too, so that this also works when no commit has 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from persist.core import commands as c
+from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import Context
 

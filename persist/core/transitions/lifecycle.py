@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM
 from persist.core.attribute import NO_INDEX
 from persist.core.batch import Description, HollowBatch
 from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
+from persist.core.record import replace
 from persist.core.state import State
 from persist.core.trace import trace_of
 from persist.core.transitions.context import Context

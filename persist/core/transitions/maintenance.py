@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from persist.core import commands as c
 from persist.core.antichain import meet
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.keys import belongs_to
+from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
@@ -22,7 +22,7 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
     if known is not None:
         return state, c.RollupAdded(known.key == command.key)
     if command.seqno > state.seqno:
-        raise InvalidUsage(f"shard {state.name!r} is at {state.seqno}: a rollup of {command.seqno} cannot exist")
+        raise InvalidUsage(f"shard {state.name!r} is at v{state.seqno}: a rollup of v{command.seqno} cannot exist")
     newest = max(state.rollups, default=0)
     if command.seqno < newest or not belongs_to(command.key, state.shard_id):
         return state, c.RollupAdded(False)  # late: its key may have been removed already, and dead keys never return

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
 from persist.core.ids import CriticalReaderId, ReaderId
+from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, held_since
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_readers

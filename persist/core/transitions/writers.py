@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
-from persist.core.ids import Token, WriterId
+from persist.core.ids import PartId, Token, WriterId, parse
 from persist.core.keys import belongs_to
+from persist.core.record import replace
 from persist.core.state import State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
@@ -237,6 +237,7 @@ def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> Non
 
 def _check_parts(state: State, runs: Iterable[Run], context: Context) -> None:
     for part in _parts(runs):
+        parse(PartId, part.id)
         if (part.key is None) == (part.data is None):
             raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
         if part.key is not None and not belongs_to(part.key, state.shard_id):

@@ -13,9 +13,9 @@ from consensus.memory import MemoryConsensus
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
-from persist.core.attribute import AttributeKey, AttributeUpdate
+from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
 from persist.core.errors import AttributeMismatch, Corruption, Overloaded
-from persist.core.ids import Token, WriterId
+from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy, initial_state
 from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import SCHEMA, numbered
@@ -42,7 +42,7 @@ class World:
             machine.apply(c.RegisterWriter(writer, 3_600_000))
 
     def update(self, process: int, *updates: AttributeUpdate) -> None:
-        token = Token.mint(self.locations[process].ids)
+        token = mint(Token, self.locations[process].ids)
         self.machines[process].apply(c.UpdateAttributes(self.writers[process], token, updates))
 
     def read(self, process: int, *keys: AttributeKey) -> dict[AttributeKey, int | None]:
@@ -71,7 +71,7 @@ class World:
 
 
 def key(number: int) -> AttributeKey:
-    return AttributeKey.of((number << 32).to_bytes(16, "big"))
+    return attribute_key((number << 32).to_bytes(16, "big"))
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_the_overlay_stays_small(world: World) -> None:
 def test_commands_that_wait_together_with_a_flush_see_what_it_moved(world: World) -> None:
     """Whatever is committed around a flush, a sum that every command adds to loses nothing."""
     machine, ids = world.machines[0], world.locations[0].ids
-    writers = [WriterId.mint(ids) for _ in range(8)]
+    writers = [mint(WriterId, ids) for _ in range(8)]
     for writer in writers:
         machine.apply(c.RegisterWriter(writer, 3_600_000))
 
@@ -147,7 +147,7 @@ def test_commands_that_wait_together_with_a_flush_see_what_it_moved(world: World
                 AttributeUpdate.accumulate(key(1), 1),
                 AttributeUpdate.replace(key(1_000 + 40 * number + turn), turn),
             )
-            machine.apply(c.UpdateAttributes(writer, Token.mint(ids), updates))
+            machine.apply(c.UpdateAttributes(writer, mint(Token, ids), updates))
 
     threads = [threading.Thread(target=work, args=(writer, n)) for n, writer in enumerate(writers)]
     for thread in threads:
@@ -186,7 +186,7 @@ def test_a_full_state_is_flushed_once_the_store_is_back() -> None:
 
     def set_attribute(number: int) -> None:
         updates = (AttributeUpdate.replace(key(number), number),)
-        machine.apply(c.UpdateAttributes(writer, Token.mint(location.ids), updates))
+        machine.apply(c.UpdateAttributes(writer, mint(Token, location.ids), updates))
 
     for number in range(1, 6):
         set_attribute(number)

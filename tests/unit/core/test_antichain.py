@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,10 +66,17 @@ def test_the_last_time_can_be_passed_without_closing() -> None:
 @pytest.mark.parametrize("element", [-1, TIME_MAX + 2, True, 1.0, "1"])
 def test_what_is_no_time(element: object) -> None:
     with pytest.raises(InvalidUsage):
-        Antichain(element)  # type: ignore[arg-type]
+        frontier(element)  # type: ignore[arg-type]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert([element], Antichain)
 
 
 @pytest.mark.parametrize("value", [None, 7, "[7]", [7, 8], [None], ["7"], {}, [[7]], [7.0], (7,)])
 def test_what_is_no_frontier(value: object) -> None:
     with pytest.raises(InvalidUsage):
         Antichain.from_json(value)
+
+
+def test_a_frontier_of_no_time_is_no_frontier() -> None:
+    with pytest.raises(InvalidUsage):
+        frontier(Antichain(-1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.batch import Description, Part, Run, batch_of
 from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, plan
+from persist.core.record import replace
 from persist.core.state import Claim, State
 from persist.core.trace import trace_of
 from tests.support.shard import Shard, make_part

@@ -21,7 +21,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, Unavailable, UnknownShard, UpperMismatch
-from persist.core.ids import Token, WriterId
+from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy
 from tests.support.location import AscendingIds, TestClock, memory_location
 
@@ -261,7 +261,7 @@ def test_a_writer_that_was_idle_beyond_its_lease_registers_anew(consensus: Meddl
 
 def test_a_retry_whose_record_is_gone_does_not_write_twice(location: Location, shard: Shard) -> None:
     writer = shard.open_writer()
-    token = Token.mint(location.ids)
+    token = mint(Token, location.ids)
     writer.insert(rows(1), token=token)
     location.machine("orders").apply(c.ExpireWriter(writer.writer_id))
     with pytest.raises(Expired):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -16,6 +15,7 @@ from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.merge_plan import INLINE_BATCHES, INLINE_BATCHES_MAX, SMALL_ROWS, garbage_due, is_small, tier_due
+from persist.core.record import replace
 from persist.core.state import State
 from tests.support.location import memory_location
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from blob.memory import MemoryBlob
 from persist.core.batch import Part, Run
-from persist.core.ids import ShardId, WriterId
+from persist.core.ids import WriterId, mint, shard_id_of
 from persist.parts import PartReader, ShardSchema, stage
 
-SHARD = ShardId.of("parts")
+SHARD = shard_id_of("parts")
 KEYED = ShardSchema(pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.list_(pa.int8()))]), ("k", "n"))
 
 
@@ -175,7 +175,7 @@ class Shard:
         self.schema = schema
         self.blob = MemoryBlob()
         self.ids = CountingIds()
-        self.writer = WriterId.mint(self.ids)
+        self.writer = mint(WriterId, self.ids)
 
     @property
     def options(self) -> dict[str, Any]:

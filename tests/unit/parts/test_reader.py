@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
+from persist.core.record import replace
 from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consolidate, encode_key, plan_splits
 from persist.parts import codec as codec_module
 from persist.parts import files as files_module

@@ -12,7 +12,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import ReaderId, Token, WriterId
-from rpc.auth import LOOK_AGAIN_S, Tokens, mint, scope_of
+from rpc.auth import LOOK_AGAIN_S, Tokens, mint
 
 
 class File:
@@ -142,9 +142,9 @@ def test_a_missing_file_stops_the_start(file: File) -> None:
 
 def test_commands_need_the_scope_of_what_they_do() -> None:
     reader = ReaderId("r" + "0" * 32)
-    assert scope_of(c.HeartbeatReader(reader)) == "read"
-    assert scope_of(c.AdvanceUpper(Antichain(1))) == "write"
-    assert scope_of(c.ReadAttributes(())) == "read"
-    assert scope_of(c.UpdateAttributes(WriterId("w" + 32 * "0"), Token("i" + 32 * "0"), ())) == "write"
-    assert scope_of(c.Drop()) == "admin"
-    assert scope_of(c.ReleaseClaim("merge", "x")) == "admin"
+    assert c.HeartbeatReader(reader).scope == "read"
+    assert c.AdvanceUpper(Antichain(1)).scope == "write"
+    assert c.ReadAttributes(()).scope == "read"
+    assert c.UpdateAttributes(WriterId("w" + 32 * "0"), Token("i" + 32 * "0"), ()).scope == "write"
+    assert c.Drop().scope == "admin"
+    assert c.ReleaseClaim("merge", "x").scope == "admin"

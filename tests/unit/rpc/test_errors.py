@@ -39,6 +39,7 @@ def test_errors_come_back_as_the_same_class_with_the_same_sentence(cls: type[e.P
         (BodyTooLarge("x"), 413),
         (e.Overloaded("x"), 429),
         (e.Corruption("x"), 500),
+        (e.UpgradeNeeded("x"), 501),
         (e.Unavailable("x"), 503),
         (e.Indeterminate("x"), 504),
     ],

@@ -1,0 +1,36 @@
+"""Records <-> MessagePack. What cannot be read is told as an error of the tree."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.record import Record
+
+_T = TypeVar("_T")
+_encoder = msgspec.msgpack.Encoder()
+# What msgspec says of a record with more fields, and of a kind of record, than the decoder knows.
+_NEWER = re.compile(r"^(Expected `array` of at most length|Invalid value ')")
+
+
+def encoded(record: Record) -> bytes:
+    """The bytes of a record. Raises InvalidUsage where it holds what none can, as a number of more than 64 bits."""
+    try:
+        return _encoder.encode(record)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidUsage(f"a {type(record).__name__} cannot be written: {error}") from error
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | memoryview, what: str, bad: type[PersistError]) -> _T:
+    """The record that the bytes hold. Raises UpgradeNeeded when a newer build wrote it, `bad` on anything else."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if _NEWER.search(str(error)):
+            raise UpgradeNeeded(f"a {what} holds what this persist does not know: {error}; upgrade it") from error
+        raise bad(f"a {what} of {len(data)} bytes does not make sense: {error}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise bad(f"a {what} of {len(data)} bytes is cut short or damaged: {error}") from error
