@@ -28,7 +28,7 @@ from persist.commit.machine import MachineSettings
 from persist.core import commands as c
 from persist.core.ids import Token
 from persist.core.state import Policy
-from persist.formats.http_messages import encoded
+from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.client.transport import open_transport
