@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from persist.core import errors as e
@@ -111,7 +112,9 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return problem(from_validation(error), 422)
 
-    async def on_bug(_request: Request, _error: Exception) -> Response:
+    async def on_bug(_request: Request, error: Exception) -> Response:
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=CLIENT_GONE)
         return problem(from_bug())
 
     app.add_exception_handler(Exception, on_bug)

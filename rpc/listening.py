@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
 from persist.client.listen import Listen, ListenEvent
@@ -48,7 +48,7 @@ class Listeners:
 
     async def stream(
         self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """The frames from the frontier `start` on, until `until`, the shard's end, or the server's."""
         machine = self._location.machine(name)
         frontier = start

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,19 +29,7 @@ _COUNTERS = {
 }
 
 
-class Gauges(Protocol):
-    """What a server tells of itself at this moment; each a count."""
-
-    @property
-    def commands_queued(self) -> int: ...
-    @property
-    def io_queued(self) -> int: ...
-    @property
-    def body_bytes(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def listeners(self) -> int: ...
+Gauges = Callable[[], Mapping[str, tuple[str, int]]]  # a count of this moment, by name: what it counts, and how many
 
 
 class Metrics:
@@ -92,12 +80,8 @@ class _Shards(Collector):
         most = max((machine.metrics.group_max for machine in machines), default=0)
         yield _gauge("persist_group_commands_max", "Most commands in one commit", most)
         yield _gauge("persist_machines", "Shards with a cached State", len(machines))
-        gauges = self._gauges
-        yield _gauge("persist_commands_queued", "Commands queued or being committed", gauges.commands_queued)
-        yield _gauge("persist_io_queued", "Blocking work queued or running", gauges.io_queued)
-        yield _gauge("persist_body_bytes", "Bytes of bodies being worked on", gauges.body_bytes)
-        yield _gauge("persist_waiting", "Requests and listeners that wait for a shard", gauges.waiting)
-        yield _gauge("persist_listeners", "Listen streams", gauges.listeners)
+        for name, (text, count) in self._gauges().items():
+            yield _gauge(f"persist_{name}", text, count)
         yield from self._stores()
         yield from self._per_shard(machines)
 

@@ -18,7 +18,7 @@ from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import Forbidden, Overloaded
+from persist.core.errors import Forbidden
 from persist.core.ids import Token, WriterId, shard_id_of
 from persist.parts import ShardSchema
 from rpc.auth import Principal, Tokens
@@ -26,8 +26,9 @@ from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
+from rpc.slots import Slots
 from rpc.watching import Watcher
-from rpc.work import RETRY_AFTER_S, Work
+from rpc.work import Work
 
 THIN_WRITER_LEASE_MS = 600_000
 THIN_RETRY_S = 15.0  # how long the server retries for a thin client before it answers 429 or 503
@@ -48,7 +49,7 @@ class Service:
         self.work = Work(settings.limits)
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
-        self.metrics = Metrics(location, self, settings.limits.metric_shards_max)
+        self.metrics = Metrics(location, self._gauges, settings.limits.metric_shards_max)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
@@ -56,41 +57,23 @@ class Service:
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
-        self.snapshots = 0
-        self.listeners = 0
+        self.snapshots = Slots(settings.limits.snapshots_max, "many snapshots under way")
+        self.listeners = Slots(settings.limits.listeners_max, "many listeners")
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
             )
 
-    # What `rpc.metrics.Gauges` asks for.
-
-    @property
-    def commands_queued(self) -> int:
-        return self.work.commands
-
-    @property
-    def io_queued(self) -> int:
-        return self.work.io_queued
-
-    @property
-    def body_bytes(self) -> int:
-        return self.work.body_bytes
-
-    @property
-    def waiting(self) -> int:
-        return self.watcher.waiting
-
-    @contextmanager
-    def one_more(self, counter: str, most: int, what: str) -> Iterator[None]:
-        """Count one of something for the length of a `with`. Overloaded beyond `most`."""
-        if getattr(self, counter) >= most:
-            raise Overloaded(f"the server has {most} {what}; slow down", retry_after_s=RETRY_AFTER_S)
-        setattr(self, counter, getattr(self, counter) + 1)
-        try:
-            yield
-        finally:
-            setattr(self, counter, getattr(self, counter) - 1)
+    def _gauges(self) -> dict[str, tuple[str, int]]:
+        """What the server does at this moment, for /metrics."""
+        return {
+            "commands_queued": ("Commands queued or being committed", self.work.commands.taken),
+            "io_queued": ("Blocking work queued or running", self.work.io_queued.taken),
+            "body_bytes": ("Bytes of bodies being worked on", self.work.body_bytes.taken),
+            "waiting": ("Requests and listeners that wait for a shard", self.watcher.waiting),
+            "listeners": ("Listen streams", self.listeners.taken),
+            "snapshots": ("Snapshots that are streamed", self.snapshots.taken),
+        }
 
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
@@ -121,10 +104,10 @@ class Service:
 class Body:
     """A request's body, counted against all bodies until it is released."""
 
-    __slots__ = ("_held", "_work")
+    __slots__ = ("_bodies", "_held")
 
     def __init__(self, work: Work) -> None:
-        self._work = work
+        self._bodies = work.body_bytes
         self._held = 0
 
     async def read(self, receive: Receive, bytes_max: int) -> bytes:
@@ -135,7 +118,7 @@ class Body:
             if message["type"] != "http.request":
                 raise ClientDisconnect()
             chunk: bytes = message.get("body", b"")
-            self._work.hold_body(len(chunk))
+            self._bodies.take(len(chunk))
             self._held += len(chunk)
             if self._held > bytes_max:
                 raise BodyTooLarge(f"the body is longer than {bytes_max} bytes; send less", bytes_max=bytes_max)
@@ -144,7 +127,7 @@ class Body:
                 return b"".join(chunks) if len(chunks) > 1 else chunk
 
     def release(self) -> None:
-        self._work.release_body(self._held)
+        self._bodies.give_back(self._held)
         self._held = 0
 
 

@@ -11,42 +11,34 @@ from typing import Any, TypeVar
 from persist.commit.machine import Machine
 from persist.commit.pending import Pending
 from persist.core import commands as c
-from persist.core.errors import Overloaded, Unavailable
+from persist.core.errors import Unavailable
 from rpc.settings import Limits
+from rpc.slots import Slots
 
 T = TypeVar("T")
-RETRY_AFTER_S = 0.1
 
 
 class Work:
     """Two pools: commits (`lead`) and everything else (`run`). Used from the event loop's thread."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
         self._leads = ThreadPoolExecutor(limits.lead_threads, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
-        self.io_queued = 0
-        self.commands = 0
-        self.body_bytes = 0
+        self.io_queued = Slots(limits.io_queue_max, "much work queued")
+        self.commands = Slots(limits.commands_max, "many commands queued")
+        self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies")
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work on another thread. Overloaded when too much is queued."""
-        if self.io_queued >= self._limits.io_queue_max:
-            raise Overloaded("the server has too much work queued; slow down", retry_after_s=RETRY_AFTER_S)
-        self.io_queued += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._io, work, *args)
-        except RuntimeError as error:
-            raise _closing(error) from error
-        finally:
-            self.io_queued -= 1
+        with self.io_queued:
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._io, work, *args)
+            except RuntimeError as error:
+                raise _closing(error) from error
 
     async def apply(self, machine: Machine, command: c.Command) -> c.Result:
         """Commit a command. The caller may go away meanwhile: the commit goes on."""
-        if self.commands >= self._limits.commands_max:
-            raise Overloaded("the server has too many commands queued; slow down", retry_after_s=RETRY_AFTER_S)
-        self.commands += 1
-        try:
+        with self.commands:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[c.Result] = loop.create_future()
 
@@ -56,17 +48,6 @@ class Work:
 
             machine.submit(command, self._lead, answered)
             return await waiter
-        finally:
-            self.commands -= 1
-
-    def hold_body(self, size: int) -> None:
-        """Count the bytes of a body against what all bodies may take; `release_body` gives them back."""
-        if self.body_bytes + size > self._limits.bodies_bytes_max:
-            raise Overloaded("the server holds too many request bodies; slow down", retry_after_s=RETRY_AFTER_S)
-        self.body_bytes += size
-
-    def release_body(self, size: int) -> None:
-        self.body_bytes -= size
 
     def close(self) -> None:
         """Finish what runs, drop what is queued."""

@@ -12,8 +12,6 @@ from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrad
 HEADER_BYTES_MAX = 64 * 1024  # of a header, interim answers before it included; and of trailers
 INTERIM_MAX = 16  # interim answers (100 to 199) before the real one
 
-_GOES_ON = "the answer goes on after its end"
-
 
 class Broken(Exception):
     """The connection ended, nothing came in time, or no HTTP came, after the request had begun to go out."""
@@ -50,16 +48,17 @@ class Answer:
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived; no bytes mean that the connection has ended. Raises Broken."""
-        if self.is_whole or len(data) > self._left > 0:
-            raise Broken(_GOES_ON)
-        if not data:
+        if not data and not self.is_whole:
             raise Broken("the server closed the connection")
         if self._left:  # nothing but body is to come: the parser would only copy it
-            self._left -= len(data)
-            self._pieces.append(data)
+            piece, data = data[: self._left], data[self._left :]
+            self._left -= len(piece)
+            self._pieces.append(piece)
             self.is_whole = not self._left
-        else:
+        elif not self.is_whole:
             self._parse(data)
+            return
+        self._check_end(data)
 
     def take(self) -> bytes:
         """What has come of the body since the last call."""
@@ -86,11 +85,16 @@ class Answer:
         if self.is_whole or self._left:
             self._parser = None  # it refers back to this answer: without the circle both are freed at once
 
+    def _check_end(self, data: bytes) -> None:
+        """Whatever comes after the end is refused, but for line breaks: the parser lets them pass, too."""
+        if data.strip(b"\r\n"):
+            raise Broken("the answer goes on after its end")
+
     # What the parser calls. It turns whatever they raise into an HttpParserCallbackError.
 
     def on_message_begin(self) -> None:
         if self.is_whole:
-            raise Broken(_GOES_ON)
+            raise Broken("another answer follows after its end")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.reply is None:
@@ -124,7 +128,8 @@ class Answer:
 
     def on_body(self, data: bytes) -> None:
         if self.is_whole:
-            raise Broken(_GOES_ON)
+            self._check_end(data)
+            return
         self._pieces.append(data)
         self._idle_bytes = 0
 

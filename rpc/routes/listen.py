@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import Response
 
 from persist.core import antichain
 from persist.core.antichain import Antichain
@@ -19,6 +16,7 @@ from persist.core.ids import check_shard_name
 from rpc.listen_frames import EVENTS, FRAMES
 from rpc.routes.parameters import frontier
 from rpc.service import principal_of, service_of, shard_of
+from rpc.streaming import HeldStream
 
 router = APIRouter(prefix="/v1/shards", tags=["listen"])
 
@@ -52,41 +50,17 @@ async def listen(
     principal_of(request).require(READ, name)
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     start = _start(request, after)
-    stack = AsyncExitStack()
-    try:
-        stack.enter_context(service.one_more("listeners", service.limits.listeners_max, "listeners"))
-        hold = await stack.enter_async_context(service.listening.leases.hold(name, start))
-    except BaseException:
-        await stack.aclose()
-        raise
-
-    async def stream() -> AsyncIterator[bytes]:
-        async for frame in service.listening.stream(name, hold, start, frontier(until, "until"), form):
-            yield frame
-
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return _Stream(stream(), stack, service.limits.slow_listener_s, headers, form)
-
-
-class _Stream(StreamingResponse):
-    """Gives up what the listener holds when it ends, and cuts off a listener that takes nothing for too long."""
-
-    def __init__(
-        self, content: AsyncIterator[bytes], stack: AsyncExitStack, slow_s: float, headers: dict[str, str], media: str
-    ) -> None:
-        super().__init__(content, headers=headers, media_type=media)
-        self._stack = stack
-        self._slow_s = slow_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def bounded(message: Message) -> None:
-            async with asyncio.timeout(self._slow_s):
-                await send(message)
-
-        try:
-            await super().__call__(scope, receive, bounded)
-        finally:
-            await self._stack.aclose()
+    async with AsyncExitStack() as held:
+        held.enter_context(service.listeners)
+        hold = await held.enter_async_context(service.listening.leases.hold(name, start))
+        frames = service.listening.stream(name, hold, start, frontier(until, "until"), form)
+        return HeldStream(
+            await held.enter_async_context(aclosing(frames)),
+            held.pop_all(),
+            media_type=form,
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+            slow_s=service.limits.slow_listener_s,
+        )
 
 
 def _start(request: Request, after: int | None) -> Antichain:

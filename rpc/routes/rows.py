@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Annotated, Any
 
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from persist.client.connect import Client
 from persist.client.snapshot import Snapshot, expanded
@@ -27,6 +28,7 @@ from rpc.routes.parameters import (
     token_and_writer,
 )
 from rpc.service import Service, principal_of, service_of, shard_of
+from rpc.streaming import HeldStream, Stepped
 
 router = APIRouter(prefix="/v1/shards", tags=["rows"])
 _Commit = Callable[[WriteHandle, pa.Table, "Token | None"], Appended]
@@ -131,30 +133,19 @@ async def snapshot(
     principal_of(request).require(READ, name)
     chosen = rows.format_of(request.headers.get("accept"), form)
     names = None if columns is None else [column for column in columns.split(",") if column]
-    counted = service.one_more("snapshots", service.limits.snapshots_max, "snapshots under way")
-    counted.__enter__()
-    try:
-        wait_s = min(wait, service.limits.wait_s_max)
+    wait_s = min(wait, service.limits.wait_s_max)
+    async with AsyncExitStack() as held:
+        held.enter_context(service.snapshots)
         opened = await service.work.run(partial(_open, service, name, as_of, names, wait_s))
-        pieces = _pieces(opened, chosen, expand)
-        first = await service.work.run(next, pieces, None)
-    except BaseException:
-        counted.__exit__(None, None, None)
-        raise
-
-    async def stream() -> AsyncIterator[bytes]:
-        piece = first
-        try:
-            while piece is not None:
-                if piece:
-                    yield piece
-                piece = await service.work.run(next, pieces, None)
-        finally:
-            counted.__exit__(None, None, None)
-            await service.work.run(pieces.close)
-
-    headers = {"persist-as-of": str(opened.as_of)}
-    return StreamingResponse(stream(), headers=headers, media_type=rows.MEDIA_TYPES[chosen])
+        pieces = Stepped(service.work, _pieces(opened, chosen, expand))
+        held.push_async_callback(pieces.close)
+        first = await pieces.next()
+        return HeldStream(
+            pieces.rest(first),
+            held.pop_all(),
+            media_type=rows.MEDIA_TYPES[chosen],
+            headers={"persist-as-of": str(opened.as_of)},
+        )
 
 
 def _open(service: Service, name: str, as_of: int | None, columns: list[str] | None, wait_s: float) -> Snapshot:
@@ -162,7 +153,7 @@ def _open(service: Service, name: str, as_of: int | None, columns: list[str] | N
     return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot")
 
 
-def _pieces(snapshot: Snapshot, form: str, expand: bool) -> Any:
+def _pieces(snapshot: Snapshot, form: str, expand: bool) -> Generator[bytes]:
     """A generator of bytes that gives the lease up when it ends or is closed."""
     empty = snapshot.empty()
 

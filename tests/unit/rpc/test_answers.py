@@ -69,6 +69,11 @@ def test_an_answer_to_head_has_no_body_whatever_its_length_says(length: str) -> 
         read(data + b"hello", is_head=True)
 
 
+def test_line_breaks_after_the_end_are_let_pass() -> None:
+    data = OK + b"content-length: 5\r\n\r\nhello\r\n"
+    assert read(data) == read(data, [45, 49]) == read(data, range(len(data)))
+
+
 def test_a_connection_is_not_used_again_where_the_end_of_the_answer_is_not_sure() -> None:
     assert not read(OK + b"transfer-encoding: chunked\r\n\r\n", is_head=True)[3]
 
