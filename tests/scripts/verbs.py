@@ -17,6 +17,7 @@ from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, Attrib
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of
+from persist.core.phases import phase_of
 from persist.core.record import asdict
 from persist.core.state import Policy, SchemaRecord, State
 from tests.scripts.harness import Arguments, ScriptError, print_error
@@ -26,6 +27,7 @@ _ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
 _ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
 _PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
 LEASE_MS = 1000
+LOOKING = {"policy", "tick", "expire-lapsed", "state", "upper", "phase", "new-shard"}  # verbs that commit nothing
 
 
 # --- reading
@@ -308,7 +310,15 @@ class StepInterpreter:
         self.told: set[type] = set()  # which commands the script has used
 
     def __call__(self, group: list[Arguments]) -> list[str]:
-        if len(group) == 1 and group[0].verb in {"policy", "tick", "expire-lapsed", "state", "upper"}:
+        if len(group) == 1 and group[0].verb in {
+            "policy",
+            "tick",
+            "expire-lapsed",
+            "state",
+            "upper",
+            "phase",
+            "new-shard",
+        }:
             return self._look(group[0])
         commands = []
         for args in group:
@@ -335,6 +345,11 @@ class StepInterpreter:
         elif args.verb == "expire-lapsed":
             self.shard.expire_lapsed()
             output = ["nothing lapsed" if self.shard.state is before else f"expired -> v{self.shard.state.seqno}"]
+        elif args.verb == "new-shard":
+            self.shard = Shard()
+            output = ["ok"]
+        elif args.verb == "phase":
+            output = [phase_of(self.shard.state).value]
         elif args.verb == "upper":
             output = [f"since={self.shard.state.since} upper={self.shard.state.upper}"]
         else:

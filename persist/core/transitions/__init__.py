@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist.core import commands as c
-from persist.core.errors import UnknownShard
+from persist.core import phases
 from persist.core.state import State
 from persist.core.transitions import attributes, leases, lifecycle, maintenance, readers, writers
 from persist.core.transitions.context import Context
@@ -52,21 +52,14 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ForgetLapsed: leases.forget_lapsed,
 }
 
-# What still makes sense on a tombstone: keeping its one rollup, and finding that all is done.
-_ON_TOMBSTONE = (
-    c.AddRollup,
-    c.RemoveRollups,
-    c.TakeClaim,
-    c.ReleaseClaim,
-    c.ForgetLapsed,
-    c.Finalise,
-    c.ExpireReader,
-    c.ExpireWriter,
-)
-
 
 def step(state: State, command: c.Command, context: Context) -> tuple[State, c.Result]:
-    """Apply one command. Raises an error of the tree when it is refused; the State is then unchanged."""
-    if state.tombstone and not isinstance(command, _ON_TOMBSTONE):
-        raise UnknownShard(f"shard {state.name!r} was dropped; its name is not used again")
+    """Apply one command. Raises an error of the tree when it is refused; the State is then unchanged.
+
+    A retry is answered in any phase but the last, as its first try was: the shard may have been closed in between.
+    """
+    phase = phases.phase_of(state)
+    if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command)) is not None:
+        return state, again
+    phases.check(state, command, phase)
     return _TRANSITIONS[type(command)](state, command, context)

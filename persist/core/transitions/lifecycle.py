@@ -6,7 +6,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM
 from persist.core.attribute import NO_INDEX
 from persist.core.batch import Description, HollowBatch
-from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
+from persist.core.errors import Conflict, SchemaMismatch
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.trace import trace_of
@@ -51,10 +51,6 @@ def drop(state: State, command: c.Drop, context: Context) -> tuple[State, c.Done
 def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State, c.Finalised]:
     if state.tombstone:
         return state, c.Finalised(done=True)
-    if not state.is_closed:
-        raise InvalidUsage(
-            f"shard {state.name!r} has upper {state.upper} and since {state.since}; drop it before it can be finalised"
-        )
     batches = state.trace.batches
     if len(batches) > 1 or batches[0].runs:
         taken = batches[: context.policy.finalise_batches_per_step]

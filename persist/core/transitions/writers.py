@@ -50,9 +50,6 @@ def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[Sta
 
 
 def compare_and_append(state: State, command: c.CompareAndAppend, context: Context) -> tuple[State, c.Appended]:
-    writer = _registered(state, command.writer)
-    if (again := _answered(writer, command.token)) is not None:
-        return state, again
     lower, upper = command.expected_upper, command.new_upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
@@ -65,7 +62,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
         )
     state = with_updates(state, command.attributes, context)
     if lower == upper and not command.attributes:
-        entry = replace(writer, heartbeat_ms=context.now_ms)
+        entry = replace(state.writers[command.writer], heartbeat_ms=context.now_ms)
         return _with_writer(state, command.writer, entry), c.Appended(lower, upper)
     if lower == upper:
         result = c.Appended(lower, upper)
@@ -74,9 +71,6 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
 
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
-    writer = _registered(state, command.writer)
-    if (again := _answered(writer, command.token)) is not None:
-        return state, again
     lower, upper = command.lower, command.upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
@@ -102,19 +96,16 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
 
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
-    writer = _registered(state, command.writer)
-    if (again := _answered(writer, command.token)) is not None:
-        return state, again
     _check_parts(state, command.runs, context)
-    if state.upper.element is None or state.upper.element > TIME_MAX:
+    time = state.upper.element
+    if time is None or time > TIME_MAX:
         raise UpperMismatch(
-            f"shard {state.name!r} is closed: its upper is {state.upper}",
+            f"shard {state.name!r} has no time left: its upper is {state.upper}",
             expected=None,
             actual=state.upper.to_json(),
         )
     if not command.runs and not command.attributes:
         return state, c.Appended(state.upper, state.upper)
-    time = state.upper.element
     state = with_updates(state, command.attributes, context)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
@@ -140,13 +131,18 @@ def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tu
 
 
 def update_attributes(state: State, command: c.UpdateAttributes, context: Context) -> tuple[State, c.Done]:
-    writer = _registered(state, command.writer)
-    if _answered(writer, command.token) is not None:
-        return state, c.Done()
     result = c.Appended(state.upper, state.upper)
     return _recorded(
         with_updates(state, command.attributes, context), command.writer, command.token, result, context
     ), c.Done()
+
+
+def answered_before(state: State, command: c.Command) -> c.Result | None:
+    """The answer to a command that is a retry of its writer's most recent one. Raises Expired without the writer."""
+    if not isinstance(command, c.CompareAndAppend | c.Append | c.Insert | c.UpdateAttributes):
+        return None
+    answer = _answered(_registered(state, command.writer), command.token)
+    return c.Done() if answer is not None and isinstance(command, c.UpdateAttributes) else answer
 
 
 def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
