@@ -16,7 +16,7 @@ export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format format-check lint types imports wheel soak clean $(BENCHES:%=bench-%)
+.PHONY: help venv demo test check format format-check lint types imports docs wheel soak clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ types: $(DEV) ## mypy, strict
 
 imports: $(DEV) ## who may import whom
 	@$(VENV)/bin/lint-imports
+
+docs: $(DEV) ## write docs/python.md anew from the docstrings
+	@$(PY) -m tests.support.api_page
 
 wheel: $(DEV) ## build the wheel; its top level holds our six packages and nothing else
 	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

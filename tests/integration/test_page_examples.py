@@ -38,6 +38,13 @@ def test_the_tutorial_without_its_spark_part(tmp_path: Path) -> None:
     tutorial.run(tmp_path, spark=False)
 
 
+def test_the_examples_of_attributes_print_what_the_page_says(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}") as client:
+        shard = client.create_shard("events", pa.schema([("id", pa.int64())]), key=["id"])
+        found = [block for block in blocks("docs/attributes.md") if block.language == "python"]
+        run_python("docs/attributes.md", found, {"shard": shard, "rows": [{"id": 0}, {"id": 1}]})
+
+
 HOLDS = 'holds.callback(client.shard(name).open_reader(purpose="backup").close)'
 
 

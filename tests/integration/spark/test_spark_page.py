@@ -1,0 +1,44 @@
+"""The examples of docs/spark.md, one after the other, over shards of a directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from tests.support.pages import blocks, run_python
+
+pytestmark = pytest.mark.spark
+
+PAGE = "docs/spark.md"
+COLUMNS = pa.schema([("customer", pa.string()), ("amount", pa.int64()), ("paid", pa.date32())])
+TIMES = 18  # one example reads as of 17
+
+
+def test_every_example_of_the_page_runs(
+    spark: Any, client: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    orders = client.create_shard("orders", COLUMNS, key=["customer"])
+    for time in range(TIMES):
+        orders.insert([{"customer": f"a{time}", "amount": time, "paid": None}])
+    more = orders.schema.arrow.empty_table()
+    names: dict[str, Any] = {"spark": spark, "client": client, "url": url, "persist": persist, "table": more}
+    for block in blocks(PAGE):
+        text = block.text.replace("http://host:8787", url).replace("persist:///data", url)
+        text = text.replace("checkpoints/copy", f"{tmp_path}/checkpoints")  # Spark has a working directory of its own
+        if block.language == "python":
+            run_python(PAGE, [replace(block, text=text)], names)
+            names["table"] = more  # one example imports a function of this name
+        elif block.language == "sql":
+            for statement in text.strip().rstrip(";").split(";\n"):
+                spark.sql(statement).collect()
+    names["query"].processAllAvailable()
+    names["query"].stop()
+    assert client.shard("copy").snapshot().to_arrow().num_rows == TIMES
+    assert client.shard("copied").snapshot().to_arrow().num_rows >= TIMES
+    assert client.shard("orders").snapshot().to_arrow().num_rows == TIMES + 1
