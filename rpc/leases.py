@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Expired, PersistError
+from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from rpc.work import Work
 
@@ -94,7 +94,10 @@ class Leases:
                     lease.frontiers[number] = frontier
                     return lease
             reader, started = mint(ReaderId, self._location.ids), self._now()
-            await self._apply(name, c.RegisterReader(reader, since, LEASE_MS, "http listen"))
+            try:
+                await self._apply(name, c.RegisterReader(reader, since, LEASE_MS, "http listen"))
+            except Indeterminate as error:  # a hold that was taken after all lapses by itself
+                raise Unavailable(f"shard {name!r} cannot be listened to now: no answer came; listen again") from error
             lease = _Lease(reader, since, started, {number: frontier})
             self._by_name.setdefault(name, []).append(lease)
             if self._keeper is None:

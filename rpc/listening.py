@@ -125,7 +125,7 @@ class Listeners:
 class _HeldElsewhere(ReadLease):
     """The lease of a step: the listener's hold does its work."""
 
-    def _send(self, command: c.Command) -> None:
+    def _send(self, command: c.Command, retry_s: float | None = None) -> None:
         return
 
 

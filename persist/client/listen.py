@@ -14,6 +14,7 @@ from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, kept, 
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
+from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo
 from persist.core.view import ViewRequest
 from persist.parts import TIME, PartReader, ShardSchema
@@ -40,7 +41,8 @@ class ListenEvent:
 class Listen:
     """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
-    Iterate it, or call `next_events(timeout_s)`. Close it when done; otherwise its lease lapses by itself.
+    Iterate it, or call `next_events(timeout_s)`. The hold is given back when `until` is reached, when it is closed, and
+    when a `for` loop over it is left. A listener that is only polled by `next_events` and then forgotten lapses.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Listen:
         self._settings = settings
         self._until = until
         self._downgraded_s = transport.clock.monotonic()
+        self._closed = False
         self.frontier = frontier(0 if as_of is None else as_of + 1)
 
     @property
@@ -66,16 +69,25 @@ class Listen:
         return self.frontier.is_empty or self._until <= self.frontier
 
     def __iter__(self) -> Iterator[ListenEvent]:
-        while not self.done:
-            yield from self.next_events(VIEW_WAIT_S)
+        try:
+            while not self.done:
+                yield from self.next_events(VIEW_WAIT_S)
+            self.close()
+        except GeneratorExit:  # the loop was left, or the iterator was forgotten
+            self._closed = True
+            self._lease.release()
+            raise
 
     def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
         """The events up to the shard's upper, waiting at most `timeout_s` for the first; none when nothing came.
 
-        The frontier moves as they are taken.
+        The frontier moves as they are taken. Raises InvalidUsage once the listener is closed and not done.
         """
         if self.done or self.frontier.element is None:
+            self.close()
             return
+        if self._closed:
+            raise InvalidUsage(f"this listener of shard {self._name!r} was closed; listen again as of its frontier")
         self._lease.keep()
         lower = self.frontier
         request = ViewRequest(past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower)
@@ -111,7 +123,10 @@ class Listen:
         yield ListenEvent(lower, upper, last)
 
     def _downgrade(self, seqno: SeqNo) -> None:
-        """Move the hold to the last time that was delivered, now that its consumer came back for more."""
+        """Its consumer came back for more: move the hold to the last time that was delivered, or give it back."""
+        if self.done:
+            self.close()
+            return
         now = self._transport.clock.monotonic()
         if now - self._downgraded_s < self._settings.lease_ms / 1000 / DOWNGRADES_PER_LEASE:
             return
@@ -121,6 +136,8 @@ class Listen:
         self._downgraded_s = now
 
     def close(self) -> None:
+        """Give the hold back; idempotent."""
+        self._closed = True
         self._lease.close()
 
     def __enter__(self) -> Self:

@@ -10,14 +10,24 @@ from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Overload
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 DOUBLINGS_MAX = 10
+# What these change is a hold, which lapses by itself: a try of unknown outcome harms nobody, and they have no token.
+READS = (
+    c.RegisterReader,
+    c.HeartbeatReader,
+    c.DowngradeSince,
+    c.ExpireReader,
+    c.ReadAttributes,
+    c.ScanAttributes,
+)
 
 
 def send(transport: Transport, name: str, command: c.Command, retry_s: float) -> c.Result:
     """Apply a command, retrying what is safe to retry for up to `retry_s` seconds.
 
     Raises Indeterminate only where the command may have happened and the deadline passed, or the record of its token
-    is gone; every other error means that it did not happen.
+    is gone; every other error means that it did not happen. A read is never Indeterminate: it is asked again.
     """
+    reads = isinstance(command, READS)
     deadline = transport.clock.monotonic() + retry_s
     unknown = False
     tries = 0
@@ -25,10 +35,12 @@ def send(transport: Transport, name: str, command: c.Command, retry_s: float) ->
         try:
             return transport.apply(name, command)
         except (Unavailable, Overloaded, Indeterminate) as error:
-            unknown = unknown or isinstance(error, Indeterminate)
+            unknown = unknown or (isinstance(error, Indeterminate) and not reads)
             tries += 1
             wait = _wait_s(error, tries, transport)
             if transport.clock.monotonic() + wait > deadline:
+                if reads and isinstance(error, Indeterminate):
+                    raise Unavailable(f"shard {name!r} cannot be read now: no answer came; read it again") from error
                 if unknown and not isinstance(error, Indeterminate):
                     raise Indeterminate(
                         f"a command on shard {name!r} may have happened; retry with its token ({error})"

@@ -6,8 +6,9 @@ space and can be read by anyone, anywhere: their union is exactly the contents o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -20,7 +21,7 @@ from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -31,6 +32,7 @@ from persist.parts.files import Keeps
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
 SPLITS_MAX = 100_000
+CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
 
 
@@ -54,6 +56,7 @@ class ReadLease:
         self.seqno = SeqNo(0)
         self.since = Antichain(0)
         self._renewed_s = transport.clock.monotonic()
+        self._closed = False
 
     @classmethod
     def open(
@@ -90,10 +93,27 @@ class ReadLease:
         self._renewed_s = now
 
     def close(self) -> None:
-        self._send(c.ExpireReader(self.reader))
+        """Give the hold back; idempotent. Where nobody answers for a few seconds it lapses by itself."""
+        if not self._closed:
+            self._closed = True
+            with suppress(Unavailable, Overloaded):
+                self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
-    def _send(self, command: c.Command) -> None:
-        send(self._transport, self._name, command, self._settings.retry_s)
+    def release(self) -> None:
+        """As `close`, for a garbage collection. That may run while this thread holds a lock, so another one closes."""
+
+        def close() -> None:
+            with suppress(PersistError):
+                self.close()
+
+        with suppress(RuntimeError):  # the interpreter ends: no thread can be started
+            closing = threading.Thread(target=close, name="persist-release", daemon=True)
+            closing.start()
+            closing.join(CLOSE_RETRY_S)
+
+    def _send(self, command: c.Command, retry_s: float | None = None) -> None:
+        longest = self._settings.retry_s
+        send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
 
 
 @dataclass(frozen=True)

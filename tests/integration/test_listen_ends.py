@@ -1,0 +1,163 @@
+"""A finished listener gives its hold back at once. A hold that stays keeps history, and the shard from its end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.client.connect import Client
+from persist.client.listen import ListenEvent
+from persist.client.shard import HandleSettings, Shard
+from persist.client.snapshot import ReadSettings
+from persist.core.errors import Conflict, InvalidUsage, Unavailable
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.int64())])
+WAIT_S = 60.0
+
+
+@pytest.fixture(params=["embedded", "http"])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    if request.param == "embedded":
+        with persist.connect(f"persist://{tmp_path}/d") as client:
+            yield client
+        return
+    with Server(tmp_path / "d") as server, persist.connect(server.url) as client:
+        yield client
+
+
+def to_its_end(shard: Shard) -> None:
+    assert len(list(shard.listen(None, until=2))) > 0
+
+
+def left_at_the_first_event(shard: Shard) -> None:
+    for _ in shard.listen(None):
+        break
+
+
+def left_by_an_error(shard: Shard) -> None:
+    def fail(_event: ListenEvent) -> None:
+        raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        for event in shard.listen(None):
+            fail(event)
+    gc.collect()
+
+
+def an_iterator_that_is_forgotten(shard: Shard) -> None:
+    iterator = iter(shard.listen(None))
+    next(iterator)
+    del iterator
+    gc.collect()
+
+
+def closed(shard: Shard) -> None:
+    with shard.listen(None) as listen:
+        assert next(iter(listen)).updates.num_rows > 0
+    listen.close()
+    with pytest.raises(InvalidUsage, match="closed"):
+        list(listen)
+
+
+def polled_to_its_end(shard: Shard) -> None:
+    listen = shard.listen(None, until=2)
+    while not listen.done:
+        assert list(listen.next_events(1.0))
+
+
+def with_nothing_to_tell(shard: Shard) -> None:
+    assert list(shard.listen(1, until=2)) == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        to_its_end,
+        left_at_the_first_event,
+        left_by_an_error,
+        an_iterator_that_is_forgotten,
+        closed,
+        polled_to_its_end,
+        with_nothing_to_tell,
+    ],
+)
+def test_a_finished_listener_holds_nothing(client: Client, use: Callable[[Shard], None]) -> None:
+    """It held since for 15 more minutes, and the next `drop` was refused: held by readers."""
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    for number in range(2):
+        shard.insert([{"id": number}])
+    use(shard)
+    shard.drop()
+
+
+def test_a_listener_that_goes_on_holds_what_it_needs(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    with shard.listen(None) as listen:
+        assert sum(event.updates.num_rows for event in listen.next_events(1.0)) == 1
+        with pytest.raises(Conflict, match="held"):
+            shard.drop()
+        shard.insert([{"id": 2}])
+        assert sum(event.updates.num_rows for event in listen.next_events(1.0)) == 1
+    shard.drop()
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/octet-stream"])
+def test_a_stream_over_http_that_ends_or_is_left_holds_nothing(tmp_path: Path, accept: str) -> None:
+    with Server(tmp_path / "d") as server, persist.connect(server.url) as client:
+        for name, query in (("ended", "?until=2"), ("left", "")):
+            shard = client.create_shard(name, SCHEMA, ["id"])
+            for number in range(2):
+                shard.insert([{"id": number}])
+            request = urllib.request.Request(f"{server.url}/v1/shards/{name}/listen{query}", headers={"accept": accept})
+            with closing(urllib.request.urlopen(request)) as answer:
+                assert answer.read(None if query else 10)
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                try:
+                    shard.drop()
+                    break
+                except Conflict:
+                    assert time.monotonic() < deadline, "the hold stays"
+                    time.sleep(0.05)
+
+
+def test_a_read_that_gets_no_answer_is_unavailable_never_indeterminate(tmp_path: Path) -> None:
+    """A snapshot told "it may have happened, retry with the same token", which it does not have."""
+    impatient = HandleSettings(read=ReadSettings(retry_s=1.0))
+    with (
+        Server(tmp_path / "d") as server,
+        persist.connect(server.url, timeout_s=2.0, handles=impatient) as client,
+    ):
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 1}])
+        open_snapshot, listen, lease = shard.snapshot(0), shard.listen(None), shard.open_reader()
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            for read in (
+                lambda: shard.snapshot(0),
+                lambda: open_snapshot.to_arrow(),
+                lambda: next(iter(listen)),
+                lambda: lease.check(),
+                lambda: shard.listen(None),
+                lambda: shard.upper(),
+                lambda: client.shards(),
+            ):
+                with pytest.raises(Unavailable) as told:
+                    read()
+                assert "may have happened" not in str(told.value)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert json.loads(urllib.request.urlopen(f"{server.url}/v1/shards/orders").read())["upper"] == [1]
+        assert shard.snapshot(0).to_arrow().num_rows == 1
