@@ -26,6 +26,7 @@ from persist.commit.versions import Versions
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 from persist.core.state import Policy
+from persist.formats.state_frames import THIS_BUILD, Build
 from persist.formats.store_errors import translated
 
 MARKER = "persist.json"
@@ -57,6 +58,7 @@ class Location:
         clock: Clock | None = None,
         ids: IdSource | None = None,
         background: Background | None = None,
+        build: Build = THIS_BUILD,
     ) -> None:
         self.settings = settings or LocationSettings()
         self.store_calls = StoreCalls()
@@ -69,7 +71,7 @@ class Location:
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
-        self.versions = Versions(blob, consensus, self.ids)
+        self.versions = Versions(blob, consensus, self.ids, build)
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()

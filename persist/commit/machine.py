@@ -44,7 +44,6 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import RETRY_SOON_S, Indexed
-from persist.formats.state_frames import encode_diff
 from persist.formats.store_errors import translate
 
 QUEUE_MAX = 10_000
@@ -383,7 +382,7 @@ class Machine:
 
     def _compare_and_set_at(self, change: state_diff.StateDiff, deadline: float) -> bool:
         """Whether this state diff is in the log. Settles unknown outcomes by repeating and reading back."""
-        data = encode_diff(change)
+        data = self._versions.encode(change)
         if len(data) > self._versions.consensus.value_bytes_max:
             raise InvalidUsage(
                 f"a commit to shard {self.name!r} takes {len(data)} bytes, more than the consensus store's "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from blob import Blob, BlobNotFound
 from consensus import Consensus
+from persist.commit.levels import read_level
 from persist.core import state_diff
 from persist.core.errors import Corruption
 from persist.core.ids import IdSource, SeqNo
@@ -14,7 +15,15 @@ from persist.core.keys import rollup_key
 from persist.core.record import replace
 from persist.core.state import Rollup, State, blank_state
 from persist.core.state_diff import StateDiff
-from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
+from persist.formats.state_frames import (
+    THIS_BUILD,
+    Build,
+    decode_diff,
+    decode_state,
+    encode_diff,
+    encode_state,
+    level_of,
+)
 from persist.formats.store_errors import translated, translated_but_missing
 
 FIRST = SeqNo(1)
@@ -24,12 +33,32 @@ CATCH_UP_DIFFS_MAX = 2_000  # further behind than this, loading anew is cheaper
 
 
 class Versions:
-    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing."""
+    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing but the location's level."""
 
-    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource) -> None:
+    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build = THIS_BUILD) -> None:
         self.blob = blob
         self.consensus = consensus
         self._ids = ids
+        self._build = build
+        self._level = 0  # the highest that was seen in a frame
+        self._level_read = 0  # once it was read
+
+    @property
+    def level(self) -> int:
+        """The level to write. Who sees a frame of a higher one than was read knows that it was raised meanwhile."""
+        if not self._level_read:
+            self._level_read = read_level(self.blob, self._build)
+        return max(self._level_read, self._level)
+
+    def encode(self, change: StateDiff) -> bytes:
+        """The log entry of a state diff."""
+        return encode_diff(change, self.level, self._build)
+
+    def decode(self, data: bytes) -> StateDiff:
+        """The state diff of a log entry."""
+        change = decode_diff(data, self._build)
+        self._level = max(self._level, level_of(data))
+        return change
 
     def load(self, name: str) -> State | None:
         """The current State, or None when there is no shard of that name."""
@@ -38,7 +67,7 @@ class Versions:
                 head = self.consensus.head(name)
             if head is None:
                 return None
-            newest = decode_diff(head.data)
+            newest = self.decode(head.data)
             state = self._rollup(newest) or self._first(name, newest)
             if state is None:
                 continue
@@ -68,7 +97,7 @@ class Versions:
         """The live state diffs from `first` on, ascending, at most `limit`."""
         with translated():
             entries = self.consensus.scan(name, int(first), limit)
-        return [decode_diff(entry.data) for entry in entries]
+        return [self.decode(entry.data) for entry in entries]
 
     def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
         """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
@@ -78,16 +107,16 @@ class Versions:
         """
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = _with_rollup(state, state.seqno, key, 0)
-        data = encode_state(named)
+        data = encode_state(named, self.level, self._build)
         with translated():
             self.blob.put(key, data)
         first = state_diff.diff(blank_state(state.name), named, commit_id)
-        return encode_diff(first), named
+        return self.encode(first), named
 
     def write_rollup(self, state: State) -> tuple[str, int]:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""
         key = rollup_key(state.shard_id, state.seqno, self._ids)
-        data = encode_state(state)
+        data = encode_state(state, self.level, self._build)
         with translated():
             self.blob.put(key, data)
         return key, len(data)
@@ -98,7 +127,7 @@ class Versions:
                 data = self.blob.get(newest.rollup_key)
         except BlobNotFound:
             return None
-        state = decode_state(data)
+        state = decode_state(data, self._build)
         if state.seqno != newest.rollup_seqno:
             raise Corruption(f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}")
         return state

@@ -26,17 +26,22 @@ MAGIC = b"PSST"
 KIND_DIFF = b"D"
 KIND_ROLLUP = b"R"
 
+_LEVEL_AT = 5
 _HEADER = struct.Struct("<4scBI")
 _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Build:
     """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
 
     levels: tuple[int, ...] = (2,)
     features: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def known(self) -> str:
+        return ", ".join(f"level {level}" for level in self.levels)
 
 
 THIS_BUILD = Build()
@@ -67,6 +72,11 @@ def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
     return state
 
 
+def level_of(data: bytes) -> int:
+    """The level of a frame that was read before."""
+    return data[_LEVEL_AT]
+
+
 def _frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:
     for name in features:
         if build.features[name] > level:
@@ -86,7 +96,7 @@ def _unframe(kind: bytes, data: bytes, what: str, build: Build) -> memoryview:
     if _checksum(kind, level, body) != checksum:
         raise Corruption(f"a {what} of {len(data)} bytes fails its checksum or is cut short")
     if level not in build.levels:
-        raise UpgradeNeeded(f"a {what} has level {level}; this persist reads {listed(build.levels)}: upgrade it")
+        raise UpgradeNeeded(f"a {what} has level {level}; this persist knows {build.known}: upgrade it")
     return body
 
 
@@ -97,8 +107,4 @@ def _checksum(kind: bytes, level: int, body: bytes | memoryview) -> int:
 def _check_features(features: Iterable[str], what: str, build: Build) -> None:
     unknown = [name for name in features if name not in build.features]
     if unknown:
-        raise UpgradeNeeded(f"a {what} needs {listed(unknown)}, which this persist does not know: upgrade it")
-
-
-def listed(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))
+        raise UpgradeNeeded(f"a {what} needs {', '.join(unknown)}, which this persist does not know: upgrade it")

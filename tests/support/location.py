@@ -12,6 +12,7 @@ from consensus.memory import MemoryConsensus
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.state import Policy
+from persist.formats.state_frames import THIS_BUILD, Build
 
 
 class TestClock:
@@ -69,6 +70,7 @@ def memory_location(
     policy: Policy | None = None,
     retry_s: float = 5.0,
     small_merges: bool = True,
+    build: Build = THIS_BUILD,
 ) -> Location:
     """A location over memory stores (or those given) that checks every invariant at every commit."""
     return Location(
@@ -78,4 +80,5 @@ def memory_location(
         clock=clock or TestClock(),
         ids=ids or AscendingIds(),
         background=InlineBackground(),
+        build=build,
     )

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+import zlib
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import msgpack
 
+from persist.core import commands as c
+from persist.core import transitions
 from persist.core.antichain import Antichain
 from persist.core.batch import Description, batch_of
-from persist.core.errors import Corruption
-from persist.core.ids import SeqNo
+from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.ids import SeqNo, critical_reader_id_of
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.state_diff import StateDiff, apply, diff
-from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
+from persist.formats.http_messages import decode_command, decode_result
+from persist.formats.records import encoded
+from persist.formats.state_frames import Build, decode_diff, decode_state, encode_diff, encode_state
 from tests.support.shard import NAME, SCHEMA, Shard, make_part, make_run
 from tests.unit.core.strategies import states, successors
 
@@ -103,3 +110,105 @@ def test_one_is_not_taken_for_the_other() -> None:
     with pytest.raises(Corruption, match="no state diff"):
         decode_diff(STATE_BYTES)
     assert decode_state(STATE_BYTES).name == NAME
+
+
+# --- what a newer build wrote: refused by name, never dropped, never called damage
+
+HEAD = 10  # bytes before the body of a frame
+
+
+def reframed(data: bytes, body: bytes | None = None, level: int = 2) -> bytes:
+    """The frame with another body or level, and a checksum that fits."""
+    kind, body = data[4:5], data[HEAD:] if body is None else body
+    return struct.pack("<4scBI", data[:4], kind, level, zlib.crc32(body, zlib.crc32(kind + bytes([level])))) + body
+
+
+def longer(value: object) -> Iterator[object]:
+    """The value with one field more in one of its records: in each of them, one after the other."""
+    if isinstance(value, list):
+        yield [*value, None]
+        for at, item in enumerate(value):
+            yield from ([*value[:at], other, *value[at + 1 :]] for other in longer(item))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from ({**value, key: other} for other in longer(item))
+
+
+BOTH = pytest.mark.parametrize(("data", "decode"), [(DIFF_BYTES, decode_diff), (STATE_BYTES, decode_state)])
+
+
+@BOTH
+def test_a_field_more_is_refused_in_every_record(data: bytes, decode: Decode) -> None:
+    """A list of records may have an item more, and that is none of the kind: then it is damage."""
+    told = {UpgradeNeeded: 0, Corruption: 0}
+    for body in longer(msgpack.decode(data[HEAD:])):
+        with pytest.raises((UpgradeNeeded, Corruption)) as refused:
+            decode(reframed(data, msgpack.encode(body)))
+        told[refused.type] += 1
+    assert told[UpgradeNeeded] > told[Corruption] > 0
+
+
+@BOTH
+@pytest.mark.parametrize("level", [0, 1, 3, 255])
+def test_another_level_is_refused(data: bytes, decode: Decode, level: int) -> None:
+    with pytest.raises(UpgradeNeeded, match=f"has level {level}; this persist knows level 2: upgrade it"):
+        decode(reframed(data, level=level))
+    build = Build(levels=(2, level))
+    assert (decode_diff if decode is decode_diff else decode_state)(reframed(data, level=level), build)
+
+
+def test_a_feature_that_is_not_known_is_refused() -> None:
+    old = Shard().state
+    new = replace(old, seqno=SeqNo(2), features=("colours", "sounds"))
+    build = Build(features={"colours": 2, "sounds": 2})
+    for data, decode in (
+        (encode_diff(diff(old, new, "commit"), build=build), decode_diff),
+        (encode_state(new, build=build), decode_state),
+    ):
+        with pytest.raises(UpgradeNeeded, match="needs sounds, which this persist does not know: upgrade it"):
+            decode(data, Build(features={"colours": 2}))
+        with pytest.raises(UpgradeNeeded, match="needs colours, sounds"):
+            decode(data)
+        assert decode(data, build)
+
+
+ONE_OF_EACH: list[tuple[c.Command | c.Result, Callable[[bytes], object], type[PersistError]]] = [
+    (c.Drop(True), decode_command, InvalidUsage),
+    (c.Finalise(), decode_command, InvalidUsage),
+    (c.Appended(Antichain(1), Antichain(2)), decode_result, Corruption),
+    (c.Done(), decode_result, Corruption),
+]
+
+
+@pytest.mark.parametrize(("record", "decode", "bad"), ONE_OF_EACH, ids=lambda value: type(value).__name__)
+def test_messages(record: c.Command | c.Result, decode: Decode, bad: type[PersistError]) -> None:
+    data = encoded(record)
+    assert decode(data) == record
+    fields = msgpack.decode(data)
+    for newer in ([*fields, 7], ["fly", *fields[1:]]):
+        with pytest.raises(UpgradeNeeded, match="what this persist does not know"):
+            decode(msgpack.encode(newer))
+    for wrong in (b"", data[:-1], data + b"\0", b"\xc1", b"\x91" * 100_000, msgpack.encode([1]), b"{}"):
+        with pytest.raises(bad):
+            decode(wrong)
+
+
+def test_what_cannot_be_written_is_the_callers_mistake() -> None:
+    for command in (
+        c.AdvanceUpper(Antichain(2**64)),
+        c.RegisterCriticalReader(critical_reader_id_of("job"), "\ud800"),
+        c.Drop({1}.pop),
+    ):
+        with pytest.raises(InvalidUsage, match="cannot be written"):
+            encoded(command)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("base", [c.Command, c.Result])
+def test_names_of_messages_are_their_own(base: type) -> None:
+    names = [kind.__struct_config__.tag for kind in c.kinds(base)]
+    assert len(set(names)) == len(names) > 10
+
+
+def test_every_command_has_one_transition_and_a_scope() -> None:
+    assert set(transitions._TRANSITIONS) == set(c.kinds(c.Command))
+    assert {kind.scope for kind in c.kinds(c.Command)} == {c.READ, c.WRITE, c.ADMIN}

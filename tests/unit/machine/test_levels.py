@@ -1,0 +1,137 @@
+"""Two builds serve one location at its level; once it is raised, the older one stops instead of doing harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.cli.__main__ import main
+from persist.commit.levels import raise_level, read_level
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, UpgradeNeeded
+from persist.core.record import replace
+from persist.core.state import State, initial_state
+from persist.formats.state_frames import THIS_BUILD, Build, level_of
+from tests.support.location import AscendingIds, memory_location
+from tests.support.shard import NAME, SCHEMA
+
+NEXT = Build(levels=(2, 3), features={"colours": 3})
+
+
+class World:
+    """One location that processes of this build and of the next one serve."""
+
+    def __init__(self) -> None:
+        self.blob, self.consensus = MemoryBlob("mem:"), MemoryConsensus("mem:")
+        self.processes = 0
+
+    def process(self, build: Build) -> Location:
+        self.processes += 1
+        return memory_location(blob=self.blob, consensus=self.consensus, ids=AscendingIds(self.processes), build=build)
+
+    def levels(self) -> list[int]:
+        """The level of every entry of the log."""
+        return [level_of(entry.data) for entry in self.consensus.scan(NAME, 1, 100)]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def first(location: Location, *features: str) -> State:
+    return replace(initial_state(NAME, SCHEMA, location.clock.now_ms()), features=features)
+
+
+def advance(machine: Machine, time: int) -> None:
+    machine.apply(c.AdvanceUpper(Antichain(time)))
+
+
+def test_until_it_is_raised_both_builds_serve_a_location(world: World) -> None:
+    ours, theirs = (world.process(build).machine(NAME) for build in (THIS_BUILD, NEXT))
+    theirs.create(first(world.process(NEXT)))
+    for time in range(1, 7):
+        advance((ours, theirs)[time % 2], time)
+    assert ours.refresh() == theirs.refresh()
+    assert set(world.levels()) == {2}
+
+
+def test_once_it_is_raised_the_older_build_stops_and_writes_nothing(world: World) -> None:
+    ours = world.process(THIS_BUILD)
+    ours.machine(NAME).create(first(ours))
+    assert raise_level(world.blob, NEXT) == (2, 3)
+    advance(world.process(NEXT).machine(NAME), 1)
+    assert world.levels() == [2, 3]
+    for process in (ours, world.process(THIS_BUILD)):
+        with pytest.raises(UpgradeNeeded, match="level 3; this persist knows level 2: upgrade it"):
+            advance(process.machine(NAME), 2)
+    assert world.levels() == [2, 3]
+
+
+def test_an_older_build_that_starts_after_it_was_raised_writes_nothing(world: World) -> None:
+    ours = world.process(THIS_BUILD)
+    ours.machine(NAME).create(first(ours))
+    raise_level(world.blob, NEXT)
+    late = world.process(THIS_BUILD)
+    assert late.machine(NAME).state().upper == Antichain(0)  # what is there it can read
+    with pytest.raises(UpgradeNeeded, match="this location has level 3"):
+        advance(late.machine(NAME), 1)
+    with pytest.raises(UpgradeNeeded):
+        late.machine("other").create(first(late))
+    assert world.levels() == [2]
+    assert world.consensus.keys("", "", 10) == [NAME]
+
+
+def test_a_running_process_writes_the_new_level_once_it_has_seen_it(world: World) -> None:
+    early = world.process(NEXT)
+    early.machine(NAME).create(first(early))
+    raise_level(world.blob, NEXT)
+    advance(early.machine(NAME), 1)  # it has read the level before it was raised
+    advance(world.process(NEXT).machine(NAME), 2)
+    advance(early.machine(NAME), 3)
+    assert world.levels() == [2, 2, 3, 3]
+
+
+def test_a_feature_waits_for_its_level_and_stops_builds_that_do_not_know_it(world: World) -> None:
+    location = world.process(NEXT)
+    with pytest.raises(InvalidUsage, match="colours needs level 3, and this location has level 2: run `persist upg"):
+        location.machine(NAME).create(first(location, "colours"))
+    assert world.consensus.keys("", "", 10) == []
+    raise_level(world.blob, NEXT)
+    location = world.process(NEXT)
+    location.machine(NAME).create(first(location, "colours"))
+    assert location.machine(NAME).refresh().features == ("colours",)
+    forgetful = world.process(Build(levels=(2, 3)))
+    with pytest.raises(UpgradeNeeded, match="needs colours, which this persist does not know"):
+        advance(forgetful.machine(NAME), 1)
+    assert world.levels() == [3]
+
+
+def test_raising_goes_through_every_level_and_may_be_repeated(world: World) -> None:
+    later = Build(levels=(2, 3, 4, 5))
+    world.blob.put("level/3", b"")  # another administrator is at it
+    assert raise_level(world.blob, later) == (3, 5)
+    assert raise_level(world.blob, later) == (5, 5)
+    assert read_level(world.blob, later) == 5
+    with pytest.raises(UpgradeNeeded):
+        raise_level(world.blob, NEXT)
+
+
+def test_the_command_says_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ["upgrade", "--dir", str(tmp_path)]
+    assert main(where) == 0
+    assert capsys.readouterr().out == "level 2: nothing to do\n"
+    monkeypatch.setattr("persist.cli.upgrade.THIS_BUILD", NEXT)
+    assert main(where) == 0
+    assert capsys.readouterr().out == "level 2 raised to 3\n"
+    monkeypatch.undo()
+    assert main(where) == 1
+    assert "this location has level 3; this persist knows level 2: upgrade it" in capsys.readouterr().err
