@@ -91,9 +91,11 @@ imports: $(DEV) ## who may import whom
 docs: $(DEV) ## write docs/python.md anew from the docstrings
 	@$(PY) -m tests.support.api_page
 
-wheel: $(DEV) ## build the wheel; its top level holds our six packages and nothing else
+wheel: $(DEV) ## build the wheel; its top level holds our six packages, each marked as typed, and nothing else
 	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@$(VENV)/bin/check-wheel-contents --toplevel $(PACKAGES) dist/persist_shards-*.whl
+	@test "$$($(PY) -m zipfile -l dist/persist_shards-*.whl | grep -c '^[a-z_]*/py.typed ')" = 6 || \
+		{ echo "the wheel lacks the marker py.typed of a package" >&2; exit 1; }
 
 clean: ## remove what the other targets made, but not .venv
 	@rm -rf dist build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

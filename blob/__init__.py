@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.extras import optional
 from blob.interface import Blob, BlobStat
 from blob.location import open_blob
 from blob.secrets import without_secrets
@@ -16,5 +17,6 @@ __all__ = [
     "BlobNotFound",
     "BlobUnavailable",
     "open_blob",
+    "optional",
     "without_secrets",
 ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from blob.cache import CachedBlob
 from blob.errors import BlobMisconfigured
+from blob.extras import optional
 from blob.file import FileBlob
 from blob.interface import Blob
 from blob.memory import MemoryBlob
@@ -56,9 +58,8 @@ def _open(url: str) -> Blob:
     if scheme == "file":
         return FileBlob(_file_root(url))
     if scheme == "s3":
-        from blob.s3 import S3Blob
-
-        return S3Blob.from_url(url)
+        store = optional("blob.s3", "s3:", "persist-shards[s3]", BlobMisconfigured).S3Blob.from_url(url)
+        return cast(Blob, store)
     if scheme in ("gs", "abfs", "abfss", "hdfs"):
         from blob.arrow_fs import ArrowFsBlob
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import cast
 
-from blob import without_secrets
+from blob import optional, without_secrets
 from consensus.errors import ConsensusMisconfigured
 from consensus.interface import Consensus
 from consensus.memory import MemoryConsensus
@@ -28,9 +29,8 @@ def open_consensus(url: str) -> Consensus:
     if scheme in ("sqlite", "postgresql", "postgres"):
         return _open_sql(url)
     if scheme == "etcd":
-        from consensus.etcd import EtcdConsensus
-
-        return EtcdConsensus.from_url(url)
+        etcd = optional("consensus.etcd", "etcd:", "persist-shards[etcd]", ConsensusMisconfigured)
+        return cast(Consensus, etcd.EtcdConsensus.from_url(url))
     raise ConsensusMisconfigured(
         f"consensus location {without_secrets(url)!r} must start with mem: sqlite: postgresql: or etcd:"
     )
@@ -57,7 +57,6 @@ def _open_sql(url: str) -> Consensus:
 
         return SqliteConsensus.from_url(parsed)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
-        from consensus.postgres import PostgresConsensus
-
-        return PostgresConsensus.from_url(parsed)
+        sql = optional("consensus.postgres", "postgresql:", "persist-shards[postgres]", ConsensusMisconfigured)
+        return cast(Consensus, sql.PostgresConsensus.from_url(parsed))
     raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

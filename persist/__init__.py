@@ -1,19 +1,103 @@
-"""persist: durable, definite time-varying collections for PySpark on blob storage and a compare-and-set log."""
+"""persist: durable, definite time-varying collections for PySpark on blob storage and a compare-and-set log.
+
+`persist.connect(url)` gives a `Client`, which creates and opens a `Shard`; every public name is an attribute of this
+package. A name is loaded when it is first asked for, so that `import persist` loads neither Arrow nor a store.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from persist.attributes import Attributes
     from persist.client.connect import Client, Connection, connect
+    from persist.client.listen import Listen, ListenEvent
+    from persist.client.pipelined import PipelinedWriter, PipelineSettings
+    from persist.client.shard import CriticalReaderHandle, HandleSettings, Shard
+    from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
+    from persist.client.write import WriteHandle, WriteSettings
+    from persist.commit.location import LocationSettings
+    from persist.core.antichain import Antichain
+    from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, attribute_key, named_key
+    from persist.core.commands import Appended
+    from persist.core.errors import (
+        AttributeMismatch,
+        Conflict,
+        Corruption,
+        Expired,
+        Forbidden,
+        Indeterminate,
+        InvalidUsage,
+        NegativeMultiplicity,
+        NotReadable,
+        OpaqueMismatch,
+        Overloaded,
+        PersistError,
+        SchemaMismatch,
+        ShardExists,
+        Unauthorized,
+        Unavailable,
+        UnknownShard,
+        UpgradeNeeded,
+        UpperMismatch,
+    )
+    from persist.core.ids import Token
+    from persist.parts import ShardSchema
 
-__all__ = ["Client", "Connection", "connect"]
+    __version__: str
+
+__all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen"]
+__all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
+__all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
+__all__ += ["Appended", "Token"]
+__all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
+__all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
+__all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
+__all__ += ["Expired", "NotReadable", "Overloaded", "Unavailable", "Indeterminate", "UpgradeNeeded", "Corruption"]
+__all__ += ["__version__"]
+
+# Where names live, in the order in which they are looked for: what needs Arrow comes last.
+_HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
+_HOMES += ["client.pipelined", "client.listen", "client.write", "client.snapshot", "client.shard", "attributes"]
 
 
-def __getattr__(name: str) -> Any:
-    """Load the client when it is asked for, so that importing the core stays free of Arrow."""
-    if name in __all__:
-        from persist.client import connect as client
+def _check_neighbours() -> None:
+    """Raise ImportError if a file of the user's own hides one of the packages that belong to this one."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    for name in ("blob", "consensus", "rpc", "compactor"):
+        spec = PathFinder.find_spec(name)
+        found = None if spec is None else spec.origin
+        if found is not None and not os.path.abspath(found).startswith(os.path.join(home, name) + os.sep):
+            raise ImportError(f"{found} hides the package {name!r} of persist: rename it, or run Python elsewhere")
 
-        return getattr(client, name)
-    raise AttributeError(f"module 'persist' has no attribute {name!r}")
+
+_check_neighbours()
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            found = _version()
+        elif name in __all__:
+            homes = (importlib.import_module(f"persist.{home}") for home in _HOMES)
+            found = next(vars(home)[name] for home in homes if name in vars(home))
+        else:
+            raise AttributeError(f"module 'persist' has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("persist-shards")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "0+unknown"

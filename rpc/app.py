@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+import persist
 from persist.client import identity
 from persist.commit.location import Location
 from persist.formats.store_errors import translated
@@ -20,7 +21,6 @@ from rpc.routes import location as locations
 from rpc.service import Service
 from rpc.settings import ServerSettings
 
-VERSION = "0.1.0"
 DESCRIPTION = "Durable, definite time-varying collections. Errors are application/problem+json (RFC 9457)."
 
 
@@ -53,7 +53,12 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
         service.close()
 
     app = _App(
-        title="persist", version=VERSION, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="persist",
+        version=persist.__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     app.edge = Edge(super(_App, app).__call__, service)

@@ -153,6 +153,11 @@ def beside(package: Path) -> frozenset[str]:
     return frozenset(files | {f"{p.parent.name}/" for p in package.glob("*/__init__.py")})
 
 
+def untyped(root: Path, packages: tuple[str, ...]) -> list[str]:
+    """Packages whose types are hidden from those who use them."""
+    return [f"{package} lacks py.typed" for package in packages if not (root / package / "py.typed").is_file()]
+
+
 def foreign_providers(providers: Mapping[str, list[str]]) -> list[str]:
     return [
         f"{package} is also provided by {other}; uninstall it or use a venv of its own"
@@ -206,6 +211,10 @@ def test_every_package_has_a_true_map(package: Path) -> None:
     readme = package / "README.md"
     assert readme.is_file(), f"write {name_of(readme)}: a map from file to what it owns"
     assert map_errors(readme.read_text(encoding="utf-8"), beside(package)) == []
+
+
+def test_every_package_shows_its_types() -> None:
+    assert untyped(ROOT, PACKAGES) == []
 
 
 def test_only_we_provide_our_import_names() -> None:
@@ -298,6 +307,12 @@ def test_a_false_map_is_noticed() -> None:
         "the map leaves out b.py",
         "the map names c.py, which is not there",
     ]
+
+
+def test_a_package_that_hides_its_types_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "py.typed").touch()
+    assert untyped(tmp_path, ("shown", "hidden")) == ["hidden lacks py.typed"]
 
 
 def test_a_foreign_provider_is_noticed() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 
+from blob import optional
 from compactor.cli import running
 from compactor.committing import CommitterOf, through_server
 from compactor.engine import Engine, EngineSettings
@@ -124,12 +124,8 @@ def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerS
         raise InvalidUsage("--rate holds merges in this process back; executors of --engine spark do not know it")
     if location.blob.url.startswith("mem:"):
         raise InvalidUsage("Spark executors cannot reach a blob store in memory")
-    try:
-        spark_engine = importlib.import_module("compactor.spark_engine")
-        session = spark_engine.local_session()
-    except ImportError as error:
-        raise InvalidUsage(f"--engine spark needs pyspark: pip install 'persist-shards[spark]' ({error})") from error
-    found: Engine = spark_engine.SparkEngine(session, location.blob, settings.engine)
+    spark_engine = optional("compactor.spark_engine", "--engine spark", "persist-shards[spark]", InvalidUsage)
+    found: Engine = spark_engine.SparkEngine(spark_engine.local_session(), location.blob, settings.engine)
     return found
 
 

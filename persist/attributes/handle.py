@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from persist.core import commands as c
 from persist.core.attribute import AttributeKey, AttributeUpdate, attribute_key
+from persist.core.errors import InvalidUsage
 from persist.core.ids import Token
 
 READ_KEYS_MAX = 1_000  # keys a command
 SCAN_PAGE = 1_000  # attributes a command
 
 Updates = AttributeUpdate | Iterable[AttributeUpdate]
+K = TypeVar("K")
 
 
 class UpdateAttributes(Protocol):
@@ -28,26 +30,38 @@ class Attributes:
     acknowledged before it.
     """
 
-    def __init__(self, send: Callable[[c.Command], c.Result], update: UpdateAttributes) -> None:
+    def __init__(self, shard: str, send: Callable[[c.Command], c.Result], update: UpdateAttributes) -> None:
+        self._shard = shard
         self._send = send
         self._update = update
 
-    def get(self, key: object) -> int | None:
-        """The attribute's value; None when it is unset."""
-        return self.get_many([key])[attribute_key(key)]
+    def __repr__(self) -> str:
+        return f"Attributes({self._shard!r})"
 
-    def get_many(self, keys: Iterable[object]) -> dict[AttributeKey, int | None]:
-        """The values by key; those of the same thousand keys are of the same State."""
-        wanted = [attribute_key(key) for key in keys]
+    def get(self, key: object) -> int | None:
+        """The attribute's value; None when it is unset. Raises InvalidUsage: `key` is none."""
+        return self.get_many([attribute_key(key)]).popitem()[1]
+
+    def get_many(self, keys: Iterable[K]) -> dict[K, int | None]:
+        """The values by `keys` as they were given; those of the same thousand keys are of the same State.
+
+        Raises InvalidUsage (one of them is no key).
+        """
+        try:
+            wanted = {key: attribute_key(key) for key in keys}
+        except TypeError as error:
+            raise InvalidUsage(f"keys come as a list of UUIDs, bytes or hex digits: {error}") from None
+        distinct = tuple(dict.fromkeys(wanted.values()))
         found: dict[AttributeKey, int | None] = {}
-        for first in range(0, len(wanted), READ_KEYS_MAX):
-            found.update(self._values(c.ReadAttributes(tuple(wanted[first : first + READ_KEYS_MAX]))).values)
-        return found
+        for first in range(0, len(distinct), READ_KEYS_MAX):
+            found.update(self._values(c.ReadAttributes(distinct[first : first + READ_KEYS_MAX])).values)
+        return {given: found[key] for given, key in wanted.items()}
 
     def scan(self, lower: object = None, upper: object = None) -> Iterator[tuple[AttributeKey, int]]:
         """What is set with keys in `[lower, upper)` (None: to the ends), ascending, fetched page by page.
 
-        Each page is of the State when it is fetched. What the shard keeps itself is left out.
+        Each page is of the State when it is fetched. What the shard keeps itself is left out. Raises InvalidUsage (a
+        bound is no key).
         """
         start = attribute_key(bytes(16) if lower is None else lower)
         end = None if upper is None else attribute_key(upper)
@@ -61,9 +75,10 @@ class Attributes:
             start = page.following
 
     def update(self, updates: Updates, *, token: Token | None = None) -> None:
-        """Change attributes, all or nothing. AttributeMismatch: a condition failed; `details["actual"]` has the values.
+        """Change attributes as `updates` say, all or nothing.
 
-        Unavailable and Overloaded: it did not happen. Indeterminate: it may have; call again with the same `token`.
+        Raises: AttributeMismatch (a condition does not hold; `details["actual"]` has the values), Unavailable and
+            Overloaded (it did not happen), Indeterminate (it may have: call again with this call's `token`).
         """
         self._update(updates, token=token)
 

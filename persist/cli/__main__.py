@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+import persist
 from persist.core.errors import PersistError
 
 # command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors of persist are one line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="persist", description="Durable, definite time-varying collections.")
+    parser.add_argument("--version", action="version", version=f"persist {persist.__version__}")
     parser.add_argument("command", choices=list(COMMANDS), help="; ".join(f"{k}: {v[1]}" for k, v in COMMANDS.items()))
     if not arguments or arguments[0] in ("-h", "--help"):
         parser.print_help()

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from blob import without_secrets
+from persist.client.arguments import checked, names
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
 from persist.core.errors import InvalidUsage
-from persist.core.ids import check_shard_name
+from persist.core.ids import Token, check_shard_name, mint
 from persist.core.view import ViewRequest
 from persist.parts import ShardSchema
 
@@ -28,7 +29,9 @@ _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.trans
 class Connection:
     """Plain settings of a connection; pickle it to connect elsewhere.
 
-    Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`.
+    Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
+    URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers; `timeout_s` bounds one call to
+    them. `handles` are settings of readers and writers, `location` those of stores that this process opens itself.
     """
 
     url: str | None = None
@@ -39,6 +42,18 @@ class Connection:
     timeout_s: float = 60.0
     handles: HandleSettings = field(default_factory=HandleSettings)
     location: LocationSettings = field(default_factory=LocationSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("url", "blob", "consensus", "token", "ca_file"):
+            checked(name, getattr(self, name), str, type(None))
+        checked("timeout_s", self.timeout_s, int, float)
+        checked("handles", self.handles, HandleSettings)
+        checked("location", self.location, LocationSettings)
+
+    def __repr__(self) -> str:
+        given = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
+        shown = (f"{name}={without_secrets(url)!r}" for name, url in given.items() if url is not None)
+        return f"Connection({', '.join(shown)})"
 
     def transport(self) -> Transport:
         """Open the transport that these settings ask for. Raises InvalidUsage naming what is wrong with them."""
@@ -58,32 +73,49 @@ class Connection:
 
 
 class Client:
-    """Opens shards. Thread-safe; close it to release connections."""
+    """Opens shards; `persist.connect` gives one. Thread-safe. Close it, or use it in a `with`, to release connections.
+
+    Beside what its docstring names, every call may raise Unavailable (it did not happen; retrying is safe), Overloaded,
+    Unauthorized and Forbidden.
+    """
 
     def __init__(self, transport: Transport, settings: HandleSettings | None = None) -> None:
         self.transport = transport
         self._settings = settings or HandleSettings()
 
-    def create_shard(self, name: str, schema: pa.Schema, key: Sequence[str]) -> Shard:
-        """Create a shard with these columns and key columns; if it exists with the same schema, open it.
+    def __repr__(self) -> str:
+        return f"Client({self.transport!r})"
 
-        Raises ShardExists when it has another schema, InvalidUsage when the schema cannot be stored.
+    def create_shard(self, name: str, schema: pa.Schema, key: Sequence[str]) -> Shard:
+        """Create a shard, or open the one of that name if it has this schema. Repeating it is safe.
+
+        Args:
+            name: 1 to 128 of `A-Z a-z 0-9 . _ -`, or two such names with a slash between them.
+            schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`.
+            key: the columns by which rows are ordered and found. Several rows may have one key.
+        Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored).
         """
         check_shard_name(name)
-        view = self.transport.create(name, ShardSchema(schema, tuple(key)).to_record())
+        view = self.transport.create(name, ShardSchema(schema, names("key", key)).to_record())
         return Shard(self.transport, name, view, self._settings)
 
     def shard(self, name: str) -> Shard:
-        """Open an existing shard. Raises UnknownShard."""
+        """Open the shard called `name`. Raises UnknownShard (there is none), InvalidUsage (no shard is called so)."""
         check_shard_name(name)
         view = self.transport.view(name, ViewRequest(with_batches=False))
         return Shard(self.transport, name, view, self._settings)
 
     def shards(self, prefix: str = "") -> list[str]:
-        """The names of all shards that begin with `prefix`, ascending."""
+        """The names of all shards that begin with `prefix`, ascending. Raises InvalidUsage (`prefix` is no text)."""
+        checked("prefix", prefix, str)
         return list(all_names(self.transport.names, prefix))
 
+    def new_token(self) -> Token:
+        """A token for one write. Keep it with what is written: with it the write can be repeated. Raises nothing."""
+        return mint(Token, self.transport.ids)
+
     def close(self) -> None:
+        """Release connections, and end the background work of stores that this client opened. Raises nothing."""
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -94,9 +126,20 @@ class Client:
 
 
 def connect(url: str | None = None, **settings: Any) -> Client:
-    """A client of the shards at `url`: `connect("persist:///path")`, `connect("http://host:8787")`,
+    """A client of the shards at a place: a directory, one or several servers, or two stores.
 
-    or `connect(blob="s3://bucket", consensus="postgresql://host/db")`. Further settings: see `Connection`.
+        connect("persist:///path")
+        connect("http://host:8787", token="...")
+        connect(blob="s3://bucket", consensus="postgresql://host/db")
+
+    Args:
+        url: the directory or the servers, with commas between them; None if the stores are given.
+        settings: the other fields of `Connection`, which says what they mean.
+    Raises: InvalidUsage (a setting is wrong; the sentence names it), Unavailable (no server answers).
     """
+    known = [field.name for field in fields(Connection)]
+    for name in settings:
+        if name not in known:
+            raise InvalidUsage(f"connect() has no setting {name!r}; it takes {', '.join(known)}")
     connection = Connection(url, **settings)
     return Client(connection.transport(), connection.handles)

@@ -21,6 +21,9 @@ class EmbeddedTransport:
         self.ids = location.ids
         self.policy = location.settings.policy
 
+    def __repr__(self) -> str:
+        return f"{self.blob.url} and {self.location.consensus.url}"
+
     @property
     def proof(self) -> str:
         return identity.ensure(self.blob, self.ids)

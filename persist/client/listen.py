@@ -37,12 +37,16 @@ class ListenEvent:
     upper: Antichain
     updates: pa.Table
 
+    def __repr__(self) -> str:
+        return f"ListenEvent({self.lower}, {self.upper}, {len(self.updates)} updates)"
+
 
 class Listen:
     """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
-    Iterate it, or call `next_events(timeout_s)`. The hold is given back when `until` is reached, when it is closed, and
-    when a `for` loop over it is left. A listener that is only polled by `next_events` and then forgotten lapses.
+    `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
+    is closed, and when a `for` loop over it is left. A listener that is only polled and then forgotten lapses. Both raise
+    Expired (the lease lapsed: listen anew from `frontier`), Unavailable (retrying is safe) and Corruption.
     """
 
     def __init__(
@@ -63,6 +67,9 @@ class Listen:
         self._closed = False
         self.frontier = frontier(0 if as_of is None else as_of + 1)
 
+    def __repr__(self) -> str:
+        return f"Listen({self._name!r}, frontier={self.frontier}, until={self._until})"
+
     @property
     def done(self) -> bool:
         """Whether everything before `until` (or everything, of a closed shard) was delivered."""
@@ -81,7 +88,8 @@ class Listen:
     def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:
         """The events up to the shard's upper, waiting at most `timeout_s` for the first; none when nothing came.
 
-        The frontier moves as they are taken. Raises InvalidUsage once the listener is closed and not done.
+        The frontier moves as they are taken. Raises InvalidUsage (the listener is closed and not done), and what the
+        class says.
         """
         if self.done or self.frontier.element is None:
             self.close()
@@ -136,7 +144,7 @@ class Listen:
         self._downgraded_s = now
 
     def close(self) -> None:
-        """Give the hold back; idempotent."""
+        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
         self._closed = True
         self._lease.close()
 

@@ -92,16 +92,22 @@ class PipelinedWriter:
         self._thread = threading.Thread(target=self._run, name=f"persist-pipelined-{name}", daemon=True)
         self._thread.start()
 
+    def __repr__(self) -> str:
+        return f"PipelinedWriter({self.name!r}, last={self._last}, acknowledged={self.acknowledged})"
+
     @property
     def acknowledged(self) -> int:
         """Appends up to this number are durable; 0 when there is none. When just opened: where to go on."""
         return self._held or 0
 
     def append(self, updates: Updates) -> int:
-        """Append rows at a time that the service chooses; the number of this append, `acknowledged` reaches it later.
+        """Append rows at a time that the service chooses. Waits while the window is full.
 
-        Waits while the window is full. InvalidUsage: the rows do not fit, nothing was appended. Other errors are those
-        that stopped the writer.
+        Args:
+            updates: as `Shard.insert` says, without times.
+        Returns: the number of this append; `acknowledged` reaches it later.
+        Raises: InvalidUsage (the rows do not fit, nothing was appended; or the writer is closed), or the error that
+            stopped the writer, such as AttributeMismatch (it was opened elsewhere).
         """
         self._process.check()
         rows = _conformed(updates, self._schema())
@@ -136,7 +142,7 @@ class PipelinedWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """End without waiting for what has not been sent; what is under way may still land."""
+        """End without waiting for what has not been sent; what is under way may still land. Raises nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

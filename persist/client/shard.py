@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from persist.attributes import Attributes
+from persist.client.arguments import checked
 from persist.client.listen import Listen
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
+from persist.client.show import html_table
 from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, open_snapshot
 from persist.client.transport import Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
@@ -30,7 +34,12 @@ class HandleSettings:
 
 
 class Shard:
-    """A shard by its name. Thread-safe. Errors: see `persist.core.errors`; nothing is lost by a bad argument."""
+    """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
+
+    Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
+    Beside what its docstring names, every call may raise Unavailable (it did not happen), Overloaded (likewise; slow
+    down), Unauthorized, Forbidden and UnknownShard. A call repeats itself for up to `WriteSettings.retry_s` seconds.
+    """
 
     def __init__(self, transport: Transport, name: str, view: ShardView, settings: HandleSettings) -> None:
         self._transport = transport
@@ -48,57 +57,114 @@ class Shard:
         """The schema as this handle knows it; `refresh_schema` learns of later ones."""
         return self._schema
 
+    def __repr__(self) -> str:
+        return f"Shard({self.name!r}, key={list(self._schema.key)}, columns={self._schema.arrow.names})"
+
+    def _repr_html_(self) -> str:
+        fields = [(f.name, f"{f.type}{', key' if f.name in self._schema.key else ''}") for f in self._schema.arrow]
+        return html_table(f"Shard {self.name}", fields)
+
     def refresh_schema(self) -> ShardSchema:
+        """The schema as of now, which this handle uses from here on. Raises what every call may."""
         view = self.view()
         with self._lock:
             self._schema_id = view.schema_id
             self._schema = ShardSchema.from_record(view.schemas[view.schema_id])
         return self._schema
 
-    def evolve_schema(self, schema: ShardSchema) -> ShardSchema:
-        """Make `schema` current: the same key, value columns added that may be null. InvalidUsage if it is not that."""
+    def evolve_schema(self, schema: ShardSchema | pa.Schema) -> ShardSchema:
+        """Add columns to the shard. Repeating it is safe.
+
+        Args:
+            schema: all columns: those that there are, unchanged and in their order, and new ones that may be null.
+        Returns: the schema as of now.
+        Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (somebody else evolved it: refresh, retry).
+        """
         current, known = self._current_schema()
-        known.check_evolution(schema)
-        self._send(c.EvolveSchema(current, schema.to_record()))
+        new = schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key)
+        known.check_evolution(new)
+        self._send(c.EvolveSchema(current, new.to_record()))
         return self.refresh_schema()
 
     def view(self) -> ShardView:
-        """Frontiers and schemas as of now."""
+        """Frontiers and schemas as of now. Raises what every call may."""
         return self._transport.view(self.name, ViewRequest(with_batches=False))
 
     def upper(self) -> Antichain:
-        """Every time before it is complete."""
+        """The frontier before which every time is complete; `upper().element` is None once the shard is closed.
+
+        Raises what every call may.
+        """
         return self.view().upper
 
     def since(self) -> Antichain:
-        """Reads at or beyond it are exact."""
+        """The frontier from which on every time can be read. Raises what every call may."""
         return self.view().since
 
     # --- writing
 
     def open_writer(self) -> WriteHandle:
-        """A writer of its own. One per thread that writes much; close it when done."""
+        """A writer of its own: one for each thread that writes much. Close it when done. Raises nothing."""
         return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write)
 
     def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
-        """As `WriteHandle.insert`."""
+        """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
+
+        Args:
+            updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, whatever else streams
+                Arrow, or a list of dicts. A column `__diff` tells how often a row is added (default 1; -1 takes one
+                away). A table without rows takes no time.
+            token: to repeat a call whose outcome is unknown, give the token of that call: if it had happened, it is
+                answered as it was then (`Client.new_token` makes one). None is a fresh one, for this call's retries.
+            attributes: updates of attributes that happen together with the append, or not at all.
+        Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
+        Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
+            Unavailable or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
+        """
         with self._writer() as writer:
             return writer.insert(updates, token=token, attributes=attributes)
 
     def compare_and_append(
         self, updates: Updates, expected_upper: Time, new_upper: Time, *, attributes: AttributeUpdates = ()
     ) -> c.Appended:
-        """As `WriteHandle.compare_and_append`."""
+        """Append rows if the shard's upper is `expected_upper`: so writers that read before they write take turns.
+
+        Args:
+            updates: as `insert` says. A column `__time` gives each row a time in `[expected_upper, new_upper)`;
+                without it all have the time `expected_upper`.
+            expected_upper: the upper that the shard must have now; after a snapshot, its `as_of + 1`.
+            new_upper: the upper that it has afterwards; None closes it.
+            attributes: as `insert` says.
+        Returns: the interval `[expected_upper, new_upper)`.
+        Raises: UpperMismatch (somebody was quicker; `details["actual"]` has the upper), and what `insert` raises.
+        """
         with self._writer() as writer:
             return writer.compare_and_append(updates, expected_upper, new_upper, attributes=attributes)
 
     def append(self, updates: Updates, lower: Time, upper: Time, *, attributes: AttributeUpdates = ()) -> c.Appended:
-        """As `WriteHandle.append`."""
+        """Append rows of which the shard may have the beginning already: for replicas that write identical data.
+
+        Args:
+            updates: as `compare_and_append` says, with times in `[lower, upper)`.
+            lower: where the rows begin. What lies before the shard's upper is dropped, since it is there already.
+            upper: every time before it is complete afterwards; None closes the shard.
+            attributes: as `insert` says; with them nothing is dropped: the shard's upper has to be `lower`.
+        Returns: the interval `[lower, upper)`.
+        Raises: UpperMismatch (the shard's upper lies before `lower`), and what `insert` raises.
+        """
         with self._writer() as writer:
             return writer.append(updates, lower, upper, attributes=attributes)
 
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
-        """The writer of that id, which sends small appends without waiting; it goes on where the last one ended."""
+        """The writer called `name`, which sends small appends without waiting; it goes on where the last one ended.
+
+        Args:
+            name: who writes. Opening it again, anywhere, ends the writer of this name that was open.
+            settings: default: 2,000 appends and 64 MiB without an answer, then `append` waits.
+        Raises: Unavailable (many open it at once; retry).
+        """
+        checked("name", name, str)
+        checked("settings", settings, PipelineSettings, type(None))
         return PipelinedWriter(
             name,
             self.open_writer(),
@@ -111,14 +177,18 @@ class Shard:
     @property
     def attributes(self) -> Attributes:
         """The shard's attributes: read them, or change them without rows."""
-        return Attributes(self._send, self._update_attributes)
+        return Attributes(self.name, self._send, self._update_attributes)
 
     def _update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         with self._writer() as writer:
             writer.update_attributes(updates, token=token)
 
     def advance_upper(self, upper: Time) -> c.Appended:
-        """As `WriteHandle.advance_upper`."""
+        """Declare every time before `upper` complete, without rows. None closes the shard to writes.
+
+        Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
+        Raises: InvalidUsage (`upper` is no time).
+        """
         with self._writer() as writer:
             return writer.advance_upper(upper)
 
@@ -133,44 +203,86 @@ class Shard:
         wait_s: float = 60.0,
         purpose: str = "snapshot",
     ) -> Snapshot:
-        """The exact contents as of `as_of` (None: the latest complete time), in `num_splits` disjoint splits.
+        """The exact contents as of a time, held until the snapshot is closed or read to its end.
 
-        Waits up to `wait_s` until `as_of` is complete (then Unavailable). NotReadable when it lies before since.
+        Args:
+            as_of: the time; None is the latest complete one.
+            num_splits: into how many splits of disjoint keys it is cut, so that many can read it together.
+            columns: those to read; None is all.
+            wait_s: seconds to wait until `as_of` is complete.
+            purpose: what lists of readers show for it.
+        Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since, or nothing was written
+            yet), Unavailable (`as_of` was not complete within `wait_s`).
         """
         return open_snapshot(
             self._transport, self.name, as_of, num_splits, columns, wait_s, purpose, self._settings.read
         )
 
     def listen(self, as_of: int | None, *, until: Time = None, purpose: str = "listen") -> Listen:
-        """Every update after `as_of` (None: from the beginning, time 0), once and in order, until `until`."""
+        """Every update after a time, once and in order. After `snapshot(as_of)` it goes on without gap or overlap.
+
+        Args:
+            as_of: the time; None is from the beginning.
+            until: the frontier at which it ends; None never ends, unless the shard is closed.
+            purpose: what lists of readers show for it.
+        Raises: InvalidUsage (no such time), NotReadable (what follows `as_of` was forgotten).
+        """
+        checked("purpose", purpose, str)
         since = frontier(0 if as_of is None else as_of)
         lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
         return Listen(self._transport, self.name, lease, as_of, frontier(until), self._settings.read)
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
-        """A hold on `since` (None: the shard's) that lasts as long as it is kept."""
+        """A hold on history, which lasts as long as it is kept.
+
+        Args:
+            since: the earliest time that stays readable; None is the shard's own since.
+            purpose: what lists of readers show for it.
+        Raises: InvalidUsage (no such time), NotReadable (the shard's since is beyond it).
+        """
+        checked("purpose", purpose, str)
         held = None if since is None else frontier(since)
         return ReadLease.open(self._transport, self.name, held, purpose, self._settings.read)
 
     def critical_reader(self, cursor: str, opaque: str = "") -> CriticalReaderHandle:
-        """The hold called `cursor`, which never expires; taken at the shard's since when it is new."""
+        """The hold called `cursor`, which never expires; taken at the shard's since when it is new.
+
+        Args:
+            cursor: its name, up to 200 characters.
+            opaque: the token of a new hold; one that is there keeps its own.
+        Raises: InvalidUsage (`cursor` or `opaque` is no text, or too long).
+        """
+        checked("cursor", cursor, str)
+        checked("opaque", opaque, str)
         reader = critical_reader_id_of(cursor)
         found = self._send(c.RegisterCriticalReader(reader, opaque, cursor))
         assert isinstance(found, c.CriticalReaderState)
         return CriticalReaderHandle(self, cursor, reader, found)
 
     def downgrade_since(self, since: Time, cursor: str = "default") -> Antichain:
-        """Let history before `since` be forgotten, as far as other readers allow; the shard's since afterwards."""
+        """Let history before `since` be forgotten, as far as other readers allow. Repeating it is safe.
+
+        Args:
+            since: the earliest time to keep; None gives up all reads.
+            cursor: the critical reader whose hold is moved.
+        Returns: the shard's since afterwards.
+        Raises: InvalidUsage (no such time), OpaqueMismatch (somebody else moves this hold now).
+        """
         return self.critical_reader(cursor).downgrade_since(since)
 
     # --- its end
 
     def drop(self, *, force: bool = False) -> None:
-        """Close the shard to writes and reads; maintenance then deletes its data. Its name is not used again."""
+        """Close the shard to writes and reads; maintenance then deletes its data. Its name is not used again.
+
+        Args:
+            force: also while readers hold it.
+        Raises: InvalidUsage (readers hold it). Repeating it is safe.
+        """
         self._send(c.Drop(force))
 
     def close(self) -> None:
-        """Retire the writers that this handle opened for itself."""
+        """Retire the writers that this handle opened for itself. Raises what every call may."""
         with self._lock:
             idle, self._idle_writers = self._idle_writers, []
         for writer in idle:
@@ -205,13 +317,24 @@ class CriticalReaderHandle:
         self.opaque = found.opaque
         self.since = found.since
 
-    def downgrade_since(self, since: Time, *, expected: str | None = None, opaque: str | None = None) -> Antichain:
-        """Move the hold to `since`, and the token from `expected` to `opaque`; the shard's since afterwards.
+    def __repr__(self) -> str:
+        return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"
 
-        Both default to the token as this handle knows it. OpaqueMismatch: another holder has changed it.
+    def downgrade_since(self, since: Time, *, expected: str | None = None, opaque: str | None = None) -> Antichain:
+        """Move the hold to `since`, and perhaps its token.
+
+        Args:
+            since: the earliest time to keep; None gives up all reads.
+            expected: the token that the hold must have; None is the one that this handle knows.
+            opaque: the token that it has afterwards, which fences everybody else; None leaves it.
+        Returns: the shard's since afterwards.
+        Raises: OpaqueMismatch (another holder has changed the token), Expired (the hold was given up), Indeterminate
+            (it may have happened: open the hold anew and look).
         """
         before = self.opaque if expected is None else expected
         after = before if opaque is None else opaque
+        checked("expected", before, str)
+        checked("opaque", after, str)
         command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since))
         result = self._shard._send(command)
         assert isinstance(result, c.CriticalReaderState)
@@ -219,5 +342,5 @@ class CriticalReaderHandle:
         return result.shard_since
 
     def expire(self) -> None:
-        """Give the hold up for good."""
+        """Give the hold up for good. Raises OpaqueMismatch (another holder has changed the token)."""
         self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque))

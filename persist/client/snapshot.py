@@ -15,13 +15,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from blob import BlobNotFound
+from blob import BlobNotFound, optional
+from persist.client.arguments import checked, names
 from persist.client.retry import send
+from persist.client.show import html_table
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, NegativeMultiplicity, NotReadable, Overloaded, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -58,11 +60,18 @@ class ReadLease:
         self._renewed_s = transport.clock.monotonic()
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"ReadLease({self._name!r}, since={self.since}, {self.reader})"
+
     @classmethod
     def open(
         cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
     ) -> ReadLease:
-        """Take a hold at `since` (None: the shard's). Raises NotReadable when the shard's since is beyond it."""
+        """Take a hold on the shard `name` at `since` (None: the shard's own); lists of readers show its `purpose`.
+
+        Users call `Shard.open_reader`, which knows `transport` and `settings`. Raises NotReadable (the shard's since is
+        beyond `since`).
+        """
         lease = cls(transport, name, mint(ReaderId, transport.ids), settings)
         command = c.RegisterReader(lease.reader, since, settings.lease_ms, purpose)
         result = send(transport, name, command, settings.retry_s)
@@ -71,7 +80,7 @@ class ReadLease:
         return lease
 
     def keep(self) -> None:
-        """Renew the lease if a good part of it has passed. Call between pieces of work."""
+        """Renew the lease if a third of it has passed. Call between pieces of work. Raises Expired: it is gone."""
         now = self._transport.clock.monotonic()
         lease_s = self._settings.lease_ms / 1000
         if now - self._renewed_s < lease_s / LEASE_RENEWED_AFTER:
@@ -85,7 +94,7 @@ class ReadLease:
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
-        """Give up reads before `since` and States before `seqno`."""
+        """Give up reads before `since`, and States before `seqno`. Raises Expired: the lease is gone."""
         now = self._transport.clock.monotonic()
         # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
         self.since, self.seqno = since, seqno
@@ -93,14 +102,17 @@ class ReadLease:
         self._renewed_s = now
 
     def close(self) -> None:
-        """Give the hold back; idempotent. Where nobody answers for a few seconds it lapses by itself."""
+        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
         if not self._closed:
             self._closed = True
             with suppress(Unavailable, Overloaded):
                 self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:
-        """As `close`, for a garbage collection. That may run while this thread holds a lock, so another one closes."""
+        """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
+
+        Raises nothing.
+        """
 
         def close() -> None:
             with suppress(PersistError):
@@ -130,13 +142,17 @@ class SnapshotSplit:
     settings: ReadSettings
     columns: tuple[str, ...] | None = None
 
+    def __repr__(self) -> str:
+        return f"SnapshotSplit({self.shard!r}, as_of={self.as_of}, {sum(len(run.parts) for run in self.runs)} parts)"
+
     def read(
         self, transport: Transport, keeps: Keeps | None = None, batch_rows: int | None = None
     ) -> Iterator[pa.Table]:
         """The rows as of the snapshot, consolidated and in key order, piece by piece; columns and `__diff`.
 
-        `keeps` leaves row groups out by their statistics, as `PartReader` says; `batch_rows` is as `read_range` says.
-        Raises Expired when the snapshot's lease lapsed. Memory is bounded by `settings.memory_bytes`.
+        `transport` is that of a client, `Client.transport`; `keeps` leaves row groups out by their statistics, as
+        `PartReader` says; `batch_rows` is as `read_range` says. Memory is bounded by `settings.memory_bytes`.
+        Raises Expired (the snapshot's lease lapsed), Corruption (a part is damaged or missing).
         """
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
@@ -155,7 +171,11 @@ class SnapshotSplit:
 
 @dataclass
 class Snapshot:
-    """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses)."""
+    """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
+
+    `Shard.snapshot` gives one. `to_arrow` and its kin close it. Reading may raise Expired (the lease lapsed),
+    Unavailable (retrying is safe) and Corruption (a part is damaged or missing).
+    """
 
     shard: str
     as_of: int
@@ -165,42 +185,62 @@ class Snapshot:
     _lease: ReadLease
     _closed: bool = field(default=False)
 
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Snapshot({self.shard!r}, as_of={self.as_of}, splits={len(self.splits)}{state})"
+
+    def _repr_html_(self) -> str:
+        fields = [(field.name, field.type) for field in self.empty().schema]
+        return html_table(f"Snapshot of {self.shard} as of {self.as_of}", [*fields, ("splits", len(self.splits))])
+
     def batches(self) -> Iterator[pa.Table]:
-        """All rows, split by split, in key order: the snapshot's columns and `__diff` (the multiplicity)."""
+        """All rows, split by split, in key order: the snapshot's columns and `__diff`, how often each row is there.
+
+        Raises what reading may; see the class.
+        """
         for split in self.splits:
             yield from split.read(self._transport)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
-        """All rows as one table with `__diff`, or, with `expand`, each row as often as its multiplicity says."""
+        """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
+
+        Raises: NegativeMultiplicity (with `expand`: a row was taken away more often than added), and what reading may.
+        """
         with self:
             pieces = list(self.batches())
         table = pa.concat_tables(pieces) if pieces else self.empty()
         return expanded(table) if expand else table
 
     def empty(self) -> pa.Table:
-        """A table of this snapshot's columns without rows."""
+        """A table of this snapshot's columns without rows. Raises nothing."""
         fields = [self.schema.arrow.field(name) for name in self.schema.columns(self.splits[0].columns)]
         return pa.schema([*fields, pa.field("__diff", pa.int64(), nullable=False)]).empty_table()
 
     def to_pandas(self) -> Any:
-        return self.to_arrow(expand=True).to_pandas()
+        """A pandas DataFrame, each row as often as it is there. Its types are Arrow's (`pandas.ArrowDtype`), so that
+
+        nothing is lost: inserted again, it is the same rows. Raises what `to_arrow(expand=True)` does, and InvalidUsage
+        without pandas.
+        """
+        pandas = optional("pandas", "to_pandas()", "pandas", InvalidUsage)
+        return self.to_arrow(expand=True).to_pandas(types_mapper=pandas.ArrowDtype)
 
     def to_polars(self) -> Any:
-        import polars
-
+        """A Polars DataFrame. Raises what `to_arrow(expand=True)` does, and InvalidUsage without Polars."""
+        polars = optional("polars", "to_polars()", "polars", InvalidUsage)
         return polars.from_arrow(self.to_arrow(expand=True))
 
     def to_duckdb(self) -> Any:
-        import duckdb
-
+        """A DuckDB relation. Raises what `to_arrow(expand=True)` does, and InvalidUsage without DuckDB."""
+        duckdb = optional("duckdb", "to_duckdb()", "duckdb", InvalidUsage)
         return duckdb.from_arrow(self.to_arrow(expand=True))
 
     def keep(self) -> None:
-        """Renew the lease; reading does it by itself."""
+        """Renew the lease; reading does it by itself. Raises Expired: it is gone."""
         self._lease.keep()
 
     def close(self) -> None:
-        """Give up the lease; idempotent."""
+        """Give the lease back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
         if not self._closed:
             self._closed = True
             self._lease.close()
@@ -213,7 +253,7 @@ class Snapshot:
 
 
 def expanded(table: pa.Table) -> pa.Table:
-    """Each row as often as its `__diff` says, without that column. Raises Corruption on a negative multiplicity."""
+    """Each row as often as its `__diff` says, without that column. Raises NegativeMultiplicity."""
     diffs = table.column("__diff").combine_chunks()
     rows = table.drop_columns(["__diff"])
     ones = pa.compute.all(pa.compute.equal(diffs, 1)).as_py()
@@ -222,8 +262,9 @@ def expanded(table: pa.Table) -> pa.Table:
     negative = pa.compute.index(pa.compute.less(diffs, 0), True).as_py()
     if negative >= 0:
         row = rows.slice(negative, 1).to_pylist()[0]
-        raise Corruption(
-            f"a row has the negative multiplicity {diffs[negative].as_py()}: {row!r:.200}; read it with its __diff",
+        raise NegativeMultiplicity(
+            f"a row is there {diffs[negative].as_py()} times, because it was taken away more often than added: "
+            f"{row!r:.200}; read with to_arrow(), or expand=false over HTTP, which give each row its __diff",
             row=str(row),
         )
     lists = pa.compute.list_parent_indices(_lists_of(diffs))
@@ -248,8 +289,11 @@ def open_snapshot(
     settings: ReadSettings,
 ) -> Snapshot:
     """Take a lease at `as_of` (None: the latest complete time), wait until it is complete, and plan the splits."""
-    if not 0 < num_splits <= SPLITS_MAX:
-        raise InvalidUsage(f"num_splits is {num_splits}; it must be in [1, {SPLITS_MAX}]")
+    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
+        raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
+    checked("wait_s", wait_s, int, float)
+    checked("purpose", purpose, str)
+    columns = None if columns is None else names("columns", columns)
     if as_of is None:
         as_of, lease = _lease_latest(transport, name, purpose, settings)
     elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,12 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
-from persist.core.ids import Token, WriterId, mint, shard_id_of
+from persist.core.ids import Token, WriterId, mint, parse, shard_id_of
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, ShardSchema, stage
 
-Updates = Any  # a Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, or an iterator of batches
+# A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
+Updates = Any
 AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
@@ -39,12 +40,10 @@ class WriteSettings:
 class WriteHandle:
     """One writer of one shard. Its calls are serialised: the shard remembers the most recent one for retries.
 
-    The `attributes` of a call change together with the rows, or neither does.
-
-    Errors: InvalidUsage (rows do not fit; nothing written), UpperMismatch (lost the race; carries the actual upper),
-    AttributeMismatch (the condition of an attribute's update failed; carries the actual values),
-    Unavailable and Overloaded (did not happen; the deadline passed), Indeterminate (may have happened; call again with
-    the same `token` to learn or complete it).
+    `Shard.open_writer` gives one. Its methods are those of `Shard`, which tells more of them, with a `token` for every
+    write: after Indeterminate, call again with the token of that call to learn what became of it, or to complete it.
+    Every call may raise Unavailable and Overloaded (it did not happen), Unauthorized, Forbidden and UnknownShard; one
+    with a token also Expired (the writer was forgotten, and with it what became of that token: read the shard).
     """
 
     def __init__(
@@ -65,10 +64,16 @@ class WriteHandle:
         self._registered = False
         self.writer_id = writer_id or mint(WriterId, transport.ids)
 
-    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
-        """Append rows at the next time, which the service chooses; the result tells it (`lower`).
+    def __repr__(self) -> str:
+        return f"WriteHandle({self._name!r}, {self.writer_id})"
 
-        No rows take no time, nor may rows that cancel out: then the result's interval is empty.
+    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
+        """Append the rows of `updates`, and change `attributes`, at the next time, which the service chooses.
+
+        Returns: the interval, which tells the time (`lower`). No rows take no time, nor may rows that cancel out: then
+            the interval is empty.
+        Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
+            Indeterminate (it may have happened: call again with this call's `token`).
         """
         return self.commit_insert(self.stage(updates, None), token=token, attributes=attributes)
 
@@ -81,9 +86,11 @@ class WriteHandle:
         token: Token | None = None,
         attributes: AttributeUpdates = (),
     ) -> c.Appended:
-        """Append rows with times in `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`.
+        """Append the rows of `updates`, and change `attributes`, if the shard's upper is `expected_upper`.
 
-        Rows without a `__time` column get the time `expected_upper`.
+        Times lie in `[expected_upper, new_upper)`; rows without a column `__time` have the time `expected_upper`.
+        Raises: UpperMismatch (the shard's upper is another one; `details` has it), and what `insert` raises, with the
+            same meaning of `token`.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         runs = self.stage(updates, lower.element)
@@ -98,10 +105,12 @@ class WriteHandle:
         token: Token | None = None,
         attributes: AttributeUpdates = (),
     ) -> c.Appended:
-        """Append rows with times in `[lower, upper)`, of which the shard may have the beginning already.
+        """Append the rows of `updates` in `[lower, upper)`, of which the shard may have the beginning already.
 
-        For replicated writers that write identical definite data. Rows without a `__time` column get the time `lower`.
-        With attributes it happens as a whole: UpperMismatch unless the shard's upper is `lower`.
+        For replicated writers that write identical definite data. Rows without a column `__time` have the time `lower`.
+        With `attributes` it happens as a whole, or not at all.
+        Raises: UpperMismatch (the shard's upper lies before `lower`, or with attributes is not `lower`), and what
+            `insert` raises, with the same meaning of `token`.
         """
         since, until = frontier(lower), frontier(upper)
         changes = as_attribute_updates(attributes)
@@ -109,12 +118,19 @@ class WriteHandle:
         return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
-        """Change attributes alone, all or nothing."""
+        """Change attributes as `updates` say, without rows, all or nothing.
+
+        Raises: AttributeMismatch (a condition does not hold), Indeterminate (it may have happened: call again with
+            this call's `token`).
+        """
         changes = as_attribute_updates(updates)
         self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), token)
 
     def advance_upper(self, upper: Time) -> c.Appended:
-        """Declare every time before `upper` complete; None closes the shard to writes. Idempotent."""
+        """Declare every time before `upper` complete; None closes the shard to writes. Repeating it is safe.
+
+        Raises: InvalidUsage (`upper` is no time).
+        """
         result = send(self._transport, self._name, c.AdvanceUpper(frontier(upper)), self._settings.retry_s)
         assert isinstance(result, c.Appended)
         return result
@@ -124,7 +140,8 @@ class WriteHandle:
     ) -> tuple[Run, ...]:
         """Write rows as parts that nothing names yet; memory stays bounded whatever the size of the input.
 
-        `default_time` None leaves rows without times for the commit to set (`insert` only). Small inputs stay inline.
+        `default_time` None leaves the rows of `updates` without times, for `commit_insert` to set. Small inputs stay
+        inline; `on_part` hears of each part that was written. Raises InvalidUsage (the rows do not fit).
         """
         schema_id, schema = self._schema()
         with translated():
@@ -145,7 +162,10 @@ class WriteHandle:
     def commit_insert(
         self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()
     ) -> c.Appended:
-        """Commit staged parts at the next time."""
+        """Commit staged `runs` at the next time. `token`, `attributes` and what it raises: as `insert` says.
+
+        Raises InvalidUsage also where the parts were staged so long ago that they may be gone.
+        """
         changes = as_attribute_updates(attributes)
         return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token)
 
@@ -158,13 +178,16 @@ class WriteHandle:
         token: Token | None = None,
         attributes: AttributeUpdates = (),
     ) -> c.Appended:
-        """Commit staged parts as the batch `[expected_upper, new_upper)`."""
+        """Commit staged `runs` as the batch `[expected_upper, new_upper)`, if the shard's upper is `expected_upper`.
+
+        `token`, `attributes` and what it Raises: as `compare_and_append` says.
+        """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         changes = as_attribute_updates(attributes)
         return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token)
 
     def close(self) -> None:
-        """Retire the writer."""
+        """Retire the writer; without it, its lease lapses in the end. Raises what every call may."""
         self._process.check()
         with self._lock:
             if self._registered:
@@ -180,7 +203,7 @@ class WriteHandle:
         self._process.check()
         with self._lock:
             given = token is not None
-            token = token or mint(Token, self._transport.ids)
+            token = parse(Token, token) if given else mint(Token, self._transport.ids)
             if not self._registered:
                 self._register()
             try:
@@ -208,13 +231,19 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
         return schema.updates_schema.empty_table()
     if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
         return _from_rows(updates, schema)
-    if type(updates).__module__.split(".")[0] == "pandas":
-        return pa.Table.from_pandas(updates, preserve_index=False)
-    if hasattr(updates, "to_arrow"):  # a Polars frame, a DuckDB relation
-        return updates.to_arrow()
-    if isinstance(updates, Iterable):
+    if type(updates).__module__.split(".")[0] == "pandas" and hasattr(updates, "columns"):
+        try:
+            return pa.Table.from_pandas(updates, preserve_index=False)
+        except pa.ArrowException as error:
+            raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
+    if hasattr(updates, "__arrow_c_stream__"):  # a Polars frame, a DuckDB relation
+        return pa.RecordBatchReader.from_stream(updates)
+    if isinstance(updates, Iterable) and not isinstance(updates, (str, bytes, Mapping)):
         return updates
-    raise InvalidUsage(f"rows come as an Arrow table, batches, a data frame or dicts, not {type(updates).__name__}")
+    raise InvalidUsage(
+        "rows come as an Arrow table, batches, a pandas, Polars or DuckDB frame, or a list of dicts, "
+        f"not as {type(updates).__name__}"
+    )
 
 
 def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:

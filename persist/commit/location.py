@@ -204,7 +204,7 @@ def _mark(root: Path) -> None:
         raise InvalidUsage(f"{root} is not a directory") from error
     except FileExistsError as error:
         raise InvalidUsage(f"{root} is not a directory") from error
-    except PermissionError as error:
+    except OSError as error:
         raise InvalidUsage(f"{root} cannot be used: {error.strerror}") from error
     except ValueError as error:
         raise InvalidUsage(f"{marker} is damaged: {error}") from error

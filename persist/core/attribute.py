@@ -188,7 +188,7 @@ def _check_int64(key: str, value: int) -> int:
 
 def as_updates(updates: Any) -> tuple[AttributeUpdate, ...]:
     """One update or several, as a tuple. Raises InvalidUsage on anything else."""
-    found = (updates,) if isinstance(updates, AttributeUpdate) else tuple(updates)
+    found = tuple(updates) if isinstance(updates, Iterable) else (updates,)
     for update in found:
         if not isinstance(update, AttributeUpdate):
             raise InvalidUsage(f"attributes are changed by AttributeUpdate, not {type(update).__name__}")

@@ -7,6 +7,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       InvalidUsage         the caller's bug; never retry
         UnknownShard       no shard of that name
         ShardExists        a shard of that name exists with another schema
+        NegativeMultiplicity  a row was taken away more often than it was added, so it cannot be shown as rows
       Unauthorized         no or bad token
       Forbidden            the token does not allow this
       Conflict             lost a race; carries the actual value
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidUsage",
     "UnknownShard",
     "ShardExists",
+    "NegativeMultiplicity",
     "Unauthorized",
     "Forbidden",
     "Conflict",
@@ -82,6 +84,12 @@ class UnknownShard(InvalidUsage):
 
 class ShardExists(InvalidUsage):
     kind = "shard_exists"
+
+
+class NegativeMultiplicity(InvalidUsage):
+    """Details: `row`, as text."""
+
+    kind = "negative_multiplicity"
 
 
 class Unauthorized(PersistError):

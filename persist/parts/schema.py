@@ -39,6 +39,8 @@ class ShardSchema:
     key: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.arrow, pa.Schema):
+            raise InvalidUsage(f"the columns of a shard come as a pyarrow.Schema, not {type(self.arrow).__name__}")
         object.__setattr__(self, "key", tuple(self.key))
         names = self.arrow.names
         if len(names) > COLUMNS_MAX:

@@ -49,6 +49,9 @@ class HttpTransport:
         self.clock = clock
         self.ids = ids
 
+    def __repr__(self) -> str:
+        return ", ".join(self.servers)
+
     @property
     def servers(self) -> tuple[str, ...]:
         """Base URLs of the servers that this client knows."""

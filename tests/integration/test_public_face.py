@@ -1,0 +1,422 @@
+"""What users see first: the names of the package, docstrings, reprs, the forms in which rows come, and errors."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import inspect
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas
+import polars
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from persist.core import errors
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+
+PUBLIC = """
+    connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ListenEvent ReadLease WriteHandle
+    PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
+    EVENT_COUNT Antichain Appended Token HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
+    PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden Conflict
+    UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable
+    Indeterminate UpgradeNeeded Corruption __version__
+"""
+NAMES = PUBLIC.split()
+INTERNAL_KINDS = {"inline_budget"}  # never reaches a user
+
+
+def python(program: str, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(arguments or ("-c", program))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"persist://{tmp_path}/location"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[persist.Client]:
+    with persist.connect(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def shard(client: persist.Client) -> persist.Shard:
+    return client.create_shard("orders", SCHEMA, ["id"])
+
+
+# --- names
+
+
+def test_the_package_offers_these_names_and_completes_them() -> None:
+    assert persist.__all__ == NAMES
+    assert set(NAMES) <= set(dir(persist))
+    for name in NAMES:
+        assert getattr(persist, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        persist.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_every_error_that_can_reach_a_user_is_offered() -> None:
+    ours = {cls.__name__ for kind, cls in errors.kinds().items() if cls.__module__ == errors.__name__}
+    hidden = {cls.__name__ for kind, cls in errors.kinds().items() if kind in INTERNAL_KINDS}
+    assert ours - hidden == {name for name in NAMES if isinstance(getattr(persist, name), type)} & ours
+
+
+def test_importing_the_package_and_its_errors_loads_neither_arrow_nor_a_store(tmp_path: Path) -> None:
+    ran = python(
+        "import sys, persist; persist.UpperMismatch, persist.AttributeUpdate, persist.Antichain, persist.__version__;"
+        "print({'pyarrow', 'sqlalchemy', 'fastapi'} & set(sys.modules))",
+        tmp_path,
+    )
+    assert (ran.stdout, ran.stderr) == ("set()\n", "")
+
+
+def test_the_command_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"persist {persist.__version__}\n"
+    assert re.match(r"\d+\.\d+", persist.__version__)
+
+
+def test_a_typed_program_passes_strict_mypy_and_a_wrong_one_does_not(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        """
+import persist
+
+def main(url: str) -> int | None:
+    with persist.connect(url) as client:
+        shard: persist.Shard = client.shard("orders")
+        try:
+            done = shard.insert([{"id": 1}])
+        except persist.UpperMismatch as error:
+            raise SystemExit(error.kind) from error
+        return done.lower.element
+
+def wrong(client: persist.Client) -> str:
+    persist.nonsense()
+    return client.shards()
+"""
+    )
+    ran = python("", tmp_path, "-m", "mypy", "--strict", "program.py")
+    found = [line.partition("error: ")[2] for line in ran.stdout.splitlines() if "error: " in line]
+    assert [error.rpartition("[")[2] for error in found] == ["attr-defined]", "return-value]"], ran.stdout
+
+
+@pytest.mark.parametrize("name", ["blob.py", "rpc.py", "consensus/__init__.py", "compactor/__init__.py"])
+def test_a_file_that_hides_one_of_our_packages_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine = 1\n")
+    for arguments in (("-c", "import persist"), ("-m", "persist.cli", "shards")):
+        ran = python("", tmp_path, *arguments)
+        sentence = f"ImportError: {tmp_path / name} hides the package {re.split('[./]', name)[0]!r} of persist"
+        assert ran.returncode == 1
+        assert ran.stderr.splitlines()[-1].startswith(sentence)
+
+
+def test_a_directory_that_only_has_the_name_of_a_package_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "rpc").mkdir()
+    assert python("import persist; persist.connect", tmp_path).stderr == ""
+
+
+# --- what they tell
+
+CLASSES = [
+    persist.Client,
+    persist.Shard,
+    persist.WriteHandle,
+    persist.PipelinedWriter,
+    persist.Snapshot,
+    persist.SnapshotSplit,
+    persist.Listen,
+    persist.ReadLease,
+    persist.CriticalReaderHandle,
+    persist.Attributes,
+]
+METHODS = [
+    (f"{cls.__name__}.{name}", getattr(cls, name))
+    for cls in CLASSES
+    for name in vars(cls)
+    if not name.startswith("_") and inspect.isroutine(getattr(cls, name))
+]
+
+
+@pytest.mark.parametrize(("name", "method"), [*METHODS, ("connect", persist.connect)])
+def test_a_docstring_names_every_parameter_and_what_is_raised(name: str, method: Callable[..., Any]) -> None:
+    text = inspect.getdoc(method) or ""
+    assert "Raises" in text
+    parameters = [p for p in inspect.signature(method).parameters if p != "self"]
+    assert [p for p in parameters if not re.search(rf"\b{p}\b", text)] == []
+
+
+def test_the_help_of_insert_tells_of_tokens_retries_and_errors() -> None:
+    text = " ".join((inspect.getdoc(persist.Shard.insert) or "").split())
+    for told in ("token: to repeat a call whose outcome is unknown", "retry with its token", "nothing was written"):
+        assert told in text
+
+
+def test_a_repr_tells_what_it_is_and_never_shows_rows_or_passwords_or_asks_a_store(
+    client: persist.Client, shard: persist.Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.insert([{"id": n, "name": "a secret row"} for n in range(1000)])
+    snapshot, listen = shard.snapshot(num_splits=2), shard.listen(None)
+    [event] = listen.next_events(0.0)
+    writer, pipelined = shard.open_writer(), shard.pipelined_writer("w")
+    lease, cursor = shard.open_reader(), shard.critical_reader("job")
+    connection = persist.Connection(blob="mem:", consensus="postgresql://ann:a secret@db/x", token="a secret token")
+
+    def asked(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a repr asked the shard")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(client.transport), "apply", asked)
+        patched.setattr(type(client.transport), "view", asked)
+        things = (
+            client,
+            shard,
+            snapshot,
+            *snapshot.splits,
+            listen,
+            event,
+            writer,
+            pipelined,
+            lease,
+            cursor,
+            connection,
+        )
+        shown = [repr(thing) for thing in (*things, shard.attributes)]
+    at = f"file://{tmp_path}/location/blob and sqlite:///{tmp_path}/location/consensus.db"
+    expected = [
+        f"Client({at})",
+        "Shard('orders', key=['id'], columns=['id', 'name'])",
+        "Snapshot('orders', as_of=0, splits=2)",
+        "SnapshotSplit('orders', as_of=0, 1 parts)",
+        "SnapshotSplit('orders', as_of=0, 1 parts)",
+        "Listen('orders', frontier=[1], until=[])",
+        "ListenEvent([0], [1], 1000 updates)",
+        f"WriteHandle('orders', {writer.writer_id})",
+        "PipelinedWriter('w', last=0, acknowledged=0)",
+        f"ReadLease('orders', since=[0], {lease.reader})",
+        "CriticalReaderHandle('orders', cursor='job', since=[0])",
+        "Connection(blob='mem:', consensus='postgresql://…@db/x')",
+        "Attributes('orders')",
+    ]
+    assert shown == expected
+    snapshot.close()
+    assert repr(snapshot) == "Snapshot('orders', as_of=0, splits=2, closed)"
+    pipelined.close()
+
+
+def test_a_notebook_shows_columns_escaped(client: persist.Client) -> None:
+    fields = [pa.field("id", pa.int64(), nullable=False), ("<script>alert(1)</script>", pa.string())]
+    shard = client.create_shard("orders", pa.schema(fields), ["id"])
+    shard.insert([{"id": 1}])
+    with shard.snapshot() as snapshot:
+        for shown in (shard._repr_html_(), snapshot._repr_html_()):
+            assert "<td>&lt;script&gt;alert(1)&lt;/script&gt;</td><td>string</td>" in shown
+            assert "<script>" not in shown
+        assert "<td>id</td><td>int64, key</td>" in shard._repr_html_()
+
+
+# --- the forms in which rows come and go
+
+EVERYTHING = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("text", pa.string()),
+        ("number", pa.int64()),
+        ("real", pa.float64()),
+        ("bytes", pa.binary()),
+        ("when", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("list", pa.list_(pa.int32())),
+        ("decimal", pa.decimal128(20, 3)),
+        ("ok", pa.bool_()),
+    ]
+)
+ROWS = pa.table(
+    {
+        "id": [1, 2, 3],
+        "text": ["a", None, ""],
+        "number": [2**60 + 1, None, -5],
+        "real": [float("nan"), None, -0.0],
+        "bytes": [b"\x00\xff", None, b""],
+        "when": [dt.datetime(2024, 1, 31, tzinfo=dt.UTC), None, dt.datetime(1, 1, 1, tzinfo=dt.UTC)],
+        "day": [dt.date(2024, 1, 31), None, dt.date(1, 1, 1)],
+        "list": [[1, None], None, []],
+        "decimal": [decimal.Decimal("1.500"), None, decimal.Decimal("-0.001")],
+        "ok": [True, None, False],
+    },
+    schema=EVERYTHING,
+)
+
+
+class OnlyAStream:
+    """Anything that streams Arrow, and can do nothing else."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return ROWS.__arrow_c_stream__(requested_schema)
+
+
+FORMS: dict[str, Callable[[persist.Shard], Any]] = {
+    "a table": lambda _: ROWS,
+    "dicts": lambda _: ROWS.to_pylist(),
+    "a reader of batches": lambda _: ROWS.to_reader(max_chunksize=1),
+    "an iterator of batches": lambda _: iter(ROWS.to_batches(max_chunksize=1)),
+    "a stream of Arrow": lambda _: OnlyAStream(),
+    "a DuckDB relation": lambda _: duckdb.from_arrow(ROWS),
+    "a Polars frame": lambda _: polars.from_arrow(ROWS),
+    "a pandas frame of Arrow types": lambda _: ROWS.to_pandas(types_mapper=pandas.ArrowDtype),
+    "what to_arrow gives": lambda shard: shard.snapshot(0).to_arrow(),
+    "what to_pandas gives": lambda shard: shard.snapshot(0).to_pandas(),
+    "what to_polars gives": lambda shard: shard.snapshot(0).to_polars(),
+    "what to_duckdb gives": lambda shard: shard.snapshot(0).to_duckdb(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_in_any_form_are_the_same_rows(client: persist.Client, form: str) -> None:
+    shard = client.create_shard("everything", EVERYTHING, ["id"])
+    shard.insert(ROWS)
+    shard.insert(FORMS[form](shard))
+    assert shard.snapshot().to_arrow().column("__diff").to_pylist() == [2, 2, 2]
+
+
+def test_a_frame_of_pandas_can_be_filtered_and_taken_away_again(shard: persist.Shard) -> None:
+    shard.insert([{"id": 2**60 + 1, "name": None}, {"id": 2, "name": "b"}])
+    frame = shard.snapshot().to_pandas()
+    wrong = frame[frame["name"].isna()].assign(__diff=-1)
+    shard.insert(wrong)
+    assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": 2, "name": "b"}]
+
+
+def test_values_of_attributes_are_found_under_the_keys_that_were_asked_for(shard: persist.Shard) -> None:
+    key = uuid.uuid4()
+    shard.attributes.update(persist.AttributeUpdate.replace(key, 7))
+    asked = [key, key.bytes, str(key), key.hex, persist.attribute_key(key), persist.EVENT_COUNT]
+    found = shard.attributes.get_many(asked)
+    assert [found[each] for each in asked] == [7, 7, 7, 7, 7, 0]
+    assert shard.attributes.get(bytearray(key.bytes)) == 7
+
+
+# --- errors
+
+
+def test_more_taken_away_than_added_is_no_corruption_and_the_rows_can_still_be_read(shard: persist.Shard) -> None:
+    shard.insert([{"id": 9, "name": "x", "__diff": -1}])
+    with pytest.raises(persist.NegativeMultiplicity, match=r"there -1 times.*'id': 9.*to_arrow\(\).*__diff") as refused:
+        shard.snapshot().to_pandas()
+    assert isinstance(refused.value, persist.InvalidUsage)
+    assert shard.snapshot().to_arrow().column("__diff").to_pylist() == [-1]
+
+
+BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = [
+    ("an unknown setting", lambda c, s: persist.connect("mem:", bolb=1), "no setting 'bolb'; it takes url, blob"),
+    ("a url of another type", lambda c, s: persist.connect(5), "url is 5; it must be str or None"),  # type: ignore[arg-type]
+    ("settings of another type", lambda c, s: persist.connect("mem:", handles={}), "must be HandleSettings"),
+    (
+        "a frame as schema",
+        lambda c, s: c.create_shard("x", pandas.DataFrame(), ["id"]),
+        "pyarrow.Schema, not DataFrame",
+    ),
+    ("a dict as schema", lambda c, s: c.create_shard("x", {"id": "int64"}, ["id"]), "pyarrow.Schema, not dict"),
+    ("a string as key", lambda c, s: c.create_shard("x", SCHEMA, "id"), r"such as \['id'\]"),
+    ("no list as key", lambda c, s: c.create_shard("x", SCHEMA, 5), "key is 5; it must be a list of names"),  # type: ignore[arg-type]
+    ("a dict to evolve to", lambda c, s: s.evolve_schema({}), "pyarrow.Schema, not dict"),
+    ("a column that changes", lambda c, s: s.evolve_schema(pa.schema([("id", pa.int32())])), "cannot evolve so"),
+    ("a row that is no list", lambda c, s: s.insert({"id": 1}), "list of dicts, not as dict"),
+    ("text as rows", lambda c, s: s.insert("orders.csv"), "list of dicts, not as str"),
+    ("numbers as rows", lambda c, s: s.insert([1, 2]), "not int"),
+    ("a token of nothing", lambda c, s: s.insert([], token="again"), "Token is 'i' and 32 hex digits"),  # type: ignore[arg-type]
+    ("an attribute of nothing", lambda c, s: s.insert([], attributes=5), "AttributeUpdate, not int"),  # type: ignore[arg-type]
+    ("a column as text", lambda c, s: s.snapshot(columns="id"), "columns is the string 'id'"),
+    ("splits as text", lambda c, s: s.snapshot(num_splits="2"), "num_splits is '2'"),  # type: ignore[arg-type]
+    ("a wait as text", lambda c, s: s.snapshot(wait_s="1"), "wait_s is '1'; it must be int or float"),  # type: ignore[arg-type]
+    ("a purpose of nothing", lambda c, s: s.open_reader(purpose=None), "purpose is None; it must be str"),  # type: ignore[arg-type]
+    ("a cursor of nothing", lambda c, s: s.critical_reader(5), "cursor is 5; it must be str"),  # type: ignore[arg-type]
+    ("a prefix of nothing", lambda c, s: c.shards(5), "prefix is 5; it must be str"),  # type: ignore[arg-type]
+    ("keys of nothing", lambda c, s: s.attributes.get_many(5), "keys come as a list"),  # type: ignore[type-var]
+    ("settings of a pipeline", lambda c, s: s.pipelined_writer("w", 5), "must be PipelineSettings or None"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("what", "act", "sentence"), BAD, ids=[row[0] for row in BAD])
+def test_a_bad_argument_is_refused_with_a_sentence(
+    client: persist.Client, shard: persist.Shard, what: str, act: Callable[..., object], sentence: str
+) -> None:
+    with pytest.raises(persist.InvalidUsage, match=sentence):
+        act(client, shard)
+    assert client.shards() == ["orders"]
+    assert shard.upper() == persist.Antichain(0)
+
+
+EXTRAS = [
+    ("boto3", "s3", {"blob": "s3://bucket", "consensus": "mem:"}, "s3"),
+    ("psycopg", "postgresql", {"blob": "mem:", "consensus": "postgresql://h/d"}, "postgres"),
+    ("grpc", "etcd", {"blob": "mem:", "consensus": "etcd://h:1"}, "etcd"),
+]
+OURS = ("blob.s3", "consensus.postgres", "consensus.etcd", "etcd3")  # what is imported anew without the library
+
+
+@pytest.mark.parametrize(("library", "scheme", "stores", "extra"), EXTRAS, ids=[row[0] for row in EXTRAS])
+def test_a_store_whose_library_is_missing_names_the_install(
+    library: str,
+    scheme: str,
+    stores: dict[str, str],
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module in [*sys.modules]:
+        if module.startswith(OURS) or module.partition(".")[0] == library:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, library, None)
+    install = f'needs {library}: pip install "persist-shards[{extra}]"'
+    with pytest.raises(persist.InvalidUsage, match=re.escape(install)):
+        persist.connect(**stores)
+    assert main(["shards", "--blob", stores["blob"], "--consensus", stores["consensus"]]) == 1
+    assert capsys.readouterr() == ("", f"persist shards: {scheme}: {install}\n")
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
+def test_a_frame_whose_library_is_missing_names_the_install(
+    library: str, shard: persist.Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.insert([{"id": 1, "name": "a"}])
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(persist.InvalidUsage, match=rf'to_{library}\(\) needs {library}: pip install "{library}"'):
+        getattr(shard.snapshot(), f"to_{library}")()
+
+
+def test_spark_without_pyspark_names_the_install(tmp_path: Path) -> None:
+    ran = python("import sys; sys.modules['pyspark'] = None; import persist.spark", tmp_path)
+    assert ran.stderr.splitlines()[-1] == (
+        'persist.core.errors.InvalidUsage: persist.spark needs pyspark: pip install "persist-shards[spark]"'
+    )
+
+
+def test_a_directory_that_cannot_be_made_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for directory in (f"{tmp_path}/file/x", "/proc/persist-cannot-be-made"):
+        with pytest.raises(persist.InvalidUsage, match=directory):
+            persist.connect(f"persist://{directory}")
+    ran = python("", tmp_path, "-m", "persist.cli", "serve", "--port", "0", "--dir", "/proc/persist-cannot-be-made")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert re.fullmatch(r"persist serve: /proc/persist-cannot-be-made cannot be used: [^\n]+\n", ran.stderr)
