@@ -198,16 +198,3 @@ def _wait(future: Future[tuple[Part, ...]]) -> None:
         future.exception(timeout=HEARTBEAT_POLL_S)
     except TimeoutError:
         return
-
-
-__all__ = [
-    "COMPACTOR",
-    "Blobs",
-    "Chunk",
-    "Engine",
-    "EngineSettings",
-    "LocalEngine",
-    "MergeJob",
-    "merge_range",
-    "merge_ranges",
-]

@@ -246,6 +246,3 @@ def _runs_of(batches: Sequence[HollowBatch], inputs: Sequence[str]) -> tuple[Run
 def _is_new(part: Part) -> bool:
     """Whether a writer wrote it, not a merge."""
     return part.key is None or f"/{COMPACTOR}/" not in part.key
-
-
-__all__ = ["ClaimLost", "Outcome", "ProgressReport", "Worker", "WorkerSettings"]

@@ -131,6 +131,3 @@ class _HeldElsewhere(ReadLease):
 
 def _size(made: asyncio.Future[list[Any]]) -> int:
     return sum(len(data) for _, data in made.result()) + 256
-
-
-__all__ = ["Listeners"]

@@ -233,6 +233,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, (dict, list, int, float, bool)):
         return value
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-__all__ = ["CSV", "MEDIA_TYPES", "NDJSON", "PARQUET", "format_of", "ndjson", "read", "write"]

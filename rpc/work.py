@@ -74,6 +74,3 @@ def _closing(error: RuntimeError) -> Exception:
     if "shutdown" in str(error):
         return Unavailable("the server is shutting down; ask another one, or again")
     return error
-
-
-__all__ = ["Work"]

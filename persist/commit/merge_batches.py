@@ -45,6 +45,3 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
             outputs += writer.write(table)
         outputs += writer.finish()
     return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
-
-
-__all__ = ["FLUSHER", "merged"]

@@ -30,31 +30,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-__all__ = [
-    "PersistError",
-    "InvalidUsage",
-    "UnknownShard",
-    "ShardExists",
-    "NegativeMultiplicity",
-    "Unauthorized",
-    "Forbidden",
-    "Conflict",
-    "UpperMismatch",
-    "OpaqueMismatch",
-    "AttributeMismatch",
-    "SchemaMismatch",
-    "Expired",
-    "NotReadable",
-    "Overloaded",
-    "InlineBudget",
-    "Unavailable",
-    "Indeterminate",
-    "UpgradeNeeded",
-    "Corruption",
-    "from_kind",
-    "kinds",
-]
-
 
 class PersistError(Exception):
     """Root of every error that persist raises on purpose."""

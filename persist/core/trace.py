@@ -73,5 +73,3 @@ def trace_of(batches: Iterable[HollowBatch]) -> Trace:
 
 
 EMPTY_TRACE = Trace((), 0, 0)
-
-__all__ = ["Trace", "trace_of", "EMPTY_TRACE", "batch_of"]

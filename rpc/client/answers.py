@@ -135,6 +135,3 @@ class Answer:
 
     def on_message_complete(self) -> None:
         self.is_whole = self.reply is not None
-
-
-__all__ = ["Answer", "Broken", "Reply"]

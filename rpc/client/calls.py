@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 from persist.commit.system import Clock, OwnProcess
 from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
-from rpc.client.connections import Broken, NotSent, Pool, Reply, Untrusted
+from rpc.client.answers import Broken, Reply
+from rpc.client.connections import NotSent, Pool, Untrusted
 from rpc.client.servers import Servers
 
 CONNECT_S = 0.8
@@ -143,6 +144,3 @@ def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:
     if safe:
         return Unavailable(said)
     return Indeterminate(f"{said}; it may have happened, retry with the same token")
-
-
-__all__ = ["HttpCalls", "error_of"]

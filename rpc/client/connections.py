@@ -227,6 +227,3 @@ class _Connection:
             return self._socket.recv(RECEIVE_BYTES)
         except OSError as error:
             raise Broken(type(error).__name__) from error
-
-
-__all__ = ["Broken", "NotSent", "Pool", "Reply", "Untrusted"]

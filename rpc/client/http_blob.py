@@ -12,8 +12,8 @@ from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, Bl
 from blob.interface import check_key, check_range
 from persist.core.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
+from rpc.client.answers import Reply
 from rpc.client.calls import HttpCalls
-from rpc.client.connections import Reply
 
 PRESIGNED_READ_S = 120.0
 PRESIGNED_TRIES_MAX = 4

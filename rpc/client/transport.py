@@ -21,8 +21,8 @@ from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, decode_result, decode_view
 from persist.formats.records import encoded
+from rpc.client.answers import Reply
 from rpc.client.calls import HttpCalls
-from rpc.client.connections import Reply
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers, with_port

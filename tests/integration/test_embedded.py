@@ -19,6 +19,7 @@ from persist.core.errors import (
     Corruption,
     Expired,
     InvalidUsage,
+    NegativeMultiplicity,
     NotReadable,
     OpaqueMismatch,
     ShardExists,
@@ -76,7 +77,7 @@ def test_multiplicities_are_kept(shard: Shard) -> None:
 
 def test_a_negative_multiplicity_is_told_with_its_row(shard: Shard) -> None:
     shard.insert([{"id": 1, "name": "a", "__diff": -1}])
-    with pytest.raises(Corruption, match="negative multiplicity -1"):
+    with pytest.raises(NegativeMultiplicity, match="there -1 times"):
         rows_of(shard)
 
 
