@@ -23,27 +23,14 @@ if TYPE_CHECKING:
     from persist.core.antichain import Antichain
     from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, attribute_key, named_key
     from persist.core.commands import Appended
-    from persist.core.errors import (
-        AttributeMismatch,
-        Conflict,
-        Corruption,
-        Expired,
-        Forbidden,
-        Indeterminate,
-        InvalidUsage,
-        NegativeMultiplicity,
-        NotReadable,
-        OpaqueMismatch,
-        Overloaded,
-        PersistError,
-        SchemaMismatch,
-        ShardExists,
-        Unauthorized,
-        Unavailable,
-        UnknownShard,
-        UpgradeNeeded,
-        UpperMismatch,
-    )
+
+    # isort: off
+    from persist.core.errors import AttributeMismatch, Conflict, Corruption, Expired, Forbidden, Indeterminate
+    from persist.core.errors import InvalidUsage, NegativeMultiplicity, NotReadable, OpaqueMismatch, Overloaded
+    from persist.core.errors import PersistError, SchemaMismatch, ShardExists, Unauthorized, Unavailable
+    from persist.core.errors import UnknownShard, UpgradeNeeded, UpperMismatch
+
+    # isort: on
     from persist.core.ids import Token
     from persist.parts import ShardSchema
 
