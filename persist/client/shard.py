@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from persist.attributes import Attributes
-from persist.client.arguments import checked
+from persist.client.arguments import checked, names
 from persist.client.listen import Listen
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
 from persist.client.show import html_table
-from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, open_snapshot
+from persist.client.snapshot import SPLITS_MAX, ReadLease, ReadSettings, Snapshot, holding
 from persist.client.transport import Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
+from persist.core.errors import InvalidUsage
 from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
@@ -214,9 +215,11 @@ class Shard:
         Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since, or nothing was written
             yet), Unavailable (`as_of` was not complete within `wait_s`).
         """
-        return open_snapshot(
-            self._transport, self.name, as_of, num_splits, columns, wait_s, purpose, self._settings.read
-        )
+        if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
+            raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
+        chosen = None if columns is None else names("columns", columns)
+        with holding(self._transport, self.name, as_of, purpose, wait_s, self._settings.read) as held:
+            return held.snapshot(num_splits, chosen)
 
     def listen(self, as_of: int | None, *, until: Time = None, purpose: str = "listen") -> Listen:
         """Every update after a time, once and in order. After `snapshot(as_of)` it goes on without gap or overlap.

@@ -16,7 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from blob import BlobNotFound, optional
-from persist.client.arguments import checked, names
+from persist.client.arguments import checked
 from persist.client.retry import send
 from persist.client.show import html_table
 from persist.client.transport import Transport
@@ -278,22 +278,48 @@ def _lists_of(lengths: pa.Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, pa.nulls(offsets[-1].as_py(), pa.null()))
 
 
-def open_snapshot(
-    transport: Transport,
-    name: str,
-    as_of: int | None,
-    num_splits: int,
-    columns: Sequence[str] | None,
-    wait_s: float,
-    purpose: str,
-    settings: ReadSettings,
-) -> Snapshot:
-    """Take a lease at `as_of` (None: the latest complete time), wait until it is complete, and plan the splits."""
-    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
-        raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
+@dataclass(frozen=True)
+class Held:
+    """A complete time of a shard, the shard as of then or later, and the lease that holds both."""
+
+    transport: Transport
+    as_of: int
+    view: ShardView
+    lease: ReadLease
+    settings: ReadSettings
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """What may have rows as of the time."""
+        return tuple(run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
+
+    def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...]) -> SnapshotSplit:
+        """One key range of it, whose rows are in `runs`."""
+        view, reader = self.view, self.lease.reader
+        return SnapshotSplit(
+            view.name, self.as_of, key_range, runs, view.schema_id, view.schemas, reader, self.settings, columns
+        )
+
+    def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:
+        """All of it, in splits. Raises InvalidUsage."""
+        schema, reader = part_reader(self.transport, self.view.schemas, self.view.schema_id)
+        chosen, runs = schema.columns(columns), self.runs
+        with leased_blobs(self.lease):
+            ranges = plan_splits(runs, num_splits, schema, reader)
+        splits = tuple(self.split(key_range, runs, chosen) for key_range in ranges)
+        return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, self.lease)
+
+
+@contextmanager
+def holding(
+    transport: Transport, name: str, as_of: int | None, purpose: str, wait_s: float, settings: ReadSettings
+) -> Iterator[Held]:
+    """Take a lease at `as_of` (None: the latest complete time) and wait until it is complete, for at most `wait_s`.
+
+    The lease outlives the block, unless an error ends that. Raises InvalidUsage, NotReadable, Unavailable.
+    """
     checked("wait_s", wait_s, int, float)
     checked("purpose", purpose, str)
-    columns = None if columns is None else names("columns", columns)
     if as_of is None:
         as_of, lease = _lease_latest(transport, name, purpose, settings)
     elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
@@ -301,20 +327,10 @@ def open_snapshot(
     else:
         lease = ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
     try:
-        view = wait_for_upper(transport, name, as_of, lease, wait_s)
-        schema, reader = part_reader(transport, view.schemas, view.schema_id)
-        chosen = schema.columns(columns)
-        runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
-        with leased_blobs(lease):
-            ranges = plan_splits(runs, num_splits, schema, reader)
-        splits = tuple(
-            SnapshotSplit(name, as_of, key_range, runs, view.schema_id, view.schemas, lease.reader, settings, chosen)
-            for key_range in ranges
-        )
+        yield Held(transport, as_of, wait_for_upper(transport, name, as_of, lease, wait_s), lease, settings)
     except BaseException:
         lease.close()
         raise
-    return Snapshot(name, as_of, schema, splits, transport, lease)
 
 
 def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadSettings) -> tuple[int, ReadLease]:

@@ -18,8 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from persist.client.snapshot import ReadLease, latest, leased_blobs, wait_for_upper
-from persist.core.antichain import frontier
+from persist.client.snapshot import holding, leased_blobs
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline
@@ -61,18 +60,11 @@ def table(
     plan = _Plan(spark, schema, _root(root or str(door.blob.url)))
     if as_of is None and view.upper.element == 0:
         return plan.empty()
-    at = latest(view) if as_of is None else as_of
-    lease = ReadLease.open(door, target.shard, frontier(at), "spark native read", settings)
-    try:
-        view = wait_for_upper(door, target.shard, at, lease, WAIT_S)
-        schemas = {number: ShardSchema.from_record(record) for number, record in view.schemas.items()}
-        runs = (run for b in view.batches if b.desc.lower.less_equal(at) for run in b.runs)
-        with leased_blobs(lease):
-            straight, others = classify(runs, at, Files(door.blob, schemas))
-        return plan.frame(at, straight, others, schemas)
-    except BaseException:
-        lease.close()
-        raise
+    with holding(door, target.shard, as_of, "spark native read", WAIT_S, settings) as held:
+        schemas = {number: ShardSchema.from_record(record) for number, record in held.view.schemas.items()}
+        with leased_blobs(held.lease):
+            straight, others = classify(held.runs, held.as_of, Files(door.blob, schemas))
+        return plan.frame(held.as_of, straight, others, schemas)
 
 
 def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part], list[Part]]:

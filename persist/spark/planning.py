@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.snapshot import ReadLease, SnapshotSplit, latest, leased_blobs, part_reader, wait_for_upper
-from persist.core.antichain import frontier
+from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs, part_reader
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
@@ -30,39 +29,16 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
 
     The lease is not closed: Spark plans once and may read the plan again and again, so it lapses when nobody reads.
     """
-    door = executors.transport(target.connection)
-    settings = target.connection.handles.read
-    as_of = options.as_of
-    if as_of is None:
-        view = executors.view_of(target)
-        if view.upper.element == 0:
-            return []
-        as_of = latest(view)
-    lease = ReadLease.open(door, target.shard, frontier(as_of), "spark snapshot", settings)
-    try:
-        view = wait_for_upper(door, target.shard, as_of, lease, options.wait_s)
-        schema, reader = part_reader(door, view.schemas, view.schema_id)
+    if options.as_of is None and executors.view_of(target).upper.element == 0:
+        return []
+    door, settings = executors.transport(target.connection), target.connection.handles.read
+    with holding(door, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
+        schema, reader = part_reader(door, held.view.schemas, held.view.schema_id)
         columns = with_filter(schema, options, columns)
         wanted = key_range(schema, options)
-        runs = overlapping((run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs), wanted)
-        ranges = split_ranges(runs, options.partitions, schema, reader, wanted, lease)
-    except BaseException:
-        lease.close()
-        raise
-    return [
-        SnapshotSplit(
-            target.shard,
-            as_of,
-            one,
-            overlapping(runs, one),
-            view.schema_id,
-            view.schemas,
-            lease.reader,
-            settings,
-            columns,
-        )
-        for one in ranges
-    ]
+        runs = overlapping(held.runs, wanted)
+        ranges = split_ranges(runs, options.partitions, schema, reader, wanted, held.lease)
+        return [held.split(one, overlapping(runs, one), columns) for one in ranges]
 
 
 def split_ranges(
