@@ -45,8 +45,8 @@ class Listen:
     """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
-    is closed, and when a `for` loop over it is left. A listener that is only polled and then forgotten lapses. Both raise
-    Expired (the lease lapsed: listen anew from `frontier`), Unavailable (retrying is safe) and Corruption.
+    is closed, and when a `for` loop over it is left. A listener that is only polled and then forgotten lapses.
+    Both raise Expired (the lease lapsed: listen anew from `frontier`), Unavailable (retrying is safe) and Corruption.
     """
 
     def __init__(
