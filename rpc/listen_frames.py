@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +10,14 @@ import pyarrow as pa
 
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
-from persist.core.errors import PersistError
+from persist.core.errors import InvalidUsage, Unavailable
+from rpc.json_rows import encode, plain_rows
 
 FRAMES = "application/vnd.persist.listen"
 EVENTS = "text/event-stream"
 HEARTBEAT_S = 15.0
 HEADER_BYTES_MAX = 1024 * 1024
+FRAME_BYTES_MAX = 2 * 1024**3
 
 
 def frame(event: ListenEvent) -> bytes:
@@ -33,8 +34,7 @@ def frame(event: ListenEvent) -> bytes:
 
 def sse(event: ListenEvent) -> bytes:
     """A server-sent event: progress and the rows as JSON. Its id is the frontier, from which to resume."""
-    rows = [{name: _plain(value) for name, value in row.items()} for row in event.updates.to_pylist()]
-    data = json.dumps({**_progress(event.lower, event.upper), "rows": rows}, default=str, ensure_ascii=False)
+    data = encode({**_progress(event.lower, event.upper), "rows": plain_rows(event.updates)}).decode()
     number = "" if event.lower == event.upper else f"id: {_id(event.upper)}\n"
     return f"event: updates\n{number}data: {data}\n\n".encode()
 
@@ -59,12 +59,11 @@ def _id(frontier: Antichain) -> str:
     return "closed" if frontier.element is None else str(frontier.element)
 
 
-def _plain(value: Any) -> Any:
-    return base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
-
-
 def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
-    """The events of a stream; None for a heartbeat. A frame that is cut is not given."""
+    """The events of a stream; None for a heartbeat. A frame that is cut is not given.
+
+    Raises Unavailable where no frame comes: what was given before is good, so go on from there.
+    """
     buffer = bytearray()
 
     def ready(size: int) -> bool:
@@ -78,14 +77,20 @@ def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
     while ready(4):
         size = int.from_bytes(buffer[:4], "big")
         if size > HEADER_BYTES_MAX:
-            raise PersistError("the stream is not a stream of frames")
+            raise Unavailable("the stream is not a stream of frames")
         if not ready(4 + size):
             return
-        header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
-        total = 4 + size + int(header["bytes"])
-        if not ready(total):
-            return
-        body = bytes(buffer[4 + size : total])
+        try:
+            header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
+            lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
+            total = 4 + size + int(header["bytes"])
+            if not 4 + size <= total <= FRAME_BYTES_MAX:
+                raise ValueError(f"a frame of {total} bytes")
+            if not ready(total):
+                return
+            body = bytes(buffer[4 + size : total])
+            event = ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
+        except (ValueError, KeyError, TypeError, OSError, InvalidUsage) as error:
+            raise Unavailable(f"the stream holds a frame that cannot be read: {error}") from error
         del buffer[:total]
-        lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
-        yield ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
+        yield event

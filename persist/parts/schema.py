@@ -326,6 +326,8 @@ def _stored(name: str, kind: Any) -> Any:
         return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
     if types.is_fixed_size_binary(kind) and kind.byte_width == 0:
         raise InvalidUsage(f"column {name!r} is a binary of width 0, which Parquet cannot hold")
+    if types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
+        raise InvalidUsage(f"column {name!r} is {kind}, a scale that Parquet cannot hold")
     if family(kind) is None:
         raise InvalidUsage(f"column {name!r} has type {kind}, which a shard cannot store; cast it first")
     return kind

@@ -33,6 +33,7 @@ def one(kind: Any, **field: Any) -> ShardSchema:
         ([("k", pa.string()), ("v", pa.null())], ("k",), "cannot store"),
         ([("k", pa.string()), ("v", pa.list_(pa.null()))], ("k",), "cannot store"),
         ([("k", pa.string()), ("v", pa.struct([]))], ("k",), "without fields"),
+        ([("k", pa.string()), ("v", pa.decimal128(5, -3))], ("k",), "Parquet cannot hold"),
     ],
 )
 def test_schemas_that_cannot_be(fields: Any, key: Any, says: str) -> None:

@@ -1,0 +1,227 @@
+"""Rows as JSON, in and out: the one form of NDJSON, of server-sent events, and of nested cells in CSV.
+
+Every value that a shard can hold comes back as it was: whole numbers of any size, NaN and the infinities as strings,
+bytes as base64 at every depth, times and decimals as text (`cell_text.py`), maps as lists of pairs. msgspec reads,
+checks and writes the JSON; here columns are made of rows and rows of columns, one column at a time at every depth.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, islice
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
+
+from persist.core.errors import InvalidUsage
+from persist.parts.schema import family
+from rpc.cell_text import from_text, is_textual, to_text
+
+BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once: it bounds what Python's objects take
+DECODERS_MAX = 256
+_FLAT: dict[str | None, Any] = {"string": str, "binary": bytes, "boolean": bool, "integer": int}
+_FLOAT = float | Literal["NaN", "Infinity", "-Infinity"]
+_BLANKS = b" \t\r\n"
+_GAP = re.compile(r"\s*")
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+
+# --- out
+
+
+def ndjson(table: pa.Table) -> bytes:
+    """Rows as JSON objects, one on each line."""
+    return b"".join(_encoder.encode_lines(_rows(batch)) for batch in table.to_batches())
+
+
+def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as what `encode` writes."""
+    return list(chain.from_iterable(map(_rows, table.to_batches())))
+
+
+def plain(column: pa.Array) -> list[Any]:
+    """A column's values as what `encode` writes."""
+    kind, types = column.type, pa.types
+    if types.is_map(kind):
+        entries = pa.list_(pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)]))
+        return _plain_lists(column.cast(entries), lambda pairs: list(zip(*map(plain, pairs.flatten()), strict=True)))
+    if types.is_struct(kind):
+        rows = _dicts(kind.names, column.flatten())
+        return [row if is_there else None for row, is_there in zip(rows, column.is_valid().to_pylist(), strict=True)]
+    if types.is_nested(kind):
+        return _plain_lists(column, plain)
+    if is_textual(kind) and family(kind) != "binary":
+        column = to_text(column)
+    if types.is_floating(kind):
+        column = column.cast(pa.float64())
+    values: list[Any] = column.to_pylist()
+    if types.is_floating(kind) and pc.all(pc.is_finite(column)).as_py() is False:
+        named = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
+        return ["NaN" if value != value else named.get(value, value) for value in values]
+    return values
+
+
+def _plain_lists(column: pa.Array, elements: Callable[[pa.Array], list[Any]]) -> list[Any]:
+    """Lists; `elements` makes those of all rows together plain."""
+    found = iter(elements(column.flatten()))
+    return [None if size is None else list(islice(found, size)) for size in pc.list_value_length(column).to_pylist()]
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    return _dicts(batch.schema.names, batch.columns)
+
+
+def _dicts(names: Sequence[str], columns: Sequence[pa.Array]) -> list[dict[str, Any]]:
+    if len(set(names)) < len(names):
+        raise InvalidUsage(f"two fields have one name, which JSON cannot tell apart: {names}; take Arrow or Parquet")
+    return [dict(zip(names, row, strict=True)) for row in zip(*map(plain, columns), strict=True)]
+
+
+# --- in
+
+
+def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int) -> pa.Table:
+    """Lines of JSON objects as a table with all columns of `schema`; what a line leaves out is null.
+
+    Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read.
+    """
+    decoder = _decoder(schema)
+    batches, count = [], 0
+    for block in _blocks(data):
+        columns = _Columns()
+        rows = decoder.decode_lines(block)
+        count += len(rows)
+        if count > rows_max:
+            raise InvalidUsage(f"the body holds more than {rows_max} rows; send at most {rows_max} at once")
+        batches.append(pa.RecordBatch.from_arrays(columns.children(rows, list(schema)), schema=schema))
+        columns.check_names(block)
+    return pa.Table.from_batches(batches, schema)
+
+
+def read_cells(cells: pa.Array, field: pa.Field) -> pa.Array:
+    """Strings that hold JSON as values of a column."""
+    decoder, columns = msgspec.json.Decoder(_type(field)), _Columns()
+    texts = cells.to_pylist()
+    found = columns.column([None if text is None else decoder.decode(text) for text in texts], field.type)
+    columns.check_names("\n".join(filter(None, texts)).encode())
+    return found
+
+
+def _blocks(data: bytes) -> Iterator[bytes]:
+    """Whole lines, about BLOCK_BYTES at a time."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
+        yield data[start:end]
+        start = end
+
+
+@lru_cache(DECODERS_MAX)
+def _decoder(schema: pa.Schema) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_struct([field.with_nullable(True) for field in schema]))
+
+
+def _struct(fields: Sequence[pa.Field]) -> Any:
+    """The objects that have these fields, and no others. Fields that may be null may also be left out."""
+    names = {f"f{number}": field.name for number, field in enumerate(fields)}
+    kinds = [
+        (name, _type(field) | UnsetType, UNSET) if field.nullable else (name, _type(field))
+        for name, field in zip(names, fields, strict=True)
+    ]
+    return msgspec.defstruct("Row", kinds, rename=names, forbid_unknown_fields=True, kw_only=True, gc=False)
+
+
+def _type(field: pa.Field) -> Any:
+    """What JSON gives for values of a field, as msgspec checks it."""
+    kind, types = field.type, pa.types
+    if types.is_map(kind):
+        found: Any = list[tuple[_type(kind.key_field.with_nullable(False)), _type(kind.item_field)]]  # type: ignore[misc]
+    elif types.is_struct(kind):
+        found = _struct(list(kind))
+    elif types.is_nested(kind):
+        found = list[_type(kind.value_field)]  # type: ignore[misc]
+        if types.is_fixed_size_list(kind):
+            found = Annotated[found, msgspec.Meta(min_length=kind.list_size, max_length=kind.list_size)]
+    else:
+        found = _FLOAT if types.is_floating(kind) else _FLAT.get(family(kind), str)
+    return found | None if field.nullable else found
+
+
+class _Columns:
+    """Makes columns of decoded values, and counts the names of the objects that it sees."""
+
+    def __init__(self) -> None:
+        self._names = 0
+
+    def children(self, rows: Sequence[Any], fields: Sequence[pa.Field]) -> list[pa.Array]:
+        """A column for each field of objects; None has none of them."""
+        blank = (UNSET,) * len(fields)
+        cells = [blank if row is None else astuple(row) for row in rows]
+        columns = zip(*cells, strict=True) if cells else [()] * len(fields)
+        return [self._child(values, field) for values, field in zip(columns, fields, strict=True)]
+
+    def _child(self, values: tuple[Any, ...], field: pa.Field) -> pa.Array:
+        missing = values.count(UNSET)
+        self._names += len(values) - missing
+        return self.column([None if v is UNSET else v for v in values] if missing else values, field.type)
+
+    def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+        types = pa.types
+        if not types.is_nested(kind):
+            return _flat(values, kind)
+        empty = pa.array([value is None for value in values], pa.bool_())
+        if types.is_struct(kind):
+            return pa.StructArray.from_arrays(self.children(values, list(kind)), fields=list(kind), mask=empty)
+        if types.is_fixed_size_list(kind):
+            blank = [None] * kind.list_size
+            flat = list(chain.from_iterable(blank if value is None else value for value in values))
+            return pa.FixedSizeListArray.from_arrays(self.column(flat, kind.value_type), type=kind, mask=empty)
+        flat = list(chain.from_iterable(value for value in values if value is not None))
+        ends = [0, *accumulate(0 if value is None else len(value) for value in values)]
+        if types.is_map(kind):
+            keys, items = zip(*flat, strict=True) if flat else ((), ())
+            inner = self.column(keys, kind.key_type), self.column(items, kind.item_type)
+            return pa.MapArray.from_arrays(pa.array(ends, pa.int32()), *inner, type=kind, mask=empty)
+        make, offset = (pa.LargeListArray, pa.int64()) if types.is_large_list(kind) else (pa.ListArray, pa.int32())
+        return make.from_arrays(pa.array(ends, offset), self.column(flat, kind.value_type), type=kind, mask=empty)
+
+    def check_names(self, text: bytes) -> None:
+        """Refuse objects in `text` that name something twice: msgspec keeps the last one.
+
+        No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
+        """
+        if text.translate(None, _BLANKS).count(b'":') > self._names:
+            decoder, whole, place = json.JSONDecoder(object_pairs_hook=_once), text.decode().strip(), 0
+            while place < len(whole):
+                place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
+
+
+def _flat(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(kind):
+        return narrowed(pa.array([float(v) if type(v) is str else v for v in values], pa.float64()), kind)
+    if is_textual(kind) and family(kind) != "binary":
+        return from_text(pa.array(values, pa.string()), kind)
+    return pa.array(values, kind)
+
+
+def narrowed(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Doubles as a type of floats. Raises ValueError where one is too large, instead of making it infinite."""
+    found = numbers.cast(kind)
+    if pc.any(pc.and_(pc.is_inf(found), pc.is_finite(numbers))).as_py():
+        raise ValueError(f"a number is too large for {kind}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object gives two values for one name")
+    return found
