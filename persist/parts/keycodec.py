@@ -46,6 +46,12 @@ class KeyRange:
             return False
         return self.lower is None or lower >= self.lower
 
+    def meet(self, other: KeyRange) -> KeyRange:
+        """The keys that lie in both ranges."""
+        lower = max((bound for bound in (self.lower, other.lower) if bound is not None), default=None)
+        upper = min((bound for bound in (self.upper, other.upper) if bound is not None), default=None)
+        return KeyRange(lower, upper)
+
 
 ALL_KEYS = KeyRange()
 

@@ -56,7 +56,7 @@ def split_ranges(
     count = partitions or partitions_for(sum(part.size for run in runs for part in run.parts))
     with leased_blobs(lease):
         ranges = plan_splits(runs, count, schema, reader)
-    return [one for one in (intersection(one, wanted) for one in ranges) if not one.is_empty] or [wanted]
+    return [one for one in (one.meet(wanted) for one in ranges) if not one.is_empty] or [wanted]
 
 
 def partitions_for(size: int) -> int:
@@ -76,25 +76,19 @@ def overlapping(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
     return tuple(kept)
 
 
-def intersection(left: KeyRange, right: KeyRange) -> KeyRange:
-    lower = max((bound for bound in (left.lower, right.lower) if bound is not None), default=None)
-    upper = min((bound for bound in (left.upper, right.upper) if bound is not None), default=None)
-    return KeyRange(lower, upper)
-
-
 def key_range(schema: ShardSchema, options: ReadOptions) -> KeyRange:
     """The keys that `where`, `startKey` (inclusive), `endKey` (exclusive) and `keyPrefix` leave."""
     wanted = ALL_KEYS if options.where is None else Filter.of(options.where, schema).key_range()
     if options.start_key is not None:
-        wanted = intersection(wanted, KeyRange(_encoded(schema, options.start_key, "startKey"), None))
+        wanted = wanted.meet(KeyRange(_encoded(schema, options.start_key, "startKey"), None))
     if options.end_key is not None:
-        wanted = intersection(wanted, KeyRange(None, _encoded(schema, options.end_key, "endKey")))
+        wanted = wanted.meet(KeyRange(None, _encoded(schema, options.end_key, "endKey")))
     if options.key_prefix is not None:
         prefix = _encoded(schema, options.key_prefix, "keyPrefix")
         last = schema.arrow.field(schema.key[len(options.key_prefix) - 1]).type
         if _is_text(last) and options.key_prefix[-1] is not None:
             prefix = prefix[: -len(b"\x00\x00")]  # without the end mark: everything that begins with the value
-        wanted = intersection(wanted, KeyRange(prefix, successor(prefix)))
+        wanted = wanted.meet(KeyRange(prefix, successor(prefix)))
     return wanted
 
 

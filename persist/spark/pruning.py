@@ -75,7 +75,7 @@ class Filter:
             for low, high in (found for found in bounds if found is not None):
                 lower = None if low is None else self._encoded((*prefix, low))
                 upper = None if high is None else successor(self._encoded((*prefix, high), kind))
-                wanted = _meet(wanted, KeyRange(lower, upper))
+                wanted = wanted.meet(KeyRange(lower, upper))
                 exact = low if low is not None and low == high and not isinstance(high, _Prefix) else exact
             if exact is None:
                 break
@@ -180,12 +180,6 @@ def _value(literal: p.Literal, kind: Any) -> Any:
     if literal.kind == "date" and kind == pa.date32():
         return dt.date.fromisoformat(literal.text)
     return None
-
-
-def _meet(left: KeyRange, right: KeyRange) -> KeyRange:
-    lower = max((bound for bound in (left.lower, right.lower) if bound is not None), default=None)
-    upper = min((bound for bound in (left.upper, right.upper) if bound is not None), default=None)
-    return KeyRange(lower, upper)
 
 
 def _require(holds: bool, name: str, kind: Any, what: str) -> None:
