@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from persist.core.batch import Part, Run
 from persist.core.ids import IdSource, WriterId, shard_id_of
 from persist.core.state import SchemaRecord
-from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, ahead, plan_splits
+from persist.parts import ALL_KEYS, KeyRange, PartReader, PartWriter, ShardSchema, ahead, plan_splits
 
 # Whose parts these are shows in their keys; it is never registered, so it can never append.
 COMPACTOR = WriterId("w" + "c0" * 16)
@@ -57,9 +57,6 @@ class MergeJob:
     def size(self) -> int:
         return sum(part.size for run in self.runs for part in run.parts)
 
-    def decoded(self) -> dict[int, ShardSchema]:
-        return {number: ShardSchema.from_record(record) for number, record in self.schemas.items()}
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -97,17 +94,14 @@ class LocalEngine:
         self._settings = settings
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
-        schemas = job.decoded()
-        reader = PartReader(self._blob, schemas, schemas[job.schema_id])
         threads = self._settings.threads
-        ranges = merge_ranges(job, self._range_bytes(job), schemas[job.schema_id], reader)
-        if threads == 1 or len(ranges) == 1:
-            alone = replace(self._settings, threads=1)  # has all the memory
-            for key_range in ranges:
-                parts = merge_range(job, key_range, schemas, reader, self._blob, self._ids, alone, keep)
-                yield Chunk(tuple(parts), key_range.upper)
+        alone = RangeMerger(job, self._blob, self._ids, replace(self._settings, threads=1))  # has all the memory
+        ranges = alone.ranges(self._range_bytes(job))
+        if threads > 1 and len(ranges) > 1:
+            yield from self._merge_in_threads(job, ranges, keep)
             return
-        yield from self._merge_in_threads(job, ranges, schemas, keep)
+        for key_range in ranges:
+            yield Chunk(tuple(alone.merge(key_range, keep)), key_range.upper)
 
     def _range_bytes(self, job: MergeJob) -> int:
         """Encoded bytes of one key range: few enough for every thread to have work, enough for parts of full size."""
@@ -115,9 +109,7 @@ class LocalEngine:
         fair = job.size // settings.threads
         return max(1, min(settings.chunk_bytes, max(fair, settings.part_bytes_target // 8)))
 
-    def _merge_in_threads(
-        self, job: MergeJob, ranges: Sequence[KeyRange], schemas: Mapping[int, ShardSchema], keep: Keep
-    ) -> Iterator[Chunk]:
+    def _merge_in_threads(self, job: MergeJob, ranges: Sequence[KeyRange], keep: Keep) -> Iterator[Chunk]:
         settings = replace(self._settings, read_ahead=0)  # the ranges keep the threads busy already
         local = threading.local()
         stop = threading.Event()
@@ -127,9 +119,9 @@ class LocalEngine:
                 raise InterruptedError("the merge was given up")
 
         def work(key_range: KeyRange) -> tuple[Part, ...]:
-            if not hasattr(local, "reader"):  # a reader is not for two threads, but keeps the footers that it read
-                local.reader = PartReader(self._blob, schemas, schemas[job.schema_id], use_threads=False)
-            return tuple(merge_range(job, key_range, schemas, local.reader, self._blob, self._ids, settings, check))
+            if not hasattr(local, "merger"):  # one for each thread: it keeps the footers that it read
+                local.merger = RangeMerger(job, self._blob, self._ids, settings)
+            return tuple(local.merger.merge(key_range, check))
 
         pool = ThreadPoolExecutor(settings.threads, thread_name_prefix="persist-merge")
         waiting = deque(ranges)
@@ -149,48 +141,46 @@ class LocalEngine:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def merge_range(
-    job: MergeJob,
-    key_range: KeyRange,
-    schemas: Mapping[int, ShardSchema],
-    reader: PartReader,
-    blob: Blobs,
-    ids: IdSource,
-    settings: EngineSettings,
-    keep: Keep,
-) -> Iterator[Part]:
-    """Merge one key range; the parts written, each as soon as it is durable. Holds one thread's share of the memory."""
-    memory_bytes = settings.memory_bytes // settings.threads
-    # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
-    target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
-    writer = PartWriter(
-        schema=schemas[job.schema_id],
-        schema_id=job.schema_id,
-        blob=blob,
-        shard_id=shard_id_of(job.shard),
-        writer=COMPACTOR,
-        ids=ids,
-        part_bytes_target=target,
-    )
-    reading = max(1, memory_bytes - 3 * target)
-    tables = reader.read_range(job.runs, since=job.since, key_range=key_range, memory_bytes=reading)
-    for table in ahead(tables, settings.read_ahead) if settings.read_ahead else tables:
-        keep()
-        yield from writer.write(table)
-    yield from writer.finish()
+class RangeMerger:
+    """Merges key ranges of one job, one at a time, with one thread's share of the memory. Not thread-safe."""
 
+    def __init__(self, job: MergeJob, blob: Blobs, ids: IdSource, settings: EngineSettings) -> None:
+        self._job = job
+        self._blob = blob
+        self._ids = ids
+        self._settings = settings
+        schemas = {number: ShardSchema.from_record(record) for number, record in job.schemas.items()}
+        self._schema = schemas[job.schema_id]
+        self._reader = PartReader(blob, schemas, self._schema, use_threads=settings.threads == 1)
 
-def merge_ranges(job: MergeJob, range_bytes: int, schema: ShardSchema, reader: PartReader) -> list[KeyRange]:
-    """The job's keys from `resume_key` on, in ranges of about `range_bytes` encoded bytes, none of them empty."""
-    count = min(RANGES_MAX, max(1, -(-job.size // range_bytes)))
-    planned = plan_splits(job.runs, count, schema, reader) if count > 1 else [KeyRange(None, None)]
-    ranges = []
-    for found in planned:
-        lower = found.lower if found.lower is not None and found.lower > job.resume_key else job.resume_key or None
-        if found.upper is None or lower is None or lower < found.upper:
-            ranges.append(KeyRange(lower, found.upper))
-    # Empty splits (equal boundaries) are left out above; the first range then begins where the one before it ended.
-    return ranges
+    def ranges(self, range_bytes: int) -> list[KeyRange]:
+        """The job's keys from `resume_key` on, in ranges of about `range_bytes` encoded bytes, none of them empty."""
+        job, rest = self._job, KeyRange(self._job.resume_key or None, None)
+        count = min(RANGES_MAX, max(1, -(-job.size // range_bytes)))
+        planned = plan_splits(job.runs, count, self._schema, self._reader) if count > 1 else [ALL_KEYS]
+        # Empty splits (equal boundaries) are left out. The range after them begins where the one before them ended.
+        return [found for found in (split.meet(rest) for split in planned) if not found.is_empty]
+
+    def merge(self, key_range: KeyRange, keep: Keep) -> Iterator[Part]:
+        """Merge one key range; the parts written, each as soon as it is durable."""
+        job, memory_bytes = self._job, self._settings.memory_bytes // self._settings.threads
+        # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
+        target = max(1, min(self._settings.part_bytes_target, memory_bytes // 6))
+        writer = PartWriter(
+            schema=self._schema,
+            schema_id=job.schema_id,
+            blob=self._blob,
+            shard_id=shard_id_of(job.shard),
+            writer=COMPACTOR,
+            ids=self._ids,
+            part_bytes_target=target,
+        )
+        reading = max(1, memory_bytes - 3 * target)
+        tables = self._reader.read_range(job.runs, since=job.since, key_range=key_range, memory_bytes=reading)
+        for table in ahead(tables, self._settings.read_ahead) if self._settings.read_ahead else tables:
+            keep()
+            yield from writer.write(table)
+        yield from writer.finish()
 
 
 def _wait(future: Future[tuple[Part, ...]]) -> None:

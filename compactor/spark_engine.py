@@ -14,10 +14,10 @@ from threading import Event, Thread
 from typing import Any
 
 from blob import Blob, open_blob
-from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, merge_range, merge_ranges
+from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, RangeMerger
 from persist.commit.system import SystemIds
 from persist.core.batch import Part
-from persist.parts import KeyRange, PartReader
+from persist.parts import KeyRange
 
 HEARTBEAT_POLL_S = 1.0
 WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose
@@ -32,9 +32,7 @@ class SparkEngine:
     settings: EngineSettings
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
-        schemas = job.decoded()
-        reader = PartReader(self.blob, schemas, schemas[job.schema_id])
-        ranges = merge_ranges(job, self.settings.chunk_bytes, schemas[job.schema_id], reader)
+        ranges = RangeMerger(job, self.blob, SystemIds(), self.settings).ranges(self.settings.chunk_bytes)
         context = self.session.sparkContext
         shared = context.broadcast((job, self.blob.url, self.settings))
         wave = max(1, context.defaultParallelism * WAVE_TASKS_PER_CORE)
@@ -59,10 +57,7 @@ def _merge_one(shared: Any, numbered: tuple[int, KeyRange]) -> tuple[int, tuple[
     job, url, settings = shared.value
     blob = open_blob(url)
     try:
-        schemas = job.decoded()
-        reader = PartReader(blob, schemas, schemas[job.schema_id])
-        parts = merge_range(job, key_range, schemas, reader, blob, SystemIds(), settings, _alone)
-        return number, tuple(parts)
+        return number, tuple(RangeMerger(job, blob, SystemIds(), settings).merge(key_range, _alone))
     finally:
         blob.close()
 

@@ -49,6 +49,12 @@ class WorkerSettings:
     bytes_per_s: int | None = None
 
 
+def local_engine(location: Location, settings: WorkerSettings, metrics: Metrics) -> Engine:
+    """Merges in this process. Workers that share it share its limit of bytes a second."""
+    blobs = MeteredBlobs(location.blob, metrics, Throttle(settings.bytes_per_s, location.clock))
+    return LocalEngine(blobs, location.ids, settings.engine)
+
+
 class Outcome(Enum):
     APPLIED = "applied"
     REFUSED = "refused"  # an input or the claim is gone: another was faster
@@ -67,22 +73,18 @@ class Worker:
         location: Location,
         settings: WorkerSettings | None = None,
         *,
-        owner: str | None = None,
         engine: Engine | None = None,
         metrics: Metrics | None = None,
-        throttle: Throttle | None = None,
         progress: ProgressReport | None = None,
         committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or WorkerSettings()
         self.metrics = metrics or Metrics()
-        self.owner = owner or f"compactor-{location.ids.uuid7()}"
+        self.owner = f"compactor-{location.ids.uuid7()}"
         self._location = location
         self._committer_of = committer_of or location.machine
         self._progress = progress
-        throttle = throttle or Throttle(self.settings.bytes_per_s, location.clock)
-        blobs = MeteredBlobs(location.blob, self.metrics, throttle)
-        self._engine = engine or LocalEngine(blobs, location.ids, self.settings.engine)
+        self._engine = engine or local_engine(location, self.settings, self.metrics)
 
     def due(self, name: str, *, idle: bool | None = None) -> list[c.MergeSpec]:
         """The merges that are due on the shard now. `idle` None: by when it was last written."""

@@ -13,10 +13,10 @@ from compactor.engine import Engine, EngineSettings
 from compactor.gc import Collector
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
-from compactor.metering import Metrics, Throttle
+from compactor.metering import Metrics
 from compactor.progress import ProgressBar
 from compactor.tasks import gc_task, merge_task
-from compactor.worker import Worker, WorkerSettings
+from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
 from persist.client.connect import Connection
 from persist.client.identity import is_same
@@ -76,19 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
             bytes_per_s=None if arguments.rate is None else int(arguments.rate * MIB),
         )
         metrics = Metrics()
-        throttle = Throttle(settings.bytes_per_s, location.clock)
-        engine = _engine(arguments, location, settings)
+        engine = _engine(arguments, location, settings) or local_engine(location, settings, metrics)
         progress = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
 
         def worker() -> Worker:
             return Worker(
-                location,
-                settings,
-                metrics=metrics,
-                throttle=throttle,
-                engine=engine,
-                progress=progress,
-                committer_of=committer_of,
+                location, settings, engine=engine, metrics=metrics, progress=progress, committer_of=committer_of
             )
 
         tasks = [merge_task(location, worker, idle=True if arguments.once else None)]

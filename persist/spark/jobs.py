@@ -99,9 +99,7 @@ class Job:
             runs = self.handle().stage(rows, self.options.expected_upper)
             return Staged(runs, (), self.base, query)
         assert self.base is not None
-        runs, claims = replacing.stage_upsert(
-            self.target, self.base, self.handle(), self.schema, rows, self.options.delete_column
-        )
+        runs, claims = self._replacement(self.base, self.handle()).stage_upsert(rows, self.options.delete_column)
         return Staged(runs, claims, self.base, query)
 
     def publish(
@@ -143,10 +141,13 @@ class Job:
         replaced = None if self.replaces == REPLACE_ALL else claims
         handle = self.handle()
         try:
-            replacing.publish(self.target, base, handle, self.schema, runs, replaced, self.token, attributes)
+            self._replacement(base, handle).publish(runs, replaced, self.token, attributes)
         finally:
             if retire:
                 handle.close()
+
+    def _replacement(self, base: replacing.Base, handle: WriteHandle) -> replacing.Replacement:
+        return replacing.Replacement(self.target, base, handle, self.schema)
 
     def _renamed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches with the time and diff columns under the names that a shard gives them."""

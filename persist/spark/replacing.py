@@ -81,69 +81,108 @@ def key_schema(schema: ShardSchema) -> ShardSchema:
     return ShardSchema(pa.schema([schema.arrow.field(name) for name in schema.key]), schema.key)
 
 
-def stage_upsert(
-    target: Target,
-    base: Base,
-    handle: WriteHandle,
-    schema: ShardSchema,
-    batches: Iterable[pa.RecordBatch],
-    delete_column: str | None,
-) -> tuple[Runs, Runs]:
-    """Stage new rows and the retractions of those that they replace; the runs, and those of the claimed keys.
+@dataclass(frozen=True)
+class Replacement:
+    """What one process needs to replace rows of a shard: the job's base, its writer, and the shard's schema."""
 
-    Rows whose `delete_column` is true (not null) only remove their key.
-    """
-    found: list[Run] = []
-    claims: list[Run] = []
-    for rows, deleted in _chunks(batches, delete_column, schema):
-        keys = _claims(rows, schema)
-        claims.extend(_stage_claims(target, handle, keys, schema))
-        ordered = SortedKeys(keys, schema.key)
-        span = KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")
-        pieces = [rows.filter(pc.invert(deleted))]
-        pieces += [_negated(semi_join(old, keys, schema)) for old in base.before(target, span)]
-        found.extend(handle.stage((batch for piece in pieces for batch in piece.to_batches()), None))
-    return tuple(found), tuple(claims)
+    target: Target
+    base: Base
+    handle: WriteHandle
+    schema: ShardSchema
 
+    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> tuple[Runs, Runs]:
+        """Stage new rows and the retractions of those that they replace; the runs, and those of the claimed keys.
 
-def publish(
-    target: Target,
-    base: Base,
-    handle: WriteHandle,
-    schema: ShardSchema,
-    runs: Runs,
-    claims: Runs | None,
-    token: Token,
-    attributes: tuple[AttributeUpdate, ...],
-) -> None:
-    """Commit `runs` together with retractions: of the whole shard (`claims` None), or of what others wrote under them.
+        Rows whose `delete_column` is true (not null) only remove their key.
+        """
+        found: list[Run] = []
+        claims: list[Run] = []
+        for rows, deleted in _chunks(batches, delete_column, self.schema):
+            keys = _claims(rows, self.schema)
+            claims.extend(self._stage_claims(keys))
+            pieces = [rows.filter(pc.invert(deleted))]
+            span = _span(keys, self.schema)
+            pieces += [_negated(semi_join(old, keys, self.schema)) for old in self.base.before(self.target, span)]
+            found.extend(self.handle.stage(_batches(pieces), None))
+        return tuple(found), tuple(claims)
 
-    Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
-    won every one of `TRIES_MAX` races. Nothing is changed then.
-    """
-    lease = base.lease(target)
-    if claims is None:
-        lease.check()
-        retractions = handle.stage(_batches(map(_negated, base.before(target, ALL_KEYS))), None)
-        runs = (*runs, *retractions)
-    else:
-        _check_claims(target, claims, schema)
-    seen = base.upper
-    for _ in range(TRIES_MAX):
-        upper = executors.view_of(target).upper.element
-        if upper is None:
-            raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
-        if upper > seen:
-            runs = (*runs, *_retract_between(target, lease, handle, schema, claims, seen, upper))
-            seen = upper
-        try:
-            handle.commit_compare_and_append(at(runs, seen), seen, seen + 1, token=token, attributes=attributes)
-        except UpperMismatch:
-            lease.keep()
-            continue
-        lease.close()
-        return
-    raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
+    def publish(self, runs: Runs, claims: Runs | None, token: Token, attributes: tuple[AttributeUpdate, ...]) -> None:
+        """Commit `runs` with retractions: of the whole shard (`claims` None), or of what others wrote under them.
+
+        Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
+        won every one of `TRIES_MAX` races. Nothing is changed then.
+        """
+        target, lease = self.target, self.base.lease(self.target)
+        if claims is None:
+            lease.check()
+            retractions = self.handle.stage(_batches(map(_negated, self.base.before(target, ALL_KEYS))), None)
+            runs = (*runs, *retractions)
+        else:
+            self._check_claims(claims)
+        seen = self.base.upper
+        for _ in range(TRIES_MAX):
+            upper = executors.view_of(target).upper.element
+            if upper is None:
+                raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
+            if upper > seen:
+                runs = (*runs, *self._retract_between(lease, claims, seen, upper))
+                seen = upper
+            try:
+                self.handle.commit_compare_and_append(
+                    at(runs, seen), seen, seen + 1, token=token, attributes=attributes
+                )
+            except UpperMismatch:
+                lease.keep()
+                continue
+            lease.close()
+            return
+        raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
+
+    def _stage_claims(self, keys: pa.Table) -> Runs:
+        claimed = key_schema(self.schema)
+        staging = WriteHandle(
+            executors.transport(self.target.connection),
+            self.target.shard,
+            lambda: (CLAIMS_SCHEMA, claimed),
+            self.target.connection.handles.write,
+            self.handle.writer_id,
+        )
+        return staging.stage(keys, 0)
+
+    def _claim_reader(self) -> PartReader:
+        claimed = key_schema(self.schema)
+        return PartReader(executors.transport(self.target.connection).blob, {CLAIMS_SCHEMA: claimed}, claimed)
+
+    def _check_claims(self, claims: Runs) -> None:
+        """Look for a key that two tasks (or chunks) claim; nothing to look for where their keys cannot meet."""
+        if sum(len(run.parts) for run in claims) < 2:
+            return
+        memory = self.target.connection.handles.read.memory_bytes
+        with translated():
+            for piece in self._claim_reader().read_range(claims, memory_bytes=memory):
+                _check_single(piece, self.schema)
+
+    def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
+        """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
+        door = executors.transport(self.target.connection)
+        view = door.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
+        memory = self.target.connection.handles.read.memory_bytes
+        _, reader = part_reader(door, view.schemas, view.schema_id)
+        start, end = Antichain(lower), Antichain(upper)
+        batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
+        parts = [part for batch in batches for part in batch.parts()]
+        pieces = kept(reader.read_updates(parts, start, end, memory_bytes=memory), lease)
+        opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
+        return self.handle.stage(_batches(opposite), None)
+
+    def _claimed(self, rows: pa.Table, claims: Runs | None) -> Iterator[pa.Table]:
+        """The rows that the job replaces."""
+        if claims is None:
+            yield rows
+            return
+        keys = consolidate([_keys_of(rows, self.schema)], key_schema(self.schema))
+        for claimed in self._claim_reader().read_range(claims, since=0, key_range=_span(keys, self.schema)):
+            yield semi_join(rows, claimed, self.schema)
 
 
 def at(runs: Iterable[Run], time: int) -> Runs:
@@ -232,69 +271,7 @@ def _check_single(keys: pa.Table, schema: ShardSchema) -> None:
         )
 
 
-def _stage_claims(target: Target, handle: WriteHandle, keys: pa.Table, schema: ShardSchema) -> Runs:
-    claimed = key_schema(schema)
-    staging = WriteHandle(
-        executors.transport(target.connection),
-        target.shard,
-        lambda: (CLAIMS_SCHEMA, claimed),
-        target.connection.handles.write,
-        handle.writer_id,
-    )
-    return staging.stage(keys, 0)
-
-
-def _claim_reader(target: Target, schema: ShardSchema) -> PartReader:
-    claimed = key_schema(schema)
-    return PartReader(executors.transport(target.connection).blob, {CLAIMS_SCHEMA: claimed}, claimed)
-
-
-def _check_claims(target: Target, claims: Runs, schema: ShardSchema) -> None:
-    """Look for a key that two tasks (or chunks) claim; nothing to look for where their keys cannot meet."""
-    if sum(len(run.parts) for run in claims) < 2:
-        return
-    with translated():
-        pieces = _claim_reader(target, schema).read_range(
-            claims, memory_bytes=target.connection.handles.read.memory_bytes
-        )
-        for piece in pieces:
-            _check_single(piece, schema)
-
-
-def _retract_between(
-    target: Target,
-    lease: ReadLease,
-    handle: WriteHandle,
-    schema: ShardSchema,
-    claims: Runs | None,
-    lower: int,
-    upper: int,
-) -> Runs:
-    """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
-    door = executors.transport(target.connection)
-    view = door.view(target.shard, ViewRequest(lower=Antichain(lower)))
-    memory = target.connection.handles.read.memory_bytes
-    _, reader = part_reader(door, view.schemas, view.schema_id)
-    start, end = Antichain(lower), Antichain(upper)
-    batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
-    parts = [part for batch in batches for part in batch.parts()]
-
-    def opposite() -> Iterator[pa.RecordBatch]:
-        pieces = reader.read_updates(parts, start, end, memory_bytes=memory)
-        for piece in kept(pieces, lease):
-            for rows in _claimed(target, piece, claims, schema):
-                yield from _negated(rows).to_batches()
-
-    return handle.stage(opposite(), None)
-
-
-def _claimed(target: Target, rows: pa.Table, claims: Runs | None, schema: ShardSchema) -> Iterator[pa.Table]:
-    """The rows that the job replaces."""
-    if claims is None:
-        yield rows
-        return
-    keys = consolidate([_keys_of(rows, schema)], key_schema(schema))
+def _span(keys: pa.Table, schema: ShardSchema) -> KeyRange:
+    """The key range from the first of the sorted keys to the last."""
     ordered = SortedKeys(keys, schema.key)
-    span = KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")
-    for claimed in _claim_reader(target, schema).read_range(claims, since=0, key_range=span):
-        yield semi_join(rows, claimed, schema)
+    return KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")

@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 from persist.commit.system import Clock, OwnProcess
 from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
@@ -18,6 +19,23 @@ from rpc.client.servers import Servers
 CONNECT_S = 0.8
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request. It goes to the server of `shard` first.
+
+    `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed. An
+    answer may take `wait_s` longer than that timeout, because it waits for something.
+    """
+
+    method: str
+    path: str
+    shard: str = ""
+    body: bytes | memoryview | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    safe: bool = True
+    wait_s: float = 0.0
 
 
 class HttpCalls:
@@ -39,36 +57,23 @@ class HttpCalls:
                 self._pools[url] = Pool(url, connect_s=CONNECT_S, tls=self._tls)
         self.servers = servers
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        shard: str,
-        body: bytes | memoryview | None = None,
-        headers: Mapping[str, str] | None = None,
-        safe: bool = True,
-        wait_s: float = 0.0,
-    ) -> Reply:
+    def call(self, call: Call) -> Reply:
         """Ask the shard's server, then the others.
 
-        `safe` calls may happen twice: they are repeated until somebody answers or the connection's timeout has passed.
-        Others raise Unavailable (did not happen) or Indeterminate at once. `wait_s`: how long the answer may take
-        beyond the timeout, because it waits for something.
+        A call that is not safe raises Unavailable (it did not happen) or Indeterminate at once.
         """
         self._process.check()
         deadline = self._clock.monotonic() + self._timeout_s
-        given = {**self._headers, **headers} if headers else self._headers
         tries = 0
         while True:
-            for server in self.servers.order(shard):
+            for server in self.servers.order(call.shard):
                 try:
-                    return self._ask(server, method, path, body, given, safe, wait_s)
+                    return self._ask(server, call)
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
                     if isinstance(error, Overloaded):
                         break  # the others are as busy, and would only fight over the shard
-            if not safe:
+            if not call.safe:
                 raise last
             tries += 1
             pause = min(BACKOFF_FIRST_S * 2**tries, BACKOFF_MAX_S)
@@ -95,18 +100,11 @@ class HttpCalls:
         for pool in self._pools.values():
             pool.close()
 
-    def _ask(
-        self,
-        server: str,
-        method: str,
-        path: str,
-        body: bytes | memoryview | None,
-        headers: Mapping[str, str],
-        safe: bool,
-        wait_s: float,
-    ) -> Reply:
+    def _ask(self, server: str, call: Call) -> Reply:
+        headers = {**self._headers, **call.headers} if call.headers else self._headers
         try:
-            reply = self._pools[server].request(method, path, headers, body, self._timeout_s + wait_s)
+            timeout_s = self._timeout_s + call.wait_s
+            reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s)
         except NotSent as error:
             self.servers.failed(server)
             raise Unavailable(f"the server {server} cannot be reached: {error}") from error
@@ -115,13 +113,13 @@ class HttpCalls:
         except Broken as error:
             self.servers.failed(server)
             said = f"the server {server} went away during the request: {error}"
-            if safe:
+            if call.safe:
                 raise Unavailable(said) from error
             raise Indeterminate(f"{said}; it may have happened, retry with the same token") from error
         self.servers.worked(server)
-        if reply.status < 400 or (method == "HEAD" and reply.status == 404):
+        if reply.status < 400 or (call.method == "HEAD" and reply.status == 404):
             return reply
-        raise error_of(server, reply, safe=safe)
+        raise error_of(server, reply, safe=call.safe)
 
 
 def _is_secure(servers: Servers) -> bool:

@@ -13,7 +13,7 @@ from blob.interface import check_key, check_range
 from persist.core.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
 from rpc.client.answers import Reply
-from rpc.client.calls import HttpCalls
+from rpc.client.calls import Call, HttpCalls
 
 PRESIGNED_READ_S = 120.0
 PRESIGNED_TRIES_MAX = 4
@@ -73,7 +73,7 @@ class HttpBlob(Blob):
 
     def check(self) -> None:
         try:
-            self._calls.call("GET", "/readyz", shard="")
+            self._calls.call(Call("GET", "/readyz"))
         except PersistError as error:
             raise BlobUnavailable(str(error)) from error
 
@@ -85,7 +85,7 @@ class HttpBlob(Blob):
         self, method: str, key: str, *, body: bytes | memoryview | None = None, headers: dict[str, str] | None = None
     ) -> Reply:
         try:
-            return self._calls.call(method, f"/v1/blobs/{key}", shard=_shard(key), body=body, headers=headers)
+            return self._calls.call(Call(method, f"/v1/blobs/{key}", _shard(key), body, headers or {}))
         except BlobMissing as error:
             raise BlobNotFound(error.message) from error
         except Conflict as error:

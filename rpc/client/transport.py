@@ -22,7 +22,7 @@ from persist.core.view import ShardView, ViewRequest
 from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, decode_result, decode_view
 from persist.formats.records import encoded
 from rpc.client.answers import Reply
-from rpc.client.calls import HttpCalls
+from rpc.client.calls import Call, HttpCalls
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers, with_port
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _VIEW = {"accept": RECORD}
 _CREATE = {"content-type": "application/json", **_VIEW}
+_LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
 
@@ -60,16 +61,16 @@ class HttpTransport:
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         body = json.dumps({"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}).encode()
         path = f"/v1/shards/{_quoted(check_shard_name(name))}"
-        return decode_view(self._calls.call("PUT", path, shard=name, body=body, headers=_CREATE).data)
+        return decode_view(self._calls.call(Call("PUT", path, name, body, _CREATE)).data)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
-        found = _json(self._calls.call("GET", path, shard=""))
+        found = _json(self._calls.call(Call("GET", path)))
         return [str(name) for name in found["shards"]]
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
-        answer = self._calls.call("POST", path, shard=name, body=encoded(command), headers=_COMMAND, safe=False)
+        answer = self._calls.call(Call("POST", path, name, encoded(command), _COMMAND, safe=False))
         return decode_result(answer.data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
@@ -77,7 +78,7 @@ class HttpTransport:
         if request.past is not None:
             query += f"&past={request.past}"
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
-        return decode_view(self._calls.call("GET", path, shard=name, headers=_VIEW, wait_s=request.timeout_s).data)
+        return decode_view(self._calls.call(Call("GET", path, name, headers=_VIEW, wait_s=request.timeout_s)).data)
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
         """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""
@@ -97,7 +98,7 @@ def open_transport(connection: Connection) -> HttpTransport:
         servers, clock, token=connection.token, ca_file=connection.ca_file, timeout_s=connection.timeout_s
     )
     try:
-        location = _location(calls.call("GET", "/v1/location", shard=""))
+        location = _location(calls.call(_LOCATION))
         calls.add(Servers(_with_workers(servers, calls, connection, location, clock), clock))
         proof = str(location["blob"]["proof"])
         blob = _open_blob(calls, str(location["blob"]["url"]), proof)
@@ -119,7 +120,7 @@ def _with_workers(
                 Servers([url], clock), clock, token=connection.token, ca_file=connection.ca_file, timeout_s=1.0
             )
             try:
-                ports = _location(alone.call("GET", "/v1/location", shard=""))["ports"]
+                ports = _location(alone.call(_LOCATION))["ports"]
             except PersistError:
                 ports = []
             finally:

@@ -16,7 +16,7 @@ from persist.client.connect import Client
 from persist.client.snapshot import Snapshot, expanded
 from persist.client.write import WriteHandle
 from persist.core.commands import READ, WRITE, Appended
-from persist.core.ids import Token, WriterId, check_shard_name
+from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.routes.parameters import (
@@ -99,24 +99,16 @@ async def _post(request: Request, form: str | None, token: str | None, writer: s
     principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
     given, own = token_and_writer(token or request.headers.get("idempotency-key"), writer)
+
+    def write(data: bytes) -> Appended:
+        _, schema = service.writers.schema(name)
+        table = rows.read(data, chosen, schema, service.limits.rows_max)
+        with service.writers.writer(name, given, own) as handle:
+            return commit(handle, table, given)
+
     async with service.body(request, service.limits.rows_bytes_max) as data:
-        result = await service.work.run(_write, service, name, data, chosen, given, own, commit)
+        result = await service.work.run(write, data)
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
-
-
-def _write(
-    service: Service,
-    name: str,
-    data: bytes,
-    form: str,
-    token: Token | None,
-    writer: WriterId | None,
-    commit: _Commit,
-) -> Appended:
-    _, schema = service.writers.schema(name)
-    table = rows.read(data, form, schema, service.limits.rows_max)
-    with service.writers.writer(name, token, writer) as handle:
-        return commit(handle, table, token)
 
 
 @router.get("/{name}/snapshot", summary="The exact contents as of a time, with multiplicities", response_class=Response)

@@ -17,6 +17,8 @@ from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_writers
 
+_Written = c.CompareAndAppend | c.Append | c.Insert | c.UpdateAttributes  # what a writer sends under a token
+
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
     if not 0 < command.lease_ms <= context.policy.writer_lease_ms_max:
@@ -61,13 +63,13 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
             actual=state.upper.to_json(),
         )
     state = with_updates(state, command.attributes, context)
+    result = c.Appended(lower, upper)
     if lower == upper and not command.attributes:
         entry = replace(state.writers[command.writer], heartbeat_ms=context.now_ms)
-        return _with_writer(state, command.writer, entry), c.Appended(lower, upper)
+        return _with_writer(state, command.writer, entry), result
     if lower == upper:
-        result = c.Appended(lower, upper)
-        return _recorded(state, command.writer, command.token, result, context), result
-    return _push(state, command.writer, command.token, lower, upper, command.runs, context)
+        return _recorded(state, command, result, context), result
+    return _push(state, command, result, command.runs, context)
 
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
@@ -92,7 +94,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
         )
     state = with_updates(state, command.attributes, context)
     runs = command.runs if state.upper == lower else _clipped(command.runs, state.upper)
-    return _push(state, command.writer, command.token, state.upper, upper, runs, context)
+    return _push(state, command, c.Appended(state.upper, upper), runs, context)
 
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
@@ -109,18 +111,11 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     state = with_updates(state, command.attributes, context)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
-        return _recorded(state, command.writer, command.token, result, context), result
+        return _recorded(state, command, result, context), result
     if context.inserted_at is not None and time == context.inserted_at + 1:
         return _join_insert(state, command, context, context.inserted_at)
-    return _push(
-        state,
-        command.writer,
-        command.token,
-        state.upper,
-        Antichain(time + 1),
-        _at(command.runs, time),
-        context,
-    )
+    result = c.Appended(state.upper, Antichain(time + 1))
+    return _push(state, command, result, _at(command.runs, time), context)
 
 
 def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:
@@ -132,14 +127,12 @@ def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tu
 
 def update_attributes(state: State, command: c.UpdateAttributes, context: Context) -> tuple[State, c.Done]:
     result = c.Appended(state.upper, state.upper)
-    return _recorded(
-        with_updates(state, command.attributes, context), command.writer, command.token, result, context
-    ), c.Done()
+    return _recorded(with_updates(state, command.attributes, context), command, result, context), c.Done()
 
 
 def answered_before(state: State, command: c.Command) -> c.Result | None:
     """The answer to a command that is a retry of its writer's most recent one. Raises Expired without the writer."""
-    if not isinstance(command, c.CompareAndAppend | c.Append | c.Insert | c.UpdateAttributes):
+    if not isinstance(command, _Written):
         return None
     answer = _answered(_registered(state, command.writer), command.token)
     return c.Done() if answer is not None and isinstance(command, c.UpdateAttributes) else answer
@@ -150,27 +143,21 @@ def _join_insert(state: State, command: c.Insert, context: Context, time: int) -
     trace = state.trace.extend_last(_at(command.runs, time))
     _check_inline(trace.inline_bytes, command.runs, context)
     result = c.Appended(last.desc.lower, last.desc.upper)
-    return _recorded(_with_trace(state, trace, command.runs), command.writer, command.token, result, context), result
+    return _recorded(_with_trace(state, trace, command.runs), command, result, context), result
 
 
 def _push(
-    state: State,
-    writer: WriterId,
-    token: Token,
-    lower: Antichain,
-    upper: Antichain,
-    runs: tuple[Run, ...],
-    context: Context,
+    state: State, command: _Written, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
+    """The State with a batch of these runs at the times of `result`."""
     if len(state.trace.batches) >= context.policy.batches_max and runs:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
             retry_after_s=RETRY_LATER_S,
         )
-    trace = state.trace.push(batch_of(Description(lower, upper, MINIMUM), runs))
+    trace = state.trace.push(batch_of(Description(result.lower, result.upper, MINIMUM), runs))
     _check_inline(trace.inline_bytes, runs, context)
-    result = c.Appended(lower, upper)
-    return _recorded(_with_trace(state, trace, runs), writer, token, result, context), result
+    return _recorded(_with_trace(state, trace, runs), command, result, context), result
 
 
 def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
@@ -180,15 +167,16 @@ def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
     return replace(state, trace=trace, event_count=state.event_count + rows, byte_count=state.byte_count + size)
 
 
-def _recorded(state: State, writer: WriterId, token: Token, result: c.Appended, context: Context) -> State:
+def _recorded(state: State, command: _Written, result: c.Appended, context: Context) -> State:
+    """The State that remembers the answer, for when the command comes again."""
     entry = replace(
-        state.writers[writer],
+        state.writers[command.writer],
         heartbeat_ms=context.now_ms,
-        token=token,
+        token=command.token,
         lower=result.lower,
         upper=result.upper,
     )
-    return _with_writer(state, writer, entry)
+    return _with_writer(state, command.writer, entry)
 
 
 def _with_writer(state: State, writer: WriterId, entry: WriterState) -> State:

@@ -18,7 +18,7 @@ def test_a_refused_merge_leaves_no_claim_behind() -> None:
         shard = client.create_shard("orders", SCHEMA, ["k"])
         for key in "abcd":
             shard.insert([{"k": key}])
-        slow, quick = Worker(location, owner="slow"), Worker(location, owner="quick")
+        slow, quick = Worker(location), Worker(location)
         [late, *_] = slow.due("orders", idle=True)
         assert quick.run("orders", idle=True) == 1
         assert slow.merge("orders", late) is Outcome.REFUSED
