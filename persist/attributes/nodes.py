@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from persist.core.attribute import KEY_BYTES
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, UpgradeNeeded
 
 NODE_BYTES_MAX = 32 * 1024
 LEAF_ENTRIES_MAX = 1_000
@@ -230,12 +230,10 @@ def locate(keys: bytes, key: bytes, start: int) -> int:
 
 
 def decode(data: bytes, offset: int) -> Node:
-    """Read the node that was written at `offset`. Raises Corruption when the bytes are not it."""
+    """Read the node that was written at `offset`. Raises Corruption when the bytes are not it, UpgradeNeeded."""
     if len(data) < HEADER_BYTES:
         raise Corruption(f"a node of the attribute index has only {len(data)} bytes")
     kind, version, entries, checksum, written_at = _HEADER.unpack_from(data)
-    if version > NODE_VERSION:
-        raise Corruption(f"a node of the attribute index has format version {version}; upgrade persist to read it")
     body = memoryview(data)[HEADER_BYTES:]
     width = {_LEAF: KEY_BYTES + VALUE_BYTES, _INDEX: _CHILD_BYTES}.get(kind, -1)
     if (
@@ -244,6 +242,8 @@ def decode(data: bytes, offset: int) -> Node:
         or zlib.crc32(body, zlib.crc32(_REST.pack(kind, version, entries, written_at))) != checksum
     ):
         raise Corruption(f"the node of the attribute index at offset {offset} fails its checksum or is another")
+    if version != NODE_VERSION:
+        raise UpgradeNeeded(f"a node of the attribute index has version {version}; this persist knows {NODE_VERSION}")
     keys = bytes(body[: entries * KEY_BYTES])
     rest = body[entries * KEY_BYTES :]
     if kind == _LEAF:

@@ -23,7 +23,7 @@ from persist.commit.counters import StoreCalls
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.system import Background, Clock, OwnProcess, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, UpgradeNeeded
 from persist.core.ids import IdSource
 from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
@@ -210,7 +210,7 @@ def _mark(root: Path) -> None:
         raise InvalidUsage(f"{marker} is damaged: {error}") from error
     version = found.get("version") if isinstance(found, dict) else None
     if version != MARKER_VERSION:
-        raise InvalidUsage(f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}")
+        raise UpgradeNeeded(f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}: upgrade it")
 
 
 def _write_marker(marker: Path) -> None:

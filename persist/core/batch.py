@@ -7,13 +7,14 @@ overlap from one part to the next; a part is one blob (Parquet) or, when small, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final, Literal
 
 from persist.core.antichain import Antichain
 from persist.core.ids import PartId
 from persist.core.record import Record, replace
 
-FORMAT_PARQUET = "parquet"  # one Parquet file in the blob store
-FORMAT_IPC = "ipc"  # one Arrow IPC record batch message, without its schema, inline in the State
+FORMAT_PARQUET: Final = "parquet"  # one Parquet file in the blob store
+FORMAT_IPC: Final = "ipc"  # one Arrow IPC record batch message, without its schema, inline in the State
 
 
 class Description(Record, frozen=True):
@@ -47,7 +48,7 @@ class Part(Record, frozen=True):
     id: PartId
     key: str | None
     data: bytes | None
-    format: str
+    format: Literal["parquet", "ipc"]
     schema_id: int
     rows: int
     size: int

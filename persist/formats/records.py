@@ -12,8 +12,8 @@ from persist.core.record import Record
 
 _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
-# What msgspec says of a record with more fields, and of a kind of record, than the decoder knows.
-_NEWER = re.compile(r"^(Expected `array` of at most length|Invalid value ')")
+# What msgspec says of a record with more fields, of another kind of record, and of another word than it knows.
+_NEWER = re.compile(r"^(Expected `array` of at most length|Invalid (enum )?value ')")
 
 
 def encoded(record: Record) -> bytes:

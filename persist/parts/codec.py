@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
 from persist.parts.columns import extremes, is_bytes, one_chunk
@@ -218,7 +218,7 @@ def row_group_rows(table: pa.Table) -> int:
 
 
 def decode_footer(part: Part, tail: bytes) -> Footer:
-    """Read the last `footer_size` bytes of a part. Raises Corruption."""
+    """Read the last `footer_size` bytes of a part. Raises Corruption, UpgradeNeeded when a newer build wrote it."""
     if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_checksum:
         raise Corruption(f"the footer of part {part.id} does not match its checksum", part=str(part.id))
     try:
@@ -226,6 +226,8 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
             raise ValueError("no index")
         size = int.from_bytes(tail[8:12], "little")
         index = json.loads(tail[12 : 12 + size])
+        if index["version"] != FORMAT_VERSION:
+            raise UpgradeNeeded(f"part {part.id} has version {index['version']!r}; this persist knows {FORMAT_VERSION}")
         metadata = _read_metadata(tail[12 + size :])
         row_groups = tuple(
             RowGroup(

@@ -25,6 +25,7 @@ from persist.core.errors import (
     ShardExists,
     Unavailable,
     UnknownShard,
+    UpgradeNeeded,
     UpperMismatch,
 )
 from persist.parts import ShardSchema
@@ -252,7 +253,7 @@ def test_a_damaged_or_newer_marker_is_told(tmp_path: Path, url: str) -> None:
     persist.connect(url).close()
     marker = tmp_path / "location" / "persist.json"
     marker.write_text('{"version": 99}')
-    with pytest.raises(InvalidUsage, match="format 99"):
+    with pytest.raises(UpgradeNeeded, match="format 99"):
         persist.connect(url)
     marker.write_text("{")
     with pytest.raises(InvalidUsage, match="is damaged"):

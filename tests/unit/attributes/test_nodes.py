@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from persist.attributes.nodes import (
     decode,
     locate,
 )
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, UpgradeNeeded
 from tests.support.indexed import key_of
 
 keys = st.integers(0, 60).map(key_of) | st.binary(min_size=16, max_size=16)
@@ -85,7 +86,7 @@ def test_a_node_that_was_written_elsewhere_is_another() -> None:
 
 
 def test_a_later_format_asks_for_an_upgrade() -> None:
-    data = bytearray(leaf_of({}).encode(0))
-    data[1] += 1
-    with pytest.raises(Corruption, match="upgrade"):
-        decode(bytes(data), 0)
+    with patch("persist.attributes.nodes.NODE_VERSION", 2):
+        data = leaf_of({}).encode(0)
+    with pytest.raises(UpgradeNeeded, match="version 2"):
+        decode(data, 0)

@@ -157,6 +157,14 @@ def test_another_level_is_refused(data: bytes, decode: Decode, level: int) -> No
     assert (decode_diff if decode is decode_diff else decode_state)(reframed(data, level=level), build)
 
 
+def test_a_part_of_another_format_is_refused() -> None:
+    fields = msgpack.decode(DIFF_BYTES[HEAD:])
+    assert b"parquet" in DIFF_BYTES
+    body = msgpack.encode(fields).replace(b"parquet", b"lancedb")
+    with pytest.raises(UpgradeNeeded, match="'lancedb'"):
+        decode_diff(reframed(DIFF_BYTES, body))
+
+
 def test_a_feature_that_is_not_known_is_refused() -> None:
     old = Shard().state
     new = replace(old, seqno=SeqNo(2), features=("colours", "sounds"))

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +16,12 @@ from hypothesis import strategies as st
 
 from blob.errors import BlobNotFound
 from persist.core.batch import Part, Run
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import PartId, mint
 from persist.core.record import replace
 from persist.parts import PartReader, ShardSchema, consolidate, decode_inline, encode_inline, encode_key, encode_parquet
 from persist.parts import files as files_module
+from persist.parts.codec import decode_footer
 from tests.unit.parts.strategies import ALL, KEYED, CountingIds, Shard, arrays, updates
 
 PART = PartId("p" + "0" * 32)
@@ -173,6 +175,14 @@ def test_a_part_that_is_gone_is_not_corrupt() -> None:
     shard.blob.delete([part.key])
     with pytest.raises(BlobNotFound):
         list(shard.reader().read_range([Run((part,))], as_of=0))
+
+
+def test_a_part_of_a_later_version_asks_for_an_upgrade() -> None:
+    schema, table = damaged()
+    with patch("persist.parts.codec.FORMAT_VERSION", 2):
+        part, data = encode_parquet(table, schema, 1, PART, "key")
+    with pytest.raises(UpgradeNeeded, match="version 2"):
+        decode_footer(part, data[-part.footer_size :])
 
 
 def test_an_unknown_schema_is_corruption() -> None:
