@@ -88,7 +88,7 @@ class Collector:
             state = self._finalise(machine, state)
         first = self._first_live(name)
         if state.tombstone:
-            return self._bury(machine, state, first)
+            return self._clear_tombstone(machine, state, first)
         horizon = self._horizon(state, first)
         if self._wants_rollup(state):
             state = self._roll_up(machine, state)
@@ -226,31 +226,32 @@ class Collector:
                 break
         return machine.state()
 
-    def _bury(self, machine: Committer, state: State, first: SeqNo) -> GcReport:
+    def _clear_tombstone(self, machine: Committer, state: State, first: SeqNo) -> GcReport:
         """A tombstone keeps one rollup, the log from it on, and no other blob. Nobody can name new ones."""
-        dead = self._buried_at(state)
-        if dead is None:
+        kept = self._last_rollup(state)
+        if kept is None:
             state = self._roll_up(machine, state)
-            dead = max(state.rollups)
+            kept = max(state.rollups)
         truncated = 0
-        if not self._has_rollup(machine, state, dead):
+        if not self._has_rollup(machine, state, kept):
             return GcReport(done=False)
-        if first < dead:
+        if first < kept:
             with translated():
-                truncated = self._location.consensus.truncate(machine.name, int(dead))
+                truncated = self._location.consensus.truncate(machine.name, int(kept))
             self.metrics.add(gc_entries_truncated=truncated)
         if len(state.rollups) > 1:
-            machine.apply(c.RemoveRollups(dead))
+            machine.apply(c.RemoveRollups(kept))
             state = machine.refresh()
         with translated():
             listed = self._location.blob.list(shard_prefix(state.shard_id))
-            deleted = self._delete(self._of_the_dead((stat.key for stat in listed), state))
+            deleted = self._delete(self._unneeded((stat.key for stat in listed), state))
         return GcReport(deleted, truncated)
 
-    def _of_the_dead(self, keys: Iterator[str], state: State) -> Iterator[str]:
-        """What a tombstone does not need. A rollup that nothing names may be about to be named by another collector:
+    def _unneeded(self, keys: Iterator[str], state: State) -> Iterator[str]:
+        """What a tombstone does not need.
 
-        only such as left the State go; others fall to the orphan sweep.
+        Another collector may be about to name a rollup that nothing names yet. So of rollups only those go that left
+        the State. The orphan sweep takes the others.
         """
         named = frozenset(state.blob_keys())
         gone = {key for change in self._diffs_after(state.name, SeqNo(0)) for key in change.gone}
@@ -261,7 +262,7 @@ class Collector:
             yield from page
             seqno = page[-1].seqno
 
-    def _buried_at(self, state: State) -> SeqNo | None:
+    def _last_rollup(self, state: State) -> SeqNo | None:
         """The seqno of the newest rollup if that holds the tombstone already, so no later state diff sets it."""
         newest = max(state.rollups)
         if any(change.tombstone is not None for change in self._diffs_after(state.name, newest)):

@@ -1,8 +1,8 @@
 """Running maintenance: which shard is looked at when, by how many threads, and how it stops.
 
 A shard is looked at once when the loop begins, whenever it moves (the consensus store's push channel says so), and
-again after the time that a task asked for. Shards at rest cost nothing. Without a push channel, and as a safety net
-with one, all shards are looked at every so often.
+again after the time that a task asked for. Shards that do not move cost nothing. Without a push channel, and as a
+safety net with one, all shards are looked at every so often.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Schedule:
             shard = self.shards[name]
             shard.running -= 1
             if shard.due_s is None and not shard.running:
-                del self.shards[name]  # at rest
+                del self.shards[name]  # nothing to do for it
 
     def idle_s(self, now_s: float) -> float | None:
         """Seconds until something is due; None when nothing is."""

@@ -51,7 +51,7 @@ Kind = Literal["read", "write", "setup"]
 TABLE = sa.Table(
     "consensus_log",
     sa.MetaData(),
-    # Bytes, not the language of whoever made the database, decide the order of keys.
+    # Bytes, not the language of the database's owner, decide the order of keys.
     sa.Column("key", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), nullable=False),
     sa.Column("seqno", sa.BigInteger, nullable=False),
     sa.Column("data", sa.LargeBinary, nullable=False),
@@ -201,7 +201,7 @@ class SqlConsensus(Consensus):
 
     @abstractmethod
     def _committed(self, key: str) -> None:
-        """Tell whoever listens that `key` moved."""
+        """Tell the subscribers that `key` moved."""
 
     def _entry(self, row: Any) -> Entry:
         # SQLite keeps a type with each value, and damage can change it.

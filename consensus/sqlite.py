@@ -192,7 +192,7 @@ class SqliteConsensus(SqlConsensus):
 
 def _configure(connection: sqlite3.Connection, _record: Any) -> None:
     connection.execute("PRAGMA synchronous = FULL")
-    # Turning on WAL needs the file alone for a moment and does not wait for it; whoever has it is doing the same.
+    # Turning on WAL needs the file alone for a moment and does not wait for it; its holder is doing the same.
     for _ in range(100):
         with contextlib.suppress(sqlite3.OperationalError):
             connection.execute("PRAGMA journal_mode = WAL")

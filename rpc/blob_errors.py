@@ -1,4 +1,4 @@
-"""What only the door to blobs says."""
+"""Errors that only the routes for blobs raise."""
 
 from __future__ import annotations
 

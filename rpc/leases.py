@@ -148,7 +148,7 @@ class Leases:
             return
         seqno = min([*lease.reading.values(), state.seqno])
         started, before = self._now(), lease.since
-        lease.since = max(since, before)  # whoever joins meanwhile must not count on what is given up now
+        lease.since = max(since, before)  # a listener that joins meanwhile must not count on what is given up now
         try:
             await self._apply(name, c.DowngradeSince(lease.reader, lease.since, seqno))
             lease.renewed_s = started

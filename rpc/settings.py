@@ -25,7 +25,7 @@ class Limits:
     command_bytes_max: int = 16 * 1024 * 1024  # body of one command
     rows_bytes_max: int = 64 * 1024 * 1024  # body of one insert, append, compare-and-append
     rows_max: int = 5_000_000  # rows of one such body
-    blob_bytes_max: int = 512 * 1024 * 1024  # one part through the server's door
+    blob_bytes_max: int = 512 * 1024 * 1024  # one part through the server's routes for blobs
     bodies_bytes_max: int = 1024 * 1024 * 1024  # all bodies that are being received or worked on
     waits_max: int = 20_000  # requests that wait for a shard to move
     listeners_max: int = 20_000  # listen streams

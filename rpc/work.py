@@ -57,12 +57,12 @@ class Work:
     def _lead(self, lead: Callable[[], None]) -> None:
         try:
             self._leads.submit(lead)
-        except RuntimeError:  # shutting down: whoever is queued must still be answered
+        except RuntimeError:  # shutting down: what is queued must still be answered
             lead()
 
 
 def _settle(waiter: asyncio.Future[c.Result], pending: Pending) -> None:
-    if waiter.done():  # whoever asked has gone away
+    if waiter.done():  # the asker has gone away
         return
     if pending.error is not None:
         waiter.set_exception(pending.error)

@@ -17,7 +17,7 @@ class Transport(Protocol):
 
     @property
     def blob(self) -> Blob:
-        """Where this client reads and writes parts: the store itself, or the server's door to it."""
+        """Where this client reads and writes parts: the store itself, or the server's routes for blobs."""
         ...
 
     @property

@@ -120,7 +120,7 @@ class Overloaded(PersistError):
 
 
 class InlineBudget(Overloaded):
-    """Inside persist only: whoever commits writes the rows to the blob store and goes on."""
+    """Inside persist only: the committer writes the rows to the blob store and goes on."""
 
     kind = "inline_budget"
 

@@ -75,8 +75,8 @@ class Admission:
         """The distinct times of a batch's rows, ascending, and how many rows each has."""
         ids = tuple(str(part.id) for part in batch.parts())
         if self._looked is None or self._looked[0] != ids:
-            door = executors.transport(self._target.connection)
-            _, reader = part_reader(door, view.schemas, view.schema_id)
+            transport = executors.transport(self._target.connection)
+            _, reader = part_reader(transport, view.schemas, view.schema_id)
             found: dict[int, int] = {}
             for table in reader.read_updates(list(batch.parts()), Antichain(0), batch.desc.upper, columns=()):
                 times, counts = np.unique(table.column(TIME).to_numpy(), return_counts=True)

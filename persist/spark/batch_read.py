@@ -1,7 +1,7 @@
 """Snapshot reads: one Spark partition for each split, disjoint in key space and consolidated.
 
-There is deliberately no `pushFilters`: PySpark keeps one plan for a `load()` and would give filtered rows to whoever
-uses the DataFrame without that filter. Columns are pruned by the schema of the read, rows by options.
+There is deliberately no `pushFilters`: PySpark keeps one plan for a `load()` and would give filtered rows to a
+user of the DataFrame without that filter. Columns are pruned by the schema of the read, rows by options.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class SnapshotReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SplitPartition):
             return iter(())
-        door = executors.transport(self._target.connection)
+        transport = executors.transport(self._target.connection)
         split = partition.split
         wanted = planning.filter_of(self._options, split.schemas[split.schema_id])
-        tables = split.read(door, None if wanted is None else wanted.may_match, self._options.batch_rows)
+        tables = split.read(transport, None if wanted is None else wanted.may_match, self._options.batch_rows)
         if wanted is not None:
             tables = (wanted.apply(table) for table in tables)
         rows = self._rows(tables, split)
@@ -74,8 +74,8 @@ class SnapshotReader(DataSourceReader):
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""
         schema = executors.current_schema(executors.view_of(self._target))
-        door = executors.transport(self._target.connection)
-        for table in replace(split, columns=schema.key).read(door):
+        transport = executors.transport(self._target.connection)
+        for table in replace(split, columns=schema.key).read(transport):
             row = first_negative(table)
             if row is not None:
                 found = table.slice(row, 1).to_pylist()[0]
@@ -107,13 +107,13 @@ class ChangesReader(DataSourceReader):
         if upper <= frontier(lower):
             return [InputPartition(None)]
         interval = Interval(lower, upper, starting is None)
-        door = executors.transport(target.connection)
-        lease = ReadLease.open(door, target.shard, interval.held, "spark changes", target.connection.handles.read)
+        transport = executors.transport(target.connection)
+        lease = ReadLease.open(transport, target.shard, interval.held, "spark changes", target.connection.handles.read)
         try:
             if ending is None:
-                view = door.view(target.shard, ViewRequest())
+                view = transport.view(target.shard, ViewRequest())
             else:
-                view = wait_for_upper(door, target.shard, ending, lease, options.wait_s)
+                view = wait_for_upper(transport, target.shard, ending, lease, options.wait_s)
             splits = plan_changes(target, options, view, interval, lease, self._schema.names)
         except BaseException:
             lease.close()

@@ -64,12 +64,12 @@ class ChangesSplit:
     settings: ReadSettings
     columns: tuple[str, ...]
 
-    def read(self, door: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
+    def read(self, transport: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
         """The updates, consolidated: the columns, `__time` and `__diff`. Expired when the lease lapsed."""
-        lease = ReadLease(door, self.shard, self.reader, self.settings)
+        lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
         keeps = None if wanted is None else wanted.may_match
-        _, reader = part_reader(door, self.schemas, self.schema_id, keeps)
+        _, reader = part_reader(transport, self.schemas, self.schema_id, keeps)
         interval = self.interval
         pieces = reader.read_updates(
             self.parts,
@@ -101,8 +101,8 @@ def plan_changes(
     target: Target, options: ReadOptions, view: ShardView, interval: Interval, lease: ReadLease, names: Iterable[str]
 ) -> list[ChangesPartition]:
     """The interval in splits that are disjoint in key space; none when nothing was written in it."""
-    door = executors.transport(target.connection)
-    schema, parts_reader = part_reader(door, view.schemas, view.schema_id)
+    transport = executors.transport(target.connection)
+    schema, parts_reader = part_reader(transport, view.schemas, view.schema_id)
     columns = planning.with_filter(schema, options, columns_read(schema, names))
     wanted = planning.key_range(schema, options)
     runs = planning.overlapping((run for b in overlapping_batches(view.batches, interval) for run in b.runs), wanted)

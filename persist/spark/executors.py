@@ -62,13 +62,13 @@ def kept_writer(target: Target) -> WriteHandle:
 
 @lru_cache(maxsize=WRITERS_MAX)
 def _kept_writer(target: Target, pid: int) -> WriteHandle:
-    door = transport(target.connection)
+    opened = transport(target.connection)
 
     def schema() -> tuple[int, ShardSchema]:
         view = view_of(target)
         return view.schema_id, current_schema(view)
 
-    return WriteHandle(door, target.shard, schema, target.connection.handles.write)
+    return WriteHandle(opened, target.shard, schema, target.connection.handles.write)
 
 
 def view_of(target: Target) -> ShardView:

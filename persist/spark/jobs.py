@@ -69,12 +69,12 @@ class Job:
             raise InvalidUsage("mode 'overwrite' replaces everything at a time of its own; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
         _check_roles(schema, options)
-        door = executors.transport(target.connection)
+        transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
         _check_columns(schema, executors.current_schema(view), options, target.shard)
         record = view.schemas[view.schema_id]
         base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
-        writer, token = mint(WriterId, door.ids), mint(Token, door.ids)
+        writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
         return cls(target, options, replaces, writer, token, view.schema_id, record, base)
 
     @property
@@ -82,14 +82,14 @@ class Job:
         return ShardSchema.from_record(self.record)
 
     @property
-    def door(self) -> Transport:
+    def transport(self) -> Transport:
         return executors.transport(self.target.connection)
 
     def handle(self) -> WriteHandle:
         """The job's writer, in this process."""
         known = (self.schema_id, self.schema)
         settings = self.target.connection.handles.write
-        return WriteHandle(self.door, self.target.shard, lambda: known, settings, self.writer)
+        return WriteHandle(self.transport, self.target.shard, lambda: known, settings, self.writer)
 
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> Staged:
         """Write a task's rows as parts that nobody sees yet."""

@@ -54,16 +54,16 @@ def table(
     """
     target = Target.of(Options({**options, "path": shard}))
     settings = replace(target.connection.handles.read, lease_ms=int(hold_s * 1000))
-    door = executors.transport(target.connection)
+    transport = executors.transport(target.connection)
     view = executors.view_of(target)
     schema = executors.current_schema(view)
-    plan = _Plan(spark, schema, _root(root or str(door.blob.url)))
+    plan = _Plan(spark, schema, _root(root or str(transport.blob.url)))
     if as_of is None and view.upper.element == 0:
         return plan.empty()
-    with holding(door, target.shard, as_of, "spark native read", WAIT_S, settings) as held:
+    with holding(transport, target.shard, as_of, "spark native read", WAIT_S, settings) as held:
         schemas = {number: ShardSchema.from_record(record) for number, record in held.view.schemas.items()}
         with leased_blobs(held.lease):
-            straight, others = classify(held.runs, held.as_of, Files(door.blob, schemas))
+            straight, others = classify(held.runs, held.as_of, Files(transport.blob, schemas))
         return plan.frame(held.as_of, straight, others, schemas)
 
 

@@ -31,9 +31,9 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     """
     if options.as_of is None and executors.view_of(target).upper.element == 0:
         return []
-    door, settings = executors.transport(target.connection), target.connection.handles.read
-    with holding(door, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
-        schema, reader = part_reader(door, held.view.schemas, held.view.schema_id)
+    transport, settings = executors.transport(target.connection), target.connection.handles.read
+    with holding(transport, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
+        schema, reader = part_reader(transport, held.view.schemas, held.view.schema_id)
         columns = with_filter(schema, options, columns)
         wanted = key_range(schema, options)
         runs = overlapping(held.runs, wanted)

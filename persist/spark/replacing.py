@@ -52,28 +52,28 @@ class Base:
         """Raises InvalidUsage when the shard is closed to writes."""
         if view.upper.element is None:
             raise InvalidUsage(f"shard {target.shard!r} is closed: nothing in it can be replaced")
-        door = executors.transport(target.connection)
+        transport = executors.transport(target.connection)
         held = Antichain(max(view.upper.element - 1, view.since.element or 0))
-        lease = ReadLease.open(door, target.shard, held, "spark replace", target.connection.handles.read)
+        lease = ReadLease.open(transport, target.shard, held, "spark replace", target.connection.handles.read)
         return cls(view.upper.element, lease.reader, view.schema_id)
 
     def lease(self, target: Target) -> ReadLease:
-        door = executors.transport(target.connection)
-        return ReadLease(door, target.shard, self.reader, target.connection.handles.read)
+        transport = executors.transport(target.connection)
+        return ReadLease(transport, target.shard, self.reader, target.connection.handles.read)
 
     def before(self, target: Target, key_range: KeyRange) -> Iterator[pa.Table]:
         """The contents at the base, in key order: all columns and `__diff`."""
         if self.upper == 0:
             return
-        door = executors.transport(target.connection)
-        view = door.view(target.shard, ViewRequest())
+        transport = executors.transport(target.connection)
+        view = transport.view(target.shard, ViewRequest())
         as_of = self.upper - 1
         runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
         settings = target.connection.handles.read
         split = SnapshotSplit(
             target.shard, as_of, key_range, runs, view.schema_id, view.schemas, self.reader, settings, None
         )
-        yield from split.read(door)
+        yield from split.read(transport)
 
 
 def key_schema(schema: ShardSchema) -> ShardSchema:
@@ -164,10 +164,10 @@ class Replacement:
 
     def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
         """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
-        door = executors.transport(self.target.connection)
-        view = door.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
+        transport = executors.transport(self.target.connection)
+        view = transport.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
         memory = self.target.connection.handles.read.memory_bytes
-        _, reader = part_reader(door, view.schemas, view.schema_id)
+        _, reader = part_reader(transport, view.schemas, view.schema_id)
         start, end = Antichain(lower), Antichain(upper)
         batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
         parts = [part for batch in batches for part in batch.parts()]

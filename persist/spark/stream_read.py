@@ -173,9 +173,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- holds
 
     def _view(self, start: Offset) -> ShardView:
-        door = executors.transport(self._target.connection)
+        transport = executors.transport(self._target.connection)
         lower = Antichain(0) if "snapshot" in start else Antichain.from_json(start["frontier"])
-        return door.view(self._target.shard, ViewRequest(lower=lower))
+        return transport.view(self._target.shard, ViewRequest(lower=lower))
 
     def _hold(self, start: Offset) -> ReadLease:
         """The lease that keeps what lies after `start` readable while the query runs."""
@@ -185,12 +185,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except Expired:
                 self._lease = None
         if self._lease is None:
-            door = executors.transport(self._target.connection)
+            transport = executors.transport(self._target.connection)
             since: Antichain | None = held_at(start)
             if not self._stream.fail_on_data_loss and since < executors.view_of(self._target).since:
                 since = None
             settings = self._target.connection.handles.read
-            self._lease = ReadLease.open(door, self._target.shard, since, "spark stream", settings)
+            self._lease = ReadLease.open(transport, self._target.shard, since, "spark stream", settings)
         return self._lease
 
     def _readable(self, view: ShardView, interval: Interval) -> Interval:

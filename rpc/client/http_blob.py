@@ -1,4 +1,4 @@
-"""The blob store of a client that cannot reach the real one: through the server's door, or by presigned URLs."""
+"""The blob store of a client that cannot reach the real one: by the server's routes for blobs, or presigned URLs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class HttpBlob(Blob):
         body: bytes | memoryview | None = None,
         headers: dict[str, str] | None = None,
     ) -> bytes | None:
-        """The bytes by a presigned URL; None where there is none, so that the door is taken."""
+        """The bytes by a presigned URL; None where there is none: then the server is asked."""
         if not self._presigned or self._direct is None:
             return None
         answer: Any = json.loads(self._call("GET", f"{key}?presign=true").data)
@@ -122,7 +122,7 @@ class HttpBlob(Blob):
             if response.status in (404, 416):
                 raise BlobNotFound(f"there is no blob {key} with these bytes")
             if response.status < 500 and response.status != 429:
-                return None  # the store does not take the signature: the door does
+                return None  # the store does not take the signature: ask the server
         raise BlobUnavailable(f"blob {key}: the store keeps failing")
 
 

@@ -147,7 +147,7 @@ def _location(reply: Reply) -> dict[str, Any]:
 
 
 def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
-    """The server's blob store itself if it can be reached from here, else the server's door to it."""
+    """The server's blob store itself if it can be reached from here, else the server's routes for blobs."""
     parts = urlsplit(url)
     if parts.scheme in _REACHABLE and (parts.scheme != "file" or os.path.isdir(unquote(parts.path))):
         try:

@@ -1,4 +1,4 @@
-"""The door to parts, for clients that cannot reach the blob store. Only well-formed keys of parts pass it."""
+"""The routes for blobs, for clients that cannot reach the blob store. Only well-formed keys of parts are taken."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def demolisher(host: Host) -> None:
             host.sleep(0.5)
     except UnknownShard:
         expect(host.run.truth(DOOMED).state.tombstone, "dropped", f"{DOOMED} is unknown, but nobody has buried it")
-        host.run.path("grave found")
+        host.run.path("tombstone found")
 
 
 def _drop(host: Host, shard: Shard) -> None:

@@ -306,9 +306,9 @@ def drop_leaves_writers() -> Broken:
     return transition(c.Drop, drop)
 
 
-def grave_keeps_blobs() -> Broken:
+def tombstone_keeps_blobs() -> Broken:
     """The tombstone stands, and the data of the shard stays."""
-    return patch.object(Collector, "_bury", lambda self, machine, state, first: GcReport())
+    return patch.object(Collector, "_clear_tombstone", lambda self, machine, state, first: GcReport())
 
 
 def gc_never_truncates() -> Broken:
@@ -402,7 +402,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         pipeline_without_conditions,
         evolution_in_place,
         drop_leaves_writers,
-        grave_keeps_blobs,
+        tombstone_keeps_blobs,
         gc_never_truncates,
         sweep_overlooks_parts,
         claims_never_lapse,

@@ -31,7 +31,7 @@ def without_lapsed_writers(state: State, now_ms: int) -> State:
 def expire_lapsed(state: State, now_ms: int) -> State:
     """Forget readers and writers whose leases lapsed, and claims that lapsed long ago.
 
-    A claim that only just lapsed is kept, with its progress, for whoever takes it over.
+    A claim that only just lapsed is kept, with its progress, for the next owner.
     """
     state = without_lapsed_writers(without_lapsed_readers(state, now_ms), now_ms)
     kept = {k: claim for k, claim in state.claims.items() if not claim.lapsed(now_ms, CLAIM_KEPT_LEASES)}

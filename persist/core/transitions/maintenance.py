@@ -25,7 +25,7 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
         raise InvalidUsage(f"shard {state.name!r} is at v{state.seqno}: a rollup of v{command.seqno} cannot exist")
     newest = max(state.rollups, default=0)
     if command.seqno < newest or not belongs_to(command.key, state.shard_id):
-        return state, c.RollupAdded(False)  # late: its key may have been removed already, and dead keys never return
+        return state, c.RollupAdded(False)  # late: its key may have been removed already, and removed keys never return
     if context.may_be_swept(command.key):
         return state, c.RollupAdded(False)  # very late
     rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
