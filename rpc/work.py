@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from persist.commit.commit_plan import Outcome
 from persist.commit.machine import Machine
-from persist.commit.pending import Pending
 from persist.core import commands as c
 from persist.core.errors import Unavailable
 from rpc.settings import Limits
@@ -42,9 +42,9 @@ class Work:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[c.Result] = loop.create_future()
 
-            def answered(pending: Pending) -> None:
+            def answered(outcome: Outcome) -> None:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(_settle, waiter, pending)
+                    loop.call_soon_threadsafe(_settle, waiter, outcome)
 
             machine.submit(command, self._lead, answered)
             return await waiter
@@ -61,13 +61,13 @@ class Work:
             lead()
 
 
-def _settle(waiter: asyncio.Future[c.Result], pending: Pending) -> None:
+def _settle(waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:
     if waiter.done():  # the asker has gone away
         return
-    if pending.error is not None:
-        waiter.set_exception(pending.error)
+    if isinstance(outcome, BaseException):
+        waiter.set_exception(outcome)
     else:
-        waiter.set_result(pending.outcome())
+        waiter.set_result(outcome)
 
 
 def _closing(error: RuntimeError) -> Exception:

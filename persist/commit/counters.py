@@ -6,6 +6,7 @@ import threading
 from functools import partial
 
 from blob.metrics import Observe
+from persist.core import commands as c
 
 
 class StoreCalls:
@@ -52,3 +53,8 @@ class MachineMetrics:
         self.commands += commands
         self.races_lost += lost
         self.group_max = max(self.group_max, commands)
+
+    def upkept(self, result: c.Result) -> None:
+        if isinstance(result, c.MergeApplied):
+            self.flushes += result.applied
+            self.upkeep_refused += not result.applied

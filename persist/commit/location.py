@@ -21,7 +21,7 @@ from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.commit.counters import StoreCalls
 from persist.commit.machine import Machine, MachineSettings
-from persist.commit.system import Background, Clock, OwnProcess, SystemClock, SystemIds, ThreadBackground
+from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
 from persist.core.errors import InvalidUsage, UpgradeNeeded
 from persist.core.ids import IdSource
@@ -89,11 +89,9 @@ class Location:
                 machine = self._machines[name] = Machine(
                     name,
                     self.versions,
+                    System(self.clock, self.ids, self.background),
                     policy=self.settings.policy,
                     settings=self.settings.machine,
-                    clock=self.clock,
-                    ids=self.ids,
-                    background=self.background,
                     nodes=self.nodes,
                 )
                 if len(self._machines) > self.settings.machines_max:
@@ -200,9 +198,7 @@ def _mark(root: Path) -> None:
                 raise InvalidUsage(f"{root} is not a persist location: it has files but no {MARKER}; use an empty one")
             _write_marker(marker)
         found = json.loads(marker.read_text())
-    except NotADirectoryError as error:
-        raise InvalidUsage(f"{root} is not a directory") from error
-    except FileExistsError as error:
+    except (NotADirectoryError, FileExistsError) as error:
         raise InvalidUsage(f"{root} is not a directory") from error
     except OSError as error:
         raise InvalidUsage(f"{root} cannot be used: {error.strerror}") from error

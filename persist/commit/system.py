@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from persist.core.errors import InvalidUsage
@@ -119,6 +120,15 @@ class ThreadBackground:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """All that a machine needs of its process."""
+
+    clock: Clock
+    ids: IdSource
+    background: Background
 
 
 def jittered(ids: IdSource, seconds: float) -> float:

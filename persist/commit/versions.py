@@ -29,7 +29,8 @@ from persist.formats.store_errors import translated, translated_but_missing
 FIRST = SeqNo(1)
 SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
-CATCH_UP_DIFFS_MAX = 2_000  # further behind than this, loading anew is cheaper
+LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loaded
+CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
 
 
 class Versions:
@@ -71,27 +72,20 @@ class Versions:
             state = self._rollup(newest) or self._first(name, newest)
             if state is None:
                 continue
-            tail = self._tail(name, state)
+            tail = self._tail(state, LOAD_SCANS_MAX)
             if tail is not None and tail.seqno >= newest.seqno:
                 return tail
         raise Corruption(f"the rollup that the newest state diff of shard {name!r} names stays missing")
 
-    def catch_up(self, state: State) -> tuple[State, list[StateDiff]]:
-        """The current State and the state diffs that lead there; without them (empty) where it had to be loaded."""
-        diffs: list[StateDiff] = []
-        while len(diffs) < CATCH_UP_DIFFS_MAX:
-            page = self.diffs(state.name, SeqNo(state.seqno + 1), SCAN_LIMIT)
-            if page and page[0].seqno != state.seqno + 1:
-                break  # the log was truncated beyond what we know
-            for change in page:
-                state = state_diff.apply(change, state)
-            diffs.extend(page)
-            if len(page) < SCAN_LIMIT:
-                return state, diffs
+    def catch_up(self, state: State) -> State:
+        """The current State, from an earlier one."""
+        caught_up = self._tail(state, CATCH_UP_SCANS_MAX)
+        if caught_up is not None:
+            return caught_up
         loaded = self.load(state.name)
         if loaded is None:
             raise Corruption(f"the log of shard {state.name!r} has vanished from the consensus store")
-        return loaded, []
+        return loaded
 
     def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
         """The live state diffs from `first` on, ascending, at most `limit`."""
@@ -106,7 +100,7 @@ class Versions:
         the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept.
         """
         key = rollup_key(state.shard_id, state.seqno, self._ids)
-        named = _with_rollup(state, state.seqno, key, 0)
+        named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)})
         data = encode_state(named, self.level, self._build)
         with translated():
             self.blob.put(key, data)
@@ -141,17 +135,14 @@ class Versions:
             return None
         return state_diff.apply(found[0], blank_state(name))
 
-    def _tail(self, name: str, state: State) -> State | None:
-        """The State after all live diffs, or None where the log no longer begins at or before the rollup."""
-        while True:
-            page = self.diffs(name, SeqNo(state.seqno + 1), SCAN_LIMIT)
+    def _tail(self, state: State, scans_max: int) -> State | None:
+        """The State after all live diffs. None if the log begins later than that, or goes on for more scans."""
+        for _ in range(scans_max):
+            page = self.diffs(state.name, SeqNo(state.seqno + 1), SCAN_LIMIT)
             if page and page[0].seqno != state.seqno + 1:
-                return None
+                break
             for change in page:
                 state = state_diff.apply(change, state)
             if len(page) < SCAN_LIMIT:
                 return state
-
-
-def _with_rollup(state: State, seqno: SeqNo, key: str, size: int) -> State:
-    return replace(state, rollups={**state.rollups, seqno: Rollup(key, size)})
+        return None

@@ -10,16 +10,23 @@ import pytest
 from persist.core.commands import Command
 from persist.core.errors import UpperMismatch
 from tests.scripts import harness
+from tests.scripts.commit_verbs import CommitInterpreter
 from tests.scripts.harness import Arguments, ScriptError
 from tests.scripts.verbs import StepInterpreter
 
 HERE = Path(__file__).parent
 STEP_SCRIPTS = sorted((HERE / "step").glob("*.txt"))
+COMMIT_SCRIPTS = sorted((HERE / "commit").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", STEP_SCRIPTS, ids=lambda p: p.stem)
 def test_step_script(path: Path, pytestconfig: pytest.Config) -> None:
     harness.run(path, StepInterpreter(), rewrite=pytestconfig.getoption("--rewrite"))
+
+
+@pytest.mark.parametrize("path", COMMIT_SCRIPTS, ids=lambda p: p.stem)
+def test_commit_script(path: Path, pytestconfig: pytest.Config) -> None:
+    harness.run(path, CommitInterpreter(), rewrite=pytestconfig.getoption("--rewrite"))
 
 
 def test_every_command_has_a_script() -> None:

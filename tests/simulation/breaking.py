@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import persist.client.write
 import persist.core.transitions
-from persist.commit.machine import Machine
+from persist.commit.log_writer import LogWriter
 from persist.core.errors import Indeterminate
 from persist.core.state import State
 from tests.simulation.host import WEATHER
@@ -34,10 +34,10 @@ def transition(kind: type[Any], broken: Callable[[State, Any, Any], Any]) -> Bro
 def outcomes_stay_unread() -> Broken:
     """The committer settles nothing. Else it settles nearly every unknown outcome before anybody has to retry."""
 
-    def is_ours(self: Machine, *_: Any) -> bool:
+    def is_ours(self: LogWriter, *_: Any) -> bool:
         raise Indeterminate("the outcome of a commit stays unread")
 
-    return patch.object(Machine, "_is_ours", is_ours)
+    return patch.object(LogWriter, "is_ours", is_ours)
 
 
 def resent_as(other: Callable[[Any, str, Any], Any]) -> Broken:

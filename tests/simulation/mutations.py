@@ -19,7 +19,7 @@ import persist.client.pipelined
 import persist.client.retry
 import persist.client.snapshot
 import persist.client.write
-import persist.commit.machine
+import persist.commit.commit_plan
 import persist.core.state_diff
 import persist.core.transitions
 import persist.core.transitions.attributes
@@ -30,6 +30,7 @@ from compactor.gc import Collector, GcReport
 from compactor.orphans import Sweeper
 from persist.client.listen import Listen
 from persist.client.write import WriteHandle
+from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain, meet
@@ -126,34 +127,41 @@ def retry_without_token() -> Broken:
 
 def unknown_told_as_not_done() -> Broken:
     """The committer says "it did not happen" where nobody knows."""
-    real = Machine._compare_and_set
+    real = LogWriter.compare_and_set
 
-    def compare_and_set(self: Machine, *arguments: Any) -> bool:
+    def compare_and_set(self: LogWriter, *arguments: Any) -> Any:
         try:
             return real(self, *arguments)
         except Indeterminate as error:
             raise Unavailable(str(error)) from error
 
-    def is_ours(self: Machine, *_: Any) -> bool:
+    def is_ours(self: LogWriter, *_: Any) -> bool:
         raise Unavailable("the outcome of a commit could not be read")
 
-    return every(patch.object(Machine, "_compare_and_set", compare_and_set), patch.object(Machine, "_is_ours", is_ours))
+    return every(
+        patch.object(LogWriter, "compare_and_set", compare_and_set), patch.object(LogWriter, "is_ours", is_ours)
+    )
 
 
 def lost_race_taken_for_won() -> Broken:
     """Another's commit at the seqno counts as one's own."""
-    return patch.object(Machine, "_is_ours", lambda self, change, deadline: True)
+    return patch.object(LogWriter, "is_ours", lambda self, change, deadline: True)
 
 
 def refresh_from_the_cache() -> Broken:
     """Reads are answered from the cached State, however old."""
-    real = Machine.refresh
-    return patch.object(Machine, "refresh", lambda self: self._state or real(self))
+    real = Machine.wait_for
+
+    def wait_for(self: Machine, ready: Callable[[State], bool], *limits: float) -> State:
+        cached = self.state()
+        return cached if ready(cached) else real(self, ready, *limits)
+
+    return patch.object(Machine, "wait_for", wait_for)
 
 
 def expiry_moves_since() -> Broken:
     """Forgetting a lapsed reader lets since jump to what the others hold."""
-    real = persist.commit.machine.expire_lapsed
+    real = persist.commit.commit_plan.expire_lapsed
 
     def expire_lapsed(state: State, now_ms: int) -> State:
         expired = real(state, now_ms)
@@ -161,7 +169,7 @@ def expiry_moves_since() -> Broken:
             return expired
         return replace(expired, since=max(expired.since, held_since(expired)))
 
-    return patch.object(persist.commit.machine, "expire_lapsed", expire_lapsed)
+    return patch.object(persist.commit.commit_plan, "expire_lapsed", expire_lapsed)
 
 
 def since_ignores_leased_readers() -> Broken:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import persist.client.snapshot
 import persist.commit.versions
 import persist.parts.writer
-from persist.commit.machine import Machine
+from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
@@ -62,15 +62,15 @@ def part_ids_come_round() -> Broken:
 
 
 def tokens_made_anew() -> Broken:
-    """The committer gives every insert a token of its own."""
-    real = Machine.apply
+    """The transport gives every insert a token of its own."""
+    real = EmbeddedTransport.apply
 
-    def apply(self: Machine, command: c.Command) -> c.Result:
+    def apply(self: EmbeddedTransport, name: str, command: c.Command) -> c.Result:
         if isinstance(command, c.Insert):
-            command = replace(command, token=mint(Token, self._ids))
-        return real(self, command)
+            command = replace(command, token=mint(Token, self.ids))
+        return real(self, name, command)
 
-    return patch.object(Machine, "apply", apply)
+    return patch.object(EmbeddedTransport, "apply", apply)
 
 
 def first_rollup_without_its_name() -> Broken:

@@ -14,8 +14,9 @@ from unittest.mock import patch
 import persist.client.pipelined
 import persist.client.shard
 import persist.client.write
+import persist.commit.cached_state
+import persist.commit.command_queue
 import persist.commit.location
-import persist.commit.machine
 import persist.commit.versions
 import persist.parts.reader
 import tests.simulation.oracle
@@ -31,8 +32,9 @@ from tests.simulation.writers import definite_rows
 
 LOCKING = (
     persist.client.shard,
+    persist.commit.cached_state,
+    persist.commit.command_queue,
     persist.commit.location,
-    persist.commit.machine,
     persist.parts.reader,
     persist.client.pipelined,
     persist.client.write,

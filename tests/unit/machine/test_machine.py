@@ -172,33 +172,26 @@ def test_a_refusal_is_never_told_from_a_stale_state(consensus: Meddling, locatio
 
 def test_inserts_that_arrive_together_share_one_time_and_one_commit(consensus: Meddling, location: Location) -> None:
     shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
-    writers = [shard.open_writer() for _ in range(8)]
+    machine, staging = location.machine("orders"), shard.open_writer()
+    writers = [WriterId(f"w{number:032x}") for number in range(8)]
     for writer in writers:
-        writer.insert(rows(0))
-    before = location.machine("orders").refresh().seqno
-    entered, go = threading.Event(), threading.Event()
+        machine.apply(c.RegisterWriter(writer, 60_000))
+    commands = [
+        c.Insert(writer, mint(Token, location.ids), staging.stage(rows(n), None)) for n, writer in enumerate(writers)
+    ]
+    before = machine.refresh().seqno
+    results: list[object] = []
 
-    def slow(real: Callable[[], bool]) -> bool:
-        entered.set()
-        assert go.wait(30)
+    def meanwhile(real: Callable[[], bool]) -> bool:
+        for command in commands[1:]:
+            machine.submit(command, lambda lead: lead(), results.append)
         return real()
 
-    consensus.script = [slow]
-    results: list[c.Appended] = []
-    threads = [threading.Thread(target=lambda n=n: results.append(writers[n].insert(rows(n + 1)))) for n in range(8)]
-    threads[0].start()
-    assert entered.wait(30)
-    for thread in threads[1:]:
-        thread.start()
-    machine = location.machine("orders")
-    while len(machine._queue) < 7:
-        threading.Event().wait(0.001)
-    go.set()
-    for thread in threads:
-        thread.join(30)
+    consensus.script = [meanwhile]
+    assert machine.apply(commands[0]) == c.Appended(Antichain(0), Antichain(1))
+    assert results == [c.Appended(Antichain(1), Antichain(2))] * 7
     assert machine.refresh().seqno == before + 2  # the first alone, then the seven that waited for it
-    assert sorted(r.lower.element or 0 for r in results) == [8] + [9] * 7
-    assert contents(shard) == [0] * 8 + [1, 2, 3, 4, 5, 6, 7, 8]
+    assert contents(shard) == list(range(8))
 
 
 def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, location: Location) -> None:
@@ -323,7 +316,7 @@ def test_a_group_with_many_inline_rows_leaves_one_blob_in_its_own_commit(consens
     for number, writer in enumerate(writers):
         runs = shard.open_writer().stage(rows(*range(100 * number, 100 * number + 100)), None)
         command = c.Insert(writer, Token(f"i{number:032x}"), runs)
-        machine.submit(command, leads.append, lambda pending: answers.append(pending.outcome()))
+        machine.submit(command, leads.append, answers.append)
     before = machine.state()
     leads[0]()
     state = machine.state()

@@ -1,0 +1,97 @@
+"""Does what commits and upkeep ask of the blob store: a task goes in, the command in which it ends comes out.
+
+A blob that is never named, because its command was refused or lost, is an orphan, which maintenance sweeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blob import Blob
+from persist.attributes.index import AttributeIndex
+from persist.commit.commit_plan import FlushIndex, Merge, RollUp, Spill
+from persist.commit.counters import MachineMetrics
+from persist.commit.versions import Versions
+from persist.core import commands as c
+from persist.core.batch import HollowBatch, Part, Run
+from persist.core.ids import IdSource, WriterId
+from persist.core.record import replace
+from persist.core.state import State
+from persist.formats.store_errors import translated
+from persist.parts import PartReader, PartWriter, ShardSchema, spill_inline
+
+FLUSHER = WriterId("w" + "f0" * 16)
+PART_BYTES_TARGET = 64 * 1024 * 1024
+MEMORY_BYTES = 64 * 1024 * 1024
+
+
+class BlobWorker:
+    """Works for one shard. Thread-safe. Every method may raise Unavailable."""
+
+    def __init__(self, versions: Versions, attributes: AttributeIndex, ids: IdSource, metrics: MachineMetrics) -> None:
+        self._versions = versions
+        self._attributes = attributes
+        self._ids = ids
+        self._metrics = metrics
+
+    def done(self, task: Spill | Merge | RollUp | FlushIndex, newest: State) -> c.Command | None:
+        """The command in which the task ends; None if there is nothing to do any more. `newest` is the newest State."""
+        if isinstance(task, Spill):
+            return self._spilled(task)
+        if isinstance(task, Merge):
+            return self._merged(task, newest)
+        if isinstance(task, RollUp):
+            return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
+        return self._attributes.flush(newest)
+
+    def _spilled(self, task: Spill) -> c.Command:
+        command, state = task.command, task.state
+        assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert))
+        runs: list[Run] = [run for run in command.runs if not any(part.is_inline for part in run.parts)]
+        inline = [part for run in command.runs for part in run.parts if part.is_inline]
+        with translated():
+            for part in inline:
+                written = spill_inline(
+                    part, state.schemas, self._versions.blob, state.shard_id, command.writer, self._ids
+                )
+                if written is not None:
+                    runs.append(Run((written,)))
+        self._metrics.spills += 1
+        return replace(command, runs=tuple(runs))
+
+    def _merged(self, task: Merge, newest: State) -> c.MergeResult | None:
+        if newest is not task.state and newest.trace.covering(task.inputs) is None:
+            return None  # another has merged these batches since the task was set
+        command = merged(task.state, task.batches, self._versions.blob, self._ids)
+        if command is not None:
+            self._metrics.upkeep_bytes += sum(part.size for run in command.outputs for part in run.parts)
+        return command
+
+
+def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeResult | None:
+    """The merge of these adjacent batches into one part, whose blob is written; None if there is nothing to merge.
+
+    Raises Unavailable, and Corruption also when an input is gone because another has merged it.
+    """
+    inputs = [part for batch in batches for part in batch.parts()]
+    if len(inputs) < 2 or state.since.element is None:
+        return None
+    schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
+    schema = schemas[state.schema_id]
+    reader = PartReader(blob, schemas, schema, use_threads=False)
+    writer = PartWriter(
+        schema=schema,
+        schema_id=state.schema_id,
+        blob=blob,
+        shard_id=state.shard_id,
+        writer=FLUSHER,
+        ids=ids,
+        part_bytes_target=PART_BYTES_TARGET,
+    )
+    outputs: list[Part] = []
+    runs = [run for batch in batches for run in batch.runs]
+    with translated():
+        for table in reader.read_range(runs, since=state.since.element, memory_bytes=MEMORY_BYTES):
+            outputs += writer.write(table)
+        outputs += writer.finish()
+    return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)

@@ -1,0 +1,107 @@
+"""The State of one shard as this process knows it, and those who wait for it to move.
+
+The cached State only ever moves forward. It moves when this process commits, when somebody asks for the State as of
+now, and when a push channel or a poll has news.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from persist.commit.system import Clock
+from persist.commit.versions import Versions
+from persist.core.errors import PersistError, UnknownShard
+from persist.core.state import State
+
+
+class CachedState:
+    """The cached State of the shard `name`. Thread-safe."""
+
+    def __init__(self, name: str, versions: Versions, clock: Clock) -> None:
+        self.name = name
+        self._versions = versions
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all below; never held across I/O
+        self._refresh_lock = threading.Lock()  # so that many waiters make one read
+        self._moved = threading.Condition(self._lock)
+        self._state: State | None = None
+        self._waiting = 0
+        self._watchers: list[Callable[[State], None]] = []
+
+    def state(self) -> State:
+        """The cached State, loaded if there is none. May be stale; `refresh` is not. UnknownShard if there is none."""
+        cached = self._state
+        return cached if cached is not None else self.refresh()
+
+    @property
+    def cached(self) -> State | None:
+        """The cached State, or None if there is none yet. Never blocks."""
+        return self._state
+
+    def refresh(self) -> State:
+        """The State as of now: every commit that was acknowledged before this call is in it."""
+        with self._refresh_lock:
+            cached = self._state
+            state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
+            if state is None:
+                raise UnknownShard(f"there is no shard {self.name!r} here; create it first")
+            return self.publish(state)
+
+    def refresh_quietly(self) -> None:
+        """As `refresh`, for push channels: when it fails, polling finds out."""
+        with contextlib.suppress(PersistError):
+            self.refresh()
+
+    def publish(self, state: State) -> State:
+        """Make `state` the cached one unless a newer one is; the one that is cached then."""
+        with self._lock:
+            cached = self._state
+            if cached is not None and cached.seqno >= state.seqno:
+                return cached
+            self._state = state
+            self._moved.notify_all()
+            watchers = tuple(self._watchers)
+        for watcher in watchers:
+            watcher(state)
+        return state
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody here waits for the shard to move."""
+        return self._waiting > 0 or bool(self._watchers)
+
+    def watch(self, callback: Callable[[State], None]) -> Callable[[], None]:
+        """Call `callback(state)` after every move of the cached State, from any thread; returns the way to stop."""
+        with self._lock:
+            self._watchers.append(callback)
+
+        def stop() -> None:
+            with self._lock:
+                if callback in self._watchers:
+                    self._watchers.remove(callback)
+
+        return stop
+
+    def wait_for(self, ready: Callable[[State], bool], timeout_s: float, poll_s: float) -> State:
+        """The State once `ready(state)`, or as it is after `timeout_s`.
+
+        Commits of this process wake the waiter at once. Others' commits are found by reading every `poll_s`, or sooner
+        if a push channel calls `refresh`.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        with self._lock:
+            self._waiting += 1
+        try:
+            state = self.refresh()
+            while not ready(state) and (left := deadline - self._clock.monotonic()) > 0:
+                with self._lock:
+                    if self._state is state:
+                        self._moved.wait(min(left, poll_s))
+                    moved = self._state is not state
+                state = self.state() if moved else self.refresh()
+            return state
+        finally:
+            with self._lock:
+                self._waiting -= 1

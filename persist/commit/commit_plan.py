@@ -1,0 +1,201 @@
+"""What one commit is made of: from a State and a group of commands to a Commit, a value. Pure.
+
+There is no I/O here, no clock and no randomness. Where a plan needs the blob store it says so by a task, which is a
+value too, and goes on with the command that the task ended in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence, Set
+
+from msgspec import Struct
+
+from persist.core import commands as c
+from persist.core import invariants, state_diff
+from persist.core.batch import HollowBatch
+from persist.core.errors import InlineBudget, Overloaded, PersistError
+from persist.core.ids import SeqNo
+from persist.core.merge_plan import (
+    GARBAGE_PERCENT_MAX,
+    INLINE_ROOM_PART,
+    claimed,
+    garbage_due,
+    inline_overdue,
+    inline_stretch,
+    tier_overdue,
+)
+from persist.core.record import replace
+from persist.core.state import Policy, State
+from persist.core.state_diff import StateDiff
+from persist.core.transitions import Context, expire_lapsed, step
+from persist.core.transitions.context import Indexed
+
+RELIEFS_MAX = 4  # merges that one commit takes along
+
+
+class Spill(Struct, frozen=True):
+    """A task: write the inline rows of this command, for which `state` has no room. Ends in the command with blobs."""
+
+    state: State
+    command: c.Command
+
+
+class Merge(Struct, frozen=True):
+    """A task: merge these adjacent batches of `state` into one part. Ends in a MergeResult."""
+
+    state: State
+    batches: Sequence[HollowBatch]
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        return frozenset(part.id for batch in self.batches for part in batch.parts())
+
+
+class RollUp(Struct, frozen=True):
+    """A task of upkeep: write this State as a rollup. Ends in an AddRollup."""
+
+    state: State
+
+
+class FlushIndex(Struct, frozen=True):
+    """A task of upkeep: write the recent attributes of the newest State to their index. Ends in a FlushAttributes."""
+
+
+Outcome = c.Result | BaseException  # what a command came to
+Supply = c.Command | PersistError | None  # what a task ended in; None: nothing came of it, and nothing is wrong
+
+
+class Given(Struct, frozen=True):
+    """What a plan may know besides the State and the commands.
+
+    `indexed` is what was read in the index of attributes for these commands. `merging` are the parts that merges under
+    way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
+    """
+
+    now_ms: int
+    commit_id: str
+    policy: Policy
+    indexed: Indexed
+    merging: Set[str] | None = frozenset()
+    check_all: bool = False
+
+
+class Commit(Struct, frozen=True):
+    """A planned commit.
+
+    `diff` leads from the base to `following`; None: no command changed anything, and `following` is the base itself.
+    `outcomes` has one outcome a command, in order. `upkeep` is the State of which upkeep is to hear once the commit is
+    done, if any. `commands` are the commands as planned: a repetition on another base begins with these, so that inline
+    rows are not spilled twice.
+    """
+
+    diff: StateDiff | None
+    following: State
+    outcomes: Sequence[Outcome]
+    upkeep: State | None
+    commands: Sequence[c.Command]
+
+
+Planning = Generator[Spill | Merge, Supply, Commit]
+
+
+def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planning:
+    """The commit of these commands on `base`, each applied to the State that the one before it left.
+
+    Yields what it needs done in the blob store, is sent what came of it, and returns the Commit. Most plans need
+    nothing. First the inline rows of the whole group come in, whether there is room for them or not. Where there is
+    none, or where they are many, they leave the State again in a merge that this commit takes along. Only where that
+    fails does each command that finds no room spill its own rows.
+    """
+    commands = list(group)
+    now_ms = max(given.now_ms, base.walltime_ms)
+    context = Context(now_ms, given.policy, indexed=given.indexed)
+    room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
+    wanted = held + sum(map(_inline_bytes, commands))
+    roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
+    state, outcomes = yield from _stepped(base, commands, roomy)
+    added = state.trace.inline_bytes - held
+    if added > 0:
+        for turn in range(RELIEFS_MAX):
+            batches = _relief(state, 0 if turn else added, given)
+            merge = (yield Merge(state, batches)) if batches else None
+            if not isinstance(merge, c.MergeResult):
+                break  # nothing is due, or the blob store did not take it: another commit asks again
+            with contextlib.suppress(PersistError):
+                state = step(state, merge, context)[0]
+        if state.trace.inline_bytes > room:
+            state, outcomes = yield from _stepped(base, commands, context)
+    if state is base:
+        refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
+        return Commit(None, base, outcomes, base if refused else None, commands)
+    following = replace(expire_lapsed(state, now_ms), seqno=SeqNo(base.seqno + 1), walltime_ms=now_ms)
+    invariants.check_step(base, following)
+    if given.check_all or following.trace.batches[: len(base.trace.batches)] != base.trace.batches:
+        invariants.check_state(following)
+    change = state_diff.diff(base, following, given.commit_id)
+    if given.check_all:
+        invariants.check_diff(change, base, following)
+    return Commit(change, following, outcomes, following, commands)
+
+
+def supplied(planning: Planning, supply: Callable[[Spill | Merge], Supply]) -> Commit:
+    """The Commit, with every task of the plan done by `supply`."""
+    done: Supply = None
+    while True:
+        try:
+            task = planning.send(done)
+        except StopIteration as end:
+            commit: Commit = end.value
+            return commit
+        done = supply(task)
+
+
+def _stepped(
+    base: State, commands: list[c.Command], context: Context
+) -> Generator[Spill, Supply, tuple[State, list[Outcome]]]:
+    """The State after all commands, and their outcomes. A command that is spilled takes the place of the first one."""
+    state = base
+    outcomes: list[Outcome] = []
+    for index, command in enumerate(commands):
+        try:
+            try:
+                following, result = step(state, command, context)
+            except InlineBudget:
+                spilled = yield Spill(state, command)
+                if isinstance(spilled, PersistError):
+                    raise spilled from None
+                assert spilled is not None
+                commands[index] = spilled
+                following, result = step(state, spilled, context)
+        except PersistError as error:
+            outcomes.append(error)
+            continue
+        outcomes.append(result)
+        if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):
+            context = replace(context, inserted_at=result.lower.element)
+        state = following
+    return state, outcomes
+
+
+def _relief(state: State, added: int, given: Given) -> Sequence[HollowBatch]:
+    """The batches that a commit must merge before it is done, if any; it has `added` so many inline bytes.
+
+    These are inline rows that find no room, or that are many at once: one blob instead of one for each command. They
+    are also what should have been merged long ago, so that what waits for upkeep stays bounded.
+    """
+    room = given.policy.inline_shard_bytes_max
+    if state.trace.inline_bytes > room or added * INLINE_ROOM_PART >= room:
+        return inline_stretch(state.trace.batches)
+    if given.merging is None or not added:
+        return ()
+    taken = claimed(state)
+    if garbage := garbage_due(state, taken, GARBAGE_PERCENT_MAX):
+        return garbage
+    taken |= given.merging  # a merge under way would be refused, and its part would never be named
+    return inline_overdue(state.trace, taken) or tier_overdue(state.trace, taken)
+
+
+def _inline_bytes(command: c.Command) -> int:
+    runs = getattr(command, "runs", ())
+    return sum(part.size for run in runs for part in run.parts if part.is_inline)

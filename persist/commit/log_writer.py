@@ -1,0 +1,91 @@
+"""The settled compare-and-set: a state diff is in the log, or it is not, and the caller is told which.
+
+A compare-and-set of unknown outcome is repeated with the same bytes at the same seqno until the store gives a definite
+answer. If that answer is that the race was lost, the winner may be an earlier try of our own: the commit id in the log
+tells. So callers hear of an unknown outcome only when the store stays away until their deadline.
+"""
+
+from __future__ import annotations
+
+from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
+from persist.commit.counters import MachineMetrics
+from persist.commit.system import System, jittered
+from persist.commit.versions import Versions
+from persist.core.errors import Indeterminate, InvalidUsage, Unavailable
+from persist.core.state_diff import StateDiff
+from persist.formats.store_errors import translate
+
+BACKOFF_FIRST_S = 0.004
+BACKOFF_MAX_S = 1.0
+
+
+class LogWriter:
+    """Writes to the log of the shard `name`. Thread-safe. Deadlines are of the system's monotonic clock."""
+
+    def __init__(self, name: str, versions: Versions, system: System, metrics: MachineMetrics) -> None:
+        self._name = name
+        self._versions = versions
+        self._system = system
+        self._metrics = metrics
+
+    def write(self, change: StateDiff, deadline: float) -> bool:
+        """Whether this state diff is in the log now. False: another commit has its seqno.
+
+        InvalidUsage: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
+        it may be.
+        """
+        data = self._versions.encode(change)
+        if len(data) > self._versions.consensus.value_bytes_max:
+            raise InvalidUsage(
+                f"a commit to shard {self._name!r} takes {len(data)} bytes, more than the consensus store's "
+                f"{self._versions.consensus.value_bytes_max}; write larger parts or fewer commands at once"
+            )
+        won, was_unknown = self.compare_and_set(change.seqno, data, deadline)
+        return won or (was_unknown and self.is_ours(change, deadline))
+
+    def compare_and_set(self, seqno: int, data: bytes, deadline: float) -> tuple[bool, bool]:
+        """One compare-and-set, repeated while the store gives no definite answer.
+
+        Whether the last try won, and whether the outcome of an earlier one is unknown.
+        """
+        unknown: ConsensusError | None = None
+        tries = 0
+        while True:
+            try:
+                won = self._versions.consensus.compare_and_set(self._name, seqno, data)
+                return won, unknown is not None
+            except (ConsensusUnavailable, ConsensusIndeterminate) as error:
+                if isinstance(error, ConsensusIndeterminate):
+                    unknown = error
+                tries += 1
+                self._metrics.retries += 1
+                if self._system.clock.monotonic() > deadline:
+                    raise translate(unknown or error) from error
+                self.back_off(tries)
+            except ConsensusError as error:
+                raise translate(error) from error
+
+    def is_ours(self, change: StateDiff, deadline: float) -> bool:
+        """Whether the log entry at the diff's seqno is this very commit. Indeterminate if it cannot be read."""
+        tries = 0
+        while True:
+            try:
+                found = self._versions.diffs(self._name, change.seqno, 1)
+                break
+            except Unavailable as error:
+                tries += 1
+                if self._system.clock.monotonic() > deadline:
+                    raise Indeterminate(
+                        f"the outcome of a commit to shard {self._name!r} stays unread: {error}"
+                    ) from error
+                self.back_off(tries)
+        if found and found[0].seqno == change.seqno:
+            return found[0].commit_id == change.commit_id
+        raise Indeterminate(
+            f"shard {self._name!r} moved far beyond v{change.seqno} before the outcome of a commit could be read; "
+            "retry with the same token"
+        )
+
+    def back_off(self, tries: int, first_s: float = BACKOFF_FIRST_S, most_s: float = BACKOFF_MAX_S) -> None:
+        """Sleep before the next try: about twice as long after each, at most about `most_s`."""
+        self._system.clock.sleep(jittered(self._system.ids, min(first_s * 2 ** min(tries, 16), most_s)))

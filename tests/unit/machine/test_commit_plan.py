@@ -1,0 +1,192 @@
+"""A plan is a function of the State, the commands and what it is given; what it needs done it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist.commit.commit_plan import RELIEFS_MAX, Commit, Given, Merge, Spill, Supply, plan_commit, supplied
+from persist.core import commands as c
+from persist.core import state_diff
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, UpperMismatch
+from persist.core.ids import Token, WriterId
+from persist.core.merge_plan import INLINE_BATCHES_MAX
+from persist.core.state import Policy, State
+from persist.core.transitions.context import NOTHING_INDEXED
+from tests.support.shard import Shard, make_part, make_run, numbered
+
+ROOM = 1_000
+POLICY = Policy(inline_shard_bytes_max=ROOM, inline_part_bytes_max=600, batches_max=100)
+WRITER = WriterId(numbered("w", 1))
+Tasks = list[Spill | Merge]
+
+
+@pytest.fixture
+def base() -> State:
+    shard = Shard(POLICY)
+    shard.one(c.RegisterWriter(WRITER, 60_000))
+    return shard.state
+
+
+def insert(number: int, *, inline: int | None = 100) -> c.Insert:
+    return c.Insert(WRITER, Token(numbered("i", number)), (make_run(make_part(number, inline=inline)),))
+
+
+def given(now_ms: int = 5, merging: frozenset[str] | None = frozenset(), policy: Policy = POLICY) -> Given:
+    return Given(now_ms, "commit", policy, NOTHING_INDEXED, merging, True)
+
+
+def planned(
+    base: State, *commands: c.Command, told: Given | None = None, supplies: list[Supply] | None = None
+) -> tuple[Commit, Tasks]:
+    """The commit, and the tasks that were done for it: with these supplies, then as the worker of blobs does them."""
+    tasks: Tasks = []
+
+    def supply(task: Spill | Merge) -> Supply:
+        tasks.append(task)
+        return supplies.pop(0) if supplies else done(task)
+
+    return supplied(plan_commit(base, commands, told or given()), supply), tasks
+
+
+def done(task: Spill | Merge) -> c.Command:
+    if isinstance(task, Spill):
+        assert isinstance(task.command, c.Insert)
+        number = int(task.command.runs[0].parts[0].id[1:])
+        return c.Insert(task.command.writer, task.command.token, (make_run(make_part(number + 500)),))
+    parts = [part for batch in task.batches for part in batch.parts()]
+    output = make_part(900 + int(parts[0].id[1:]), rows=len(parts), times=(0, parts[-1].time_max))
+    return c.MergeResult(tuple(part.id for part in parts), (make_run(output),), task.state.since)
+
+
+def test_a_plan_is_a_function_of_its_arguments(base: State) -> None:
+    first, _ = planned(base, insert(1), insert(2))
+    second, _ = planned(base, insert(1), insert(2))
+    assert first == second
+    assert first.diff is not None
+    assert state_diff.apply(first.diff, base) == first.following
+    assert (first.diff.commit_id, first.following.seqno) == ("commit", base.seqno + 1)
+    assert first.upkeep is first.following
+
+
+def test_every_command_has_its_own_outcome(base: State) -> None:
+    wrong = c.CompareAndAppend(WRITER, Token(numbered("i", 5)), Antichain(9), Antichain(10), ())
+    unknown = c.HeartbeatWriter(WriterId(numbered("w", 9)))
+    commit, tasks = planned(base, insert(1), wrong, unknown, c.AdvanceUpper(Antichain(7)))
+    appended, mismatch, expired, advanced = commit.outcomes
+    assert (appended, advanced) == (
+        c.Appended(Antichain(0), Antichain(1)),
+        c.Appended(Antichain(1), Antichain(7)),
+    )
+    assert isinstance(mismatch, UpperMismatch)
+    assert isinstance(expired, Expired)
+    assert tasks == []
+
+
+def test_inserts_of_one_commit_share_their_time(base: State) -> None:
+    commit, _ = planned(base, insert(1), insert(2), insert(3))
+    assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 3
+    assert len(commit.following.trace.batches) == 1
+
+
+def test_a_group_without_effect_is_no_commit(base: State) -> None:
+    commit, _ = planned(base, c.AdvanceUpper(Antichain(0)), c.ExpireWriter(WriterId(numbered("w", 9))))
+    assert commit.diff is None
+    assert commit.following is base
+    assert commit.upkeep is None
+
+
+def test_a_refusal_that_upkeep_ends_asks_for_upkeep(base: State) -> None:
+    commit, _ = planned(base, insert(1, inline=None), told=given(policy=Policy(batches_max=0)))
+    assert isinstance(commit.outcomes[0], Overloaded)
+    assert (commit.diff, commit.upkeep) == (None, base)
+
+
+def test_time_never_goes_back(base: State) -> None:
+    later, _ = planned(base, insert(1), told=given(now_ms=50))
+    earlier, _ = planned(later.following, insert(2), told=given(now_ms=20))
+    assert (later.following.walltime_ms, earlier.following.walltime_ms) == (50, 50)
+
+
+def test_a_part_that_may_not_be_inline_is_spilled(base: State) -> None:
+    commit, tasks = planned(base, insert(1, inline=700), insert(2))
+    assert tasks == [Spill(base, insert(1, inline=700))]
+    assert [part.is_inline for part in commit.following.trace.parts()] == [False, True]
+    assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 2
+
+
+def test_what_was_spilled_is_not_spilled_again_when_the_plan_is_repeated(base: State) -> None:
+    commit, _ = planned(base, insert(1, inline=700), insert(2))
+    again, tasks = planned(base, *commit.commands)
+    assert tasks == []
+    assert again == commit
+
+
+def test_a_command_whose_rows_nobody_takes_is_refused_alone(base: State) -> None:
+    commit, _ = planned(base, insert(1, inline=700), insert(2), supplies=[Unavailable("away")])
+    refused, landed = commit.outcomes
+    assert isinstance(refused, Unavailable)
+    assert landed == c.Appended(Antichain(0), Antichain(1))
+    assert commit.commands[0] == insert(1, inline=700)
+
+
+def test_rows_that_find_no_room_leave_the_state_in_one_merge(base: State) -> None:
+    group = [insert(number) for number in range(1, 16)]
+    commit, tasks = planned(base, *group)
+    [merge] = tasks
+    assert isinstance(merge, Merge)
+    assert merge.inputs == {command.runs[0].parts[0].id for command in group}
+    assert commit.following.trace.inline_bytes == 0
+    assert commit.outcomes == [c.Appended(Antichain(0), Antichain(1))] * 15
+
+
+@pytest.mark.parametrize("supply", [None, Unavailable("away")])
+def test_without_that_merge_each_command_that_finds_no_room_spills_its_rows(base: State, supply: Supply) -> None:
+    group = [insert(number) for number in range(1, 13)]
+    commit, tasks = planned(base, *group, supplies=[supply])
+    assert [type(task) for task in tasks] == [Merge, Spill, Spill]
+    assert commit.following.trace.inline_bytes == ROOM
+    assert sum(not part.is_inline for part in commit.following.trace.parts()) == 2
+
+
+def test_where_the_store_takes_nothing_the_rows_that_find_room_land(base: State) -> None:
+    group = [insert(number) for number in range(1, 13)]
+    commit, _ = planned(base, *group, supplies=[Unavailable("away")] * 3)
+    assert [isinstance(outcome, Unavailable) for outcome in commit.outcomes] == [False] * 10 + [True] * 2
+    assert not any(isinstance(outcome, InlineBudget) for outcome in commit.outcomes)
+
+
+def many(base: State, batches: int) -> State:
+    for number in range(1, batches + 1):
+        base = planned(base, insert(number, inline=1), told=given(merging=None))[0].following
+    return base
+
+
+def test_an_overdue_merge_is_taken_along(base: State) -> None:
+    crowded = many(base, INLINE_BATCHES_MAX)
+    commit, [merge] = planned(crowded, insert(99, inline=1))
+    assert isinstance(merge, Merge)
+    assert len(merge.inputs) == INLINE_BATCHES_MAX + 1
+    assert len(commit.following.trace.batches) == 1
+
+
+def test_an_overdue_merge_leaves_out_what_is_under_way(base: State) -> None:
+    crowded = many(base, INLINE_BATCHES_MAX)
+    merging = frozenset(part.id for part in list(crowded.trace.parts())[:16])
+    _, [merge] = planned(crowded, insert(99, inline=1), told=given(merging=merging))
+    assert isinstance(merge, Merge)
+    assert merge.inputs.isdisjoint(merging)
+
+
+def test_no_overdue_merge_is_taken_along_where_none_may_be_or_nothing_was_added(base: State) -> None:
+    crowded = many(base, INLINE_BATCHES_MAX)
+    assert planned(crowded, insert(99, inline=1), told=given(merging=None))[1] == []
+    assert planned(crowded, c.AdvanceUpper(Antichain(99)))[1] == []
+
+
+def test_a_commit_takes_along_a_bounded_number_of_merges(base: State) -> None:
+    """Even if every merge that it asks for turns out to change nothing."""
+    nothing = c.MergeResult((numbered("p", 777),), (), Antichain(0))
+    commit, tasks = planned(base, *[insert(n) for n in range(1, 16)], supplies=[nothing] * RELIEFS_MAX)
+    assert [type(task) for task in tasks] == [Merge] * RELIEFS_MAX + [Spill] * 5
+    assert len(commit.outcomes) == 15

@@ -1,0 +1,154 @@
+"""The settled compare-and-set: a diff is in the log, or not, or the caller hears that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus import ConsensusError, ConsensusIndeterminate, ConsensusMisconfigured, ConsensusUnavailable, Entry
+from consensus.forwarding import ForwardingConsensus
+from consensus.memory import MemoryConsensus
+from persist.commit.counters import MachineMetrics
+from persist.commit.log_writer import LogWriter
+from persist.commit.system import System
+from persist.commit.versions import Versions
+from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
+from persist.core.ids import SeqNo
+from persist.core.state_diff import StateDiff
+from tests.support.location import AscendingIds, InlineBackground, TestClock
+from tests.support.shard import NAME
+
+RETRY_S = 5.0
+
+
+def lands(real: Callable[[], bool]) -> bool:
+    return real()
+
+
+def lands_unseen(real: Callable[[], bool]) -> bool:
+    real()
+    raise ConsensusIndeterminate("the answer was lost")
+
+
+def is_lost(real: Callable[[], bool]) -> bool:
+    raise ConsensusIndeterminate("the request was lost")
+
+
+def is_away(real: Callable[[], bool]) -> bool:
+    raise ConsensusUnavailable("nobody answers")
+
+
+class Scripted(ForwardingConsensus):
+    """A store whose next compare-and-sets go as the test says, and whose reads may fail."""
+
+    def __init__(self, *fates: Callable[[Callable[[], bool]], bool], value_bytes_max: int = 1 << 20) -> None:
+        super().__init__(MemoryConsensus("mem:", value_bytes_max=value_bytes_max))
+        self.fates = list(fates)
+        self.unread = 0
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        fate = self.fates.pop(0) if self.fates else lands
+        return fate(lambda: self._inner.compare_and_set(key, seqno, data))
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        if self.unread:
+            self.unread -= 1
+            raise ConsensusUnavailable("nobody answers")
+        return self._inner.scan(key, from_seqno, limit)
+
+
+class Log:
+    """A writer over such a store, and the time that it takes."""
+
+    def __init__(self, consensus: Scripted) -> None:
+        self.clock, self.metrics, self.consensus = TestClock(), MachineMetrics(), consensus
+        ids = AscendingIds()
+        versions = Versions(MemoryBlob("mem:"), consensus, ids)
+        self.writer = LogWriter(NAME, versions, System(self.clock, ids, InlineBackground()), self.metrics)
+
+    def write(self, commit_id: str, seqno: int = 1) -> bool:
+        return self.writer.write(change(commit_id, seqno), self.clock.monotonic() + RETRY_S)
+
+    def entries(self) -> int:
+        return len(self.consensus.scan(NAME, 1, 10))
+
+
+def change(commit_id: str, seqno: int = 1) -> StateDiff:
+    return StateDiff(SeqNo(seqno), 0, commit_id, SeqNo(1), "key")
+
+
+def test_a_diff_lands_or_loses_its_seqno() -> None:
+    log = Log(Scripted())
+    assert log.write("a")
+    assert not log.write("b")
+    assert log.write("b", 2)
+    assert log.metrics.retries == 0
+
+
+@pytest.mark.parametrize("fates", [[lands_unseen], [is_lost], [is_away] * 3, [is_lost, is_away, lands_unseen, is_lost]])
+def test_an_unknown_outcome_is_settled(fates: list[Callable[[Callable[[], bool]], bool]]) -> None:
+    log = Log(Scripted(*fates))
+    assert log.write("a")
+    assert log.entries() == 1
+    assert log.metrics.retries == len(fates)
+
+
+def test_a_race_that_was_lost_after_an_unknown_outcome_was_lost_to_another() -> None:
+    log = Log(Scripted(lands, is_lost))
+    assert log.write("another's")
+    assert not log.write("a")
+
+
+def test_a_store_that_stays_away_was_not_written_to() -> None:
+    log = Log(Scripted(*[is_away] * 100))
+    begun = log.clock.monotonic()
+    with pytest.raises(Unavailable, match="nobody answers"):
+        log.write("a")
+    assert log.entries() == 0
+    assert RETRY_S <= log.clock.monotonic() - begun <= RETRY_S + 2, "the last sleep may end after the deadline"
+
+
+@pytest.mark.parametrize(("first", "entries"), [(lands_unseen, 1), (is_lost, 0)])
+def test_one_unknown_try_makes_the_whole_unknown(first: Callable[[Callable[[], bool]], bool], entries: int) -> None:
+    log = Log(Scripted(first, *[is_away] * 100))
+    with pytest.raises(Indeterminate):
+        log.write("a")
+    assert log.entries() == entries
+
+
+def test_a_log_that_is_not_readable_for_a_while_is_read_again() -> None:
+    log = Log(Scripted(lands_unseen))
+    log.consensus.unread = 3
+    assert log.write("a")
+    log.consensus.fates, log.consensus.unread = [lands_unseen], 100
+    with pytest.raises(Indeterminate, match="the outcome of a commit to shard 'orders' stays unread"):
+        log.write("b", 2)
+
+
+def test_a_log_that_was_truncated_meanwhile_tells_nothing() -> None:
+    log = Log(Scripted())
+    for seqno in range(1, 4):
+        assert log.write(str(seqno), seqno)
+    log.consensus.truncate(NAME, 3)
+    log.consensus.fates = [is_lost]
+    with pytest.raises(Indeterminate, match="moved far beyond v2"):
+        log.write("late", 2)
+
+
+def test_a_diff_that_the_store_cannot_take_is_refused_before_it_is_sent() -> None:
+    log = Log(Scripted(value_bytes_max=100))
+    with pytest.raises(InvalidUsage, match=r"a commit to shard 'orders' takes \d+ bytes, more than the .* 100;"):
+        log.write("a" * 150)
+
+
+def test_what_no_repetition_can_mend_is_told_at_once() -> None:
+    def misconfigured(real: Callable[[], bool]) -> bool:
+        raise ConsensusMisconfigured("no such table")
+
+    log = Log(Scripted(misconfigured))
+    with pytest.raises(PersistError, match="no such table") as told:
+        log.write("a")
+    assert isinstance(told.value.__cause__, ConsensusError)
+    assert log.metrics.retries == 0
