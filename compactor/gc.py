@@ -29,6 +29,7 @@ from persist.core.ids import SeqNo
 from persist.core.keys import is_rollup_key, shard_prefix
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
+from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 from persist.formats.store_errors import translated
 
 log = logging.getLogger("persist.gc")
@@ -205,12 +206,13 @@ class Collector:
         return machine.state()
 
     def _expired(self, machine: Committer, state: State) -> State:
-        """The State without lapsed leases, which would hold the horizon back.
+        """The State without lapsed leases of readers, which hold the horizon back, and of claims, which keep parts.
 
         Readers are not expired by their ids: one may have renewed its lease in this very moment.
         """
         now_ms = self._location.clock.now_ms()
-        if not any(reader.lapsed(now_ms) for reader in state.leased_readers.values()):
+        readers = any(reader.lapsed(now_ms) for reader in state.leased_readers.values())
+        if not readers and not any(claim.lapsed(now_ms, CLAIM_KEPT_LEASES) for claim in state.claims.values()):
             return state
         machine.apply(c.ForgetLapsed())
         return machine.state()

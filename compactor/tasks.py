@@ -12,6 +12,7 @@ from persist.commit.location import Location
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
+from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 
 BUSY_AGAIN_S = 1.0
 
@@ -72,4 +73,5 @@ def _gc_again_s(location: Location, state: State) -> float | None:
     """When the first lease will have lapsed, which may hold something back."""
     now_ms = location.clock.now_ms()
     waits = [reader.heartbeat_ms + reader.lease_ms - now_ms + 1 for reader in state.leased_readers.values()]
+    waits += [claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms - now_ms + 1 for claim in state.claims.values()]
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None

@@ -1,7 +1,12 @@
-"""The processes of one location and the networks between them: killed, cut, held up, and started again."""
+"""The processes of one location and the networks between them: killed, cut, held up, and started again.
+
+Nothing here goes by the clock alone. A process is killed only after it got somewhere, and a round ends only after
+somebody did: on a slow machine the same things happen, later.
+"""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
@@ -41,9 +46,11 @@ POINTS = {
 WEATHER = ("cut", "half close", "delay", "hang", "hang and cut", "swallow and cut", "refuse")
 KILL_RATE = 0.3  # a beat; else it is the weather
 CALLS = (2, 30)  # of the named point that kills
-START_S = 300.0
-FIRST = {'"ok"', '"read"', '"listened"'}  # lines of the journal
-_FIRST = re.compile("|".join(sorted(FIRST)))
+BEATS = 9  # of a round: about 3 seconds on a machine that has nothing else to do
+STUCK_S = 900.0  # nobody gets anywhere for so long: that is no slow machine any more
+FIRST = {"ok", "read", "listened"}
+TRIED = ("ok", "read", "listened", "view")  # what clients did or were told
+Maker = Callable[[str], list[str]]  # the command line of a process, by its number
 _LOOPBACK = re.compile(r"(?<=127\.0\.0\.1:)\d+")
 
 
@@ -60,6 +67,10 @@ class Arena:
         self._ports = free_ports(SERVERS)
         self._doors = [self._proxy(port) for port in self._ports]
         self._numbers = iter(range(1, 1_000_000))
+        self._seen: Counter[str] = Counter()
+        self._alive: set[str] = set()  # everybody who ever said something
+        self._read_bytes = 0
+        self._who: dict[str, str] = {}  # as what each of the running is known in the journal
         self._output = self.log.open("ab")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._makers = {
@@ -69,24 +80,31 @@ class Arena:
         }
 
     def start(self) -> None:
-        """Start everybody; returns once everybody has got somewhere."""
+        """Start everybody; returns once clients of every kind have got somewhere."""
         self._revive()
-        until = time.monotonic() + START_S
-        while not set(_FIRST.findall(self._told())) >= FIRST:
-            assert time.monotonic() < until, f"nobody gets anywhere in {START_S} s:\n{self.log.read_text()}"
-            self._revive()
-            time.sleep(0.1)
+        self._await(lambda: set(self._seen) >= FIRST)
 
-    def torment(self, seconds: float) -> None:
-        """Something bad every so often; whoever is dead starts again."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+    def torment(self) -> None:
+        """A round: something bad every so often; whoever is dead starts again. It ends once a client got somewhere."""
+        before = self._tries()
+        for _ in range(BEATS):
             time.sleep(self.pick.uniform(0.05, 0.4))
-            if self.pick.random() < KILL_RATE:
-                self._kill(self.pick.choice(sorted(self._running)))
+            self._listen()
+            victim = self.pick.choice(sorted(self._running))
+            if self.pick.random() < KILL_RATE and self._who[victim] in self._alive:
+                self._kill(victim)
             else:
                 self._weather()
             self._revive()
+        self._await(lambda: self._tries() > before)
+
+    def lacks(self) -> list[str]:
+        """What was not tried yet, or has not gone wrong yet."""
+        self._listen()
+        unseen = [what for what in TRIED if not self._seen[what]]
+        unfired = [kind for kind in WEATHER if not self.struck[kind]]
+        at_a_point = any(what.endswith("at a named point") for what in self.struck)
+        return [*unseen, *unfired, *([] if at_a_point else ["a death at a named point"])]
 
     def __enter__(self) -> Self:
         return self
@@ -100,8 +118,34 @@ class Arena:
             proxy.close()
         self._output.close()
 
-    def _told(self) -> str:
-        return self.journal.read_text() if self.journal.exists() else ""
+    def _tries(self) -> int:
+        return sum(self._seen[what] for what in TRIED)
+
+    def _await(self, reached: Callable[[], bool]) -> None:
+        """Wait, with everybody alive. The time that this may take begins anew whenever anybody says something."""
+        self._listen()
+        until = time.monotonic() + STUCK_S
+        while not reached():
+            assert time.monotonic() < until, f"nobody gets anywhere in {STUCK_S} s:\n{self.log.read_text()}"
+            self._revive()
+            time.sleep(0.1)
+            if self._listen():
+                until = time.monotonic() + STUCK_S
+
+    def _listen(self) -> int:
+        """Read on in the journal; how many lines."""
+        if not self.journal.exists():
+            return 0
+        with self.journal.open("rb") as journal:
+            journal.seek(self._read_bytes)
+            whole = journal.read().rpartition(b"\n")[0]
+        lines = [json.loads(line) for line in whole.splitlines()]
+        self._read_bytes += len(whole) + bool(whole)
+        for line in lines:
+            self._alive.add(line["who"])
+            self._seen[line.get("answer", line["what"])] += 1
+            self._seen["listened"] += "listened" in line
+        return len(lines)
 
     def _kill(self, name: str) -> None:
         process = self._running.pop(name)
@@ -119,7 +163,9 @@ class Arena:
                 self._note_end(name, process)
             elif process is not None:
                 continue
-            self._running[name] = subprocess.Popen(make(), stdout=subprocess.DEVNULL, stderr=self._output)
+            number = str(next(self._numbers))
+            self._who[name] = f"{name.split()[0]} {number}"
+            self._running[name] = subprocess.Popen(make(number), stdout=subprocess.DEVNULL, stderr=self._output)
 
     def _note_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
         kind = name.split()[0]
@@ -157,21 +203,22 @@ class Arena:
     def _fuse(self, role: str) -> str:
         return f"{self.pick.choice(POINTS[role])}:{self.pick.randrange(*CALLS)}"
 
-    def _command(self, command: str, *arguments: str) -> list[str]:
+    def _command(self, number: str, command: str, *arguments: str) -> list[str]:
         stores = ["--blob", self._stores[0], "--consensus", self._stores[1]]
-        return [sys.executable, "-m", "tests.crash.command", self._fuse(command), command, *arguments, *stores]
+        own = [str(self.journal), number, self._fuse(command)]
+        return [sys.executable, "-m", "tests.crash.command", *own, command, *arguments, *stores]
 
-    def _serving(self, number: int) -> Callable[[], list[str]]:
-        return lambda: self._command("serve", "--port", str(self._ports[number]), "--no-maintenance")
+    def _serving(self, index: int) -> Maker:
+        return lambda number: self._command(number, "serve", "--port", str(self._ports[index]), "--no-maintenance")
 
-    def _maintaining(self, command: str, served: bool) -> Callable[[], list[str]]:
-        return lambda: self._command(command, *(("--url", self._urls()) if served else ()))
+    def _maintaining(self, command: str, served: bool) -> Maker:
+        return lambda number: self._command(number, command, *(("--url", self._urls()) if served else ()))
 
-    def _client(self, role: str, served: bool) -> Callable[[], list[str]]:
+    def _client(self, role: str, served: bool) -> Maker:
         connection = [self._urls()] if served else self._stores
 
-        def make() -> list[str]:
-            own = [str(self.journal), str(next(self._numbers)), NEVER if served else self._fuse(role)]
+        def make(number: str) -> list[str]:
+            own = [str(self.journal), number, NEVER if served else self._fuse(role)]
             return [sys.executable, "-m", "tests.crash.actor", role, *own, *connection]
 
         return make

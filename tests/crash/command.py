@@ -1,6 +1,6 @@
 """The `persist` command as users run it, with small settings, and a fuse in its stores.
 
-python -m tests.crash.command POINT:CALLS serve --blob URL --consensus URL --port N
+python -m tests.crash.command JOURNAL NUMBER POINT:CALLS serve --blob URL --consensus URL --port N
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from compactor.loop import LoopSettings
 from compactor.tasks import gc_task
 from consensus import open_consensus
 from persist.cli.__main__ import main
+from tests.crash.actor import Journal
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
 from tests.crash.small import GC, LOOK_EVERY_S, POLICY, WORKER
 
 
-def run(fuse: Fuse, arguments: list[str]) -> int:
+def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
     """The command's exit code, if it lives to tell."""
     loop = partial(LoopSettings, rescan_without_push_s=LOOK_EVERY_S)
     serve = rpc.cli.serve.from_environment
@@ -34,8 +35,12 @@ def run(fuse: Fuse, arguments: list[str]) -> int:
     def gc_settings(**_: Any) -> Any:
         return GC
 
+    def opened(url: str) -> FusedBlob:
+        journal.say("up")
+        return FusedBlob(open_blob(url), fuse)
+
     with (
-        patch.object(persist.commit.location, "open_blob", lambda url: FusedBlob(open_blob(url), fuse)),
+        patch.object(persist.commit.location, "open_blob", opened),
         patch.object(persist.commit.location, "open_consensus", lambda url: FusedConsensus(open_consensus(url), fuse)),
         patch.object(rpc.cli.serve, "from_environment", lambda: {**serve(), "policy": POLICY}),
         patch.object(compactor.cli.compactor, "WorkerSettings", worker_settings),
@@ -48,4 +53,5 @@ def run(fuse: Fuse, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run(Fuse.of(sys.argv[1]), sys.argv[2:]))
+    path, number, point, *arguments = sys.argv[1:]
+    sys.exit(run(Journal(path, f"{arguments[0]} {number}"), Fuse.of(point), arguments))

@@ -8,11 +8,13 @@ from itertools import pairwise
 import pytest
 
 from persist.core import commands as c
+from persist.core import record
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption
-from persist.core.ids import ReaderId, SeqNo
-from persist.core.keys import is_rollup_key
+from persist.core.ids import PartId, ReaderId, SeqNo, WriterId
+from persist.core.keys import is_rollup_key, part_key
 from persist.core.state import Policy
+from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 from tests.support.crashing import Fuse
 from tests.support.maintained import AGE_MS, LEASE_MS, NAME, World
 
@@ -60,6 +62,29 @@ def test_a_shard_at_rest_costs_no_commit() -> None:
     seqno = world.state().seqno
     collect(world)
     assert world.state().seqno == seqno
+
+
+def test_a_claim_whose_owner_died_is_forgotten_though_nobody_commits_any_more() -> None:
+    """It stood in the State of a shard at rest for ever, and so did the parts that it keeps."""
+    world = merged()
+    collect(world)
+    [batch] = world.state().trace.batches
+    inputs = tuple(part.id for part in batch.parts())
+    worker = world.process().machine(NAME)
+    worker.apply(c.TakeClaim("merge:[0]", "died", LEASE_MS, inputs))
+    part, id_ = next(iter(batch.parts())), PartId(f"p{world.clock.now_ms():012x}{'0' * 20}")
+    key = part_key(world.state().shard_id, WriterId("w" + "0" * 32), id_)
+    kept = record.replace(part, id=id_, key=key)
+    world.blob.put(key, b"half of a merge")
+    worker.apply(c.SaveMergeProgress("merge:[0]", "died", inputs, (kept,), b"key", batch.desc.since))
+    world.clock.advance_ms(CLAIM_KEPT_LEASES * LEASE_MS - 1)
+    collect(world)
+    assert world.state().claims, "another may take it over, with what it kept"
+    world.clock.advance_ms(2)
+    collect(world)
+    assert not world.state().claims
+    assert key not in world.blobs()
+    world.check_stores()
 
 
 def test_a_reader_with_a_live_lease_keeps_every_blob_that_it_may_read() -> None:
