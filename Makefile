@@ -9,6 +9,7 @@ BENCH := $(VENV)/.stamp-bench
 BENCHES := core codec stores maintenance service spark attributes consolidation
 PACKAGES := persist,blob,consensus,rpc,compactor,pyspark_persist
 ARGS ?=
+PARALLEL := -n logical --maxprocesses 4 --dist loadgroup
 SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
@@ -16,7 +17,7 @@ export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format format-check lint types imports docs wheel soak clean $(BENCHES:%=bench-%)
+.PHONY: help venv demo test proof check format format-check lint types imports docs wheel soak clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,8 +61,11 @@ venv: $(DEV) ## make .venv and install the project with its development tools
 demo: $(DEV) ## run the demo program (ARGS=...)
 	@$(PY) -m examples.flights $(ARGS)
 
-test: $(DEV) ## run the tests (ARGS=...); the output ends with pytest's closing line
-	@$(PY) -m pytest $(ARGS)
+test: $(DEV) ## run the tests, in minutes (ARGS=...); the output ends with pytest's closing line
+	@$(PY) -m pytest $(PARALLEL) -m "not proof" $(ARGS)
+
+proof: $(DEV) ## run the long proofs, and the laws with more examples (ARGS=...); ends like `make test`
+	@$(PY) -m pytest $(PARALLEL) --proof -m "proof or hypothesis" $(ARGS)
 
 $(BENCHES:%=bench-%): bench-%: $(BENCH)
 	@$(PY) -m bench.$* $(ARGS)

@@ -15,10 +15,8 @@ pytest_plugins = ["tests.services.plugin"]
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
-# No test asserts on time: a busy machine must not turn a true property into a failure.
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") == "true" else "local")
+EXAMPLES = 25  # of each law
+EXAMPLES_OF_A_PROOF = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +25,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the expected output of tests/scripts/**/*.txt; read the diff before you commit it",
     )
+    parser.addoption("--proof", action="store_true", help="try each law with as many examples as `make proof` does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is loaded: `tests.support.examples` asks what is set here."""
+    of_a_proof, in_ci = config.getoption("--proof"), os.environ.get("CI") == "true"
+    settings.register_profile(
+        "persist",
+        max_examples=EXAMPLES_OF_A_PROOF if of_a_proof else EXAMPLES,
+        deadline=None,  # no test asserts on time: a busy machine must not turn a true property into a failure
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=in_ci,
+        print_blob=in_ci,
+    )
+    settings.load_profile("persist")
 
 
 class SeededIds:

@@ -14,7 +14,15 @@ from blob.arrow_fs import ArrowFsBlob
 from blob.cache import CachedBlob
 from blob.metrics import MeteredBlob
 
-PROVIDERS = ["memory", "file", "s3", "arrow_local", "arrow_mock", "decorated", "table"]
+PROVIDERS = [
+    "memory",
+    "file",
+    pytest.param("s3", marks=[pytest.mark.services, pytest.mark.xdist_group("s3")]),
+    "arrow_local",
+    "arrow_mock",
+    "decorated",
+    "table",
+]
 
 
 @pytest.fixture

@@ -11,7 +11,15 @@ import pytest
 
 from consensus import Consensus, open_consensus
 
-PROVIDERS = ["memory", "sqlite", "postgres", "etcd", "etcd_cluster"]
+POSTGRES = pytest.param("postgres", marks=[pytest.mark.services, pytest.mark.xdist_group("postgres")])
+ETCD = pytest.param("etcd", marks=[pytest.mark.services, pytest.mark.xdist_group("etcd")])
+ETCD_CLUSTER = pytest.param(
+    "etcd_cluster", marks=[pytest.mark.services, pytest.mark.xdist_group("etcd"), pytest.mark.proof]
+)
+SERVERS_IN_PROOF = [
+    pytest.param(*each.values, marks=[*each.marks, pytest.mark.proof]) for each in (POSTGRES, ETCD, ETCD_CLUSTER)
+]
+PROVIDERS = ["memory", "sqlite", POSTGRES, ETCD, ETCD_CLUSTER]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from consensus import Consensus, ConsensusUsage, Entry, open_consensus
-from tests.contract.consensus_providers import Place
+from tests.contract.consensus_providers import SERVERS_IN_PROOF, Place
 from tests.contract.racing import judge, race_processes, race_threads, read_log
 
 
@@ -272,9 +272,10 @@ def test_sixteen_threads_racing_on_one_key(consensus: Consensus) -> None:
     judge(wins, read_log(consensus))
 
 
+# Memory is not shared between processes.
+@pytest.mark.parametrize("place", ["sqlite", *SERVERS_IN_PROOF], indirect=True)
 def test_four_processes_racing_on_one_key(place: Place) -> None:
-    if place.url is None:
-        pytest.skip("memory is not shared between processes")
+    assert place.url is not None
     wins = race_processes(place.url, writers=4, wins_each=40)
     judge(wins, read_log(place.open()))
 

@@ -7,7 +7,7 @@ import struct
 import zlib
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
@@ -24,6 +24,7 @@ from persist.formats.records import encoded
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 from persist.parts import PartReader, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
 from tests.conftest import SeededIds
+from tests.support.examples import examples
 
 SCHEMA = ShardSchema(pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())]), ("k",))
 ROWS = pa.table(
@@ -32,7 +33,7 @@ ROWS = pa.table(
 )
 PART_ID = PartId("p" + "0" * 32)
 KEY = f"s{'0' * 32}/w{'0' * 32}/{PART_ID}.parquet"
-EXAMPLES = 300
+TIMES = 3  # as many examples as of other laws
 HEAD = 10  # bytes before the body of a frame
 
 state = initial_state("orders", SCHEMA.to_record(), 1)
@@ -74,7 +75,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.binary(max_size=200) | damaged(DIFF) | damaged(ROLLUP))
 def test_frames(data: bytes) -> None:
     for decode, sound in ((decode_diff, DIFF), (decode_state, ROLLUP)):
@@ -85,7 +86,7 @@ def test_frames(data: bytes) -> None:
         assert data == sound
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.data())
 def test_frames_that_were_written_by_somebody_else(data: st.DataObject) -> None:
     """The checksum is right and the record is not what it should be."""
@@ -98,7 +99,7 @@ def test_frames_that_were_written_by_somebody_else(data: st.DataObject) -> None:
             continue
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.binary(max_size=200) | damaged(DIFF[HEAD:]) | damaged(ROLLUP[HEAD:]))
 def test_frames_with_a_checksum_put_right(body: bytes) -> None:
     for kind, decode in ((b"D", decode_diff), (b"R", decode_state)):
@@ -108,7 +109,7 @@ def test_frames_with_a_checksum_put_right(body: bytes) -> None:
             continue
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.binary(max_size=200) | damaged(INLINE.data or b""), st.booleans())
 def test_inline_rows(data: bytes, resealed: bool) -> None:
     """Also where somebody has put a right checksum on wrong bytes."""
@@ -130,7 +131,7 @@ def read(part: Part, file: bytes) -> pa.Table:
     return pa.concat_tables(pieces) if pieces else SCHEMA.updates_schema.empty_table()
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.binary(max_size=200) | damaged(FILE))
 def test_part_files(file: bytes) -> None:
     try:
@@ -140,7 +141,6 @@ def test_part_files(file: bytes) -> None:
     assert file == FILE or found.equals(read(PARQUET, FILE))
 
 
-@settings(max_examples=100)
 @given(damaged(FILE))
 def test_part_files_with_a_checksum_put_right(file: bytes) -> None:
     """What no checksum of the whole tells is left to those of the row groups and pages: still no stray exception."""
@@ -160,7 +160,7 @@ def test_a_command_comes_back() -> None:
     assert decode_command(COMMAND) == INSERT
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.binary(max_size=200) | damaged(COMMAND) | values.map(msgpack.encode))
 @example(b"\x91" * 100_000)
 @example(msgpack.encode(["insert", 1, 2, [[[]]]]))
@@ -173,7 +173,7 @@ def test_commands_from_the_wire(data: bytes) -> None:
         return
 
 
-@settings(max_examples=EXAMPLES)
+@examples(TIMES)
 @given(st.binary(max_size=200) | values.map(msgpack.encode))
 def test_answers_from_the_wire(data: bytes) -> None:
     for decode in (decode_result, decode_view):
@@ -183,7 +183,6 @@ def test_answers_from_the_wire(data: bytes) -> None:
             continue
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(-3, 3)), max_size=30))
 def test_staged_rows_come_back(rows: list[tuple[str, int]]) -> None:
     blob, ids = MemoryBlob(), SeededIds()

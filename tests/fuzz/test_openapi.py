@@ -33,7 +33,7 @@ def fuzzable(document: dict[str, object]) -> dict[str, object]:
     return changed
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_no_request_makes_the_server_fail(tmp_path: Path) -> None:
     """No answer is a 5xx that stands for a bug, and what was stored before is there afterwards."""
     program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))

@@ -165,6 +165,7 @@ location.close()
 """
 
 
+@pytest.mark.proof
 def test_a_merge_of_twenty_times_its_budget_stays_within_it(tmp_path: Path) -> None:
     """Measured in a process of its own: what it takes beyond what it had when it began."""
     budget = 24 * MIB

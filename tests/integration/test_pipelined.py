@@ -128,7 +128,7 @@ def test_sixteen_writers_over_two_processes_with_lost_answers_and_kills(tmp_path
         client.close()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_sixteen_writers_through_two_servers_that_are_killed(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     first = Server(directory)

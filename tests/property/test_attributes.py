@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blob import Blob, BlobUnavailable
@@ -16,6 +16,7 @@ from persist.attributes.storage import ChunkReader
 from persist.attributes.tree import LEAVES_A_MOVE
 from persist.core.errors import Unavailable
 from tests.conftest import SeededIds
+from tests.support.examples import examples
 from tests.support.indexed import Indexed, key_of
 
 # Tiny nodes and chunks make deep trees and many chunks of few attributes.
@@ -79,7 +80,7 @@ def bytes_bound(indexed: Indexed, written: int) -> int:
     return 8 * (leaves + 2 * written) * path
 
 
-@settings(max_examples=400)
+@examples(4)
 @given(histories())
 def test_the_index_is_a_dict_whatever_happens(history: list[tuple[str, object]]) -> None:
     blob = Dying()
@@ -124,7 +125,7 @@ def long_history(seed: int, batch: int, flushes: int, compact: bool) -> Iterator
         yield indexed
 
 
-@settings(max_examples=15)
+@examples(0.15)
 @given(st.integers(0, 1000), st.integers(1, BATCH_MAX))
 def test_garbage_is_bounded(seed: int, batch: int) -> None:
     assert LEAVES_A_MOVE == 4, "the bound was worked out for this"

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compactor.engine import EngineSettings
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy
+from tests.support.examples import examples
 from tests.support.maintained import LEASE_MS, NAME, WORKER, Row, World
 
 KEYS = [f"k{n}" for n in range(4)]
@@ -114,7 +115,7 @@ def _sums(updates: list[Row]) -> Counter[tuple[str, int]]:
     return sums
 
 
-@settings(max_examples=1_000)
+@examples(10)
 @given(st.booleans(), st.lists(STEPS, min_size=1, max_size=12))
 @example(False, [("insert", [("k0", 0, 0, 1), ("k0", 0, 0, -1)])])
 def test_every_readable_time_reads_as_the_model_says(inline: bool, steps: list[tuple[str, object]]) -> None:

@@ -36,6 +36,23 @@ _skips: Counter[str] = Counter()
 """Why and how many tests were skipped in this run."""
 
 
+GROUPS = {
+    "spark": {"spark"},
+    "s3": {"s3_server", "s3_url"},
+    "postgres": {"postgres_server", "postgres_url"},
+    "etcd": {"etcd_server", "etcd_url", "etcd_cluster"},
+}
+"""Tests that have one of these fixtures run in one process, so that of each server one is started."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    for group, of_group in GROUPS.items():
+        if fixtures & of_group:
+            item.add_marker(pytest.mark.xdist_group(group))
+            return
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     # Session fixtures fail or skip once per test that asks for them; that is the count to tell.
     if report.skipped and isinstance(report.longrepr, tuple) and "real server missing" in report.longrepr[2]:

@@ -52,8 +52,21 @@ def _one(seed: int) -> tuple[Outcome, str]:
     return Outcome(outcome.plan, None, outcome.faults, outcome.paths, outcome.steps), said
 
 
+def run_here(seeds: Iterable[int], *, failures_max: int = 5) -> Totals:
+    """Run seeds in this process, one after the other, until they or the patience with failures run out."""
+    totals = Totals()
+    started = time.monotonic()
+    for outcome, said in map(_one, seeds):
+        totals.add(outcome)
+        totals.failures += [said] if said else []
+        if len(totals.failures) >= failures_max:
+            break
+    totals.seconds = time.monotonic() - started
+    return totals
+
+
 def run_batch(seeds: Iterable[int], jobs: int, *, seconds: float | None = None, failures_max: int = 5) -> Totals:
-    """Run seeds until they, the seconds, or the patience with failures run out."""
+    """Run seeds on `jobs` processors until they, the seconds, or the patience with failures run out."""
     totals = Totals()
     started = time.monotonic()
     room = threading.Semaphore(SEEDS_AHEAD_MAX)

@@ -61,7 +61,7 @@ def check(client: Any) -> None:
     assert {row["customer"]: row["total"] for row in found} == totals
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_drivers_killed_at_random_lose_nothing_and_double_nothing(client: Any, url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.streaming", url, str(tmp_path / "checkpoints"), "--no-feed"]
     rng = random.Random(3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core import commands as c
@@ -15,6 +15,7 @@ from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, p
 from persist.core.record import replace
 from persist.core.state import Claim, State
 from persist.core.trace import trace_of
+from tests.support.examples import examples
 from tests.support.shard import Shard, make_part
 
 POLICY = MergePolicy()
@@ -85,7 +86,7 @@ def test_equal_appends_leave_few_batches_and_are_rewritten_a_logarithm_of_times(
     assert shape.rewritten / shape.appended <= log_of(3_000, 4) + 1
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(st.lists(st.integers(0, 17).map(lambda bits: 2**bits), min_size=1, max_size=150), st.booleans())
 def test_appends_of_any_sizes_leave_a_logarithm_of_batches(sizes: list[int], idle: bool) -> None:
     shape = Shape()

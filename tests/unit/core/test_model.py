@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -18,6 +17,7 @@ from persist.core.batch import Part, Run
 from persist.core.errors import PersistError
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.state import Policy
+from tests.support.examples import examples
 from tests.support.shard import Shard, make_part, numbered
 from tests.unit.core.model import CLOSED, Model, Refused, Update, sums
 
@@ -320,5 +320,5 @@ def critical(result: Any) -> tuple[float, str, float]:
     return number(result.since), result.opaque, number(result.shard_since)
 
 
-ShardAgainstModel.TestCase.settings = settings(max_examples=250, stateful_step_count=40)
+ShardAgainstModel.TestCase.settings = examples(2.5, stateful_step_count=40)
 TestShardAgainstModel = ShardAgainstModel.TestCase

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blob.errors import BlobNotFound
@@ -22,6 +22,7 @@ from persist.core.record import replace
 from persist.parts import PartReader, ShardSchema, consolidate, decode_inline, encode_inline, encode_key, encode_parquet
 from persist.parts import files as files_module
 from persist.parts.codec import decode_footer
+from tests.support.examples import examples
 from tests.unit.parts.strategies import ALL, KEYED, CountingIds, Shard, arrays, updates
 
 PART = PartId("p" + "0" * 32)
@@ -48,7 +49,7 @@ def rows_of(kind: Any, values: pa.Array) -> tuple[ShardSchema, pa.Table]:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=str)
-@settings(max_examples=25)
+@examples(0.25)
 @given(data=st.data())
 def test_every_type_comes_back(kind: Any, data: st.DataObject) -> None:
     schema, table = rows_of(kind, data.draw(arrays(kind, 1)))

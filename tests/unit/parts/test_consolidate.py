@@ -7,11 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema, consolidate
+from tests.support.examples import examples
 from tests.unit.parts.strategies import ALL, KEYED, arrays, as_dict, canonical, naive, updates
 
 INT64_MAX = 2**63 - 1
@@ -34,7 +35,7 @@ def test_order_does_not_depend_on_how_rows_arrive(tables: list[pa.Table], chance
 
 
 @pytest.mark.parametrize("kind", ALL, ids=str)
-@settings(max_examples=30)
+@examples(0.3)
 @given(data=st.data())
 def test_every_type_groups_by_value(kind: Any, data: st.DataObject) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int8()), ("v", kind)]), ("k",))

@@ -7,12 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.errors import Corruption, InvalidUsage
 from persist.parts import KeyRange, ShardSchema, consolidate, decode_key, encode_key
 from persist.parts.keycodec import BOUND_BYTES_MAX, SortedKeys, lower_bound, upper_bound
+from tests.support.examples import examples
 from tests.unit.parts.strategies import FLAT, arrays
 
 STRINGS = ShardSchema(pa.schema([("k", pa.string()), ("b", pa.binary())]), ("k", "b"))
@@ -23,7 +24,7 @@ def single(kind: Any) -> ShardSchema:
 
 
 @pytest.mark.parametrize("kind", FLAT, ids=str)
-@settings(max_examples=40)
+@examples(0.4)
 @given(data=st.data())
 def test_bytes_order_as_rows_are_sorted(kind: Any, data: st.DataObject) -> None:
     schema = single(kind)
@@ -34,7 +35,7 @@ def test_bytes_order_as_rows_are_sorted(kind: Any, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", FLAT, ids=str)
-@settings(max_examples=40)
+@examples(0.4)
 @given(data=st.data())
 def test_a_key_decodes_to_itself(kind: Any, data: st.DataObject) -> None:
     schema = single(kind)

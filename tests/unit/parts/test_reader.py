@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core.antichain import Antichain
@@ -21,6 +21,7 @@ from persist.parts import KeyRange, PartReader, PartWriter, ShardSchema, consoli
 from persist.parts import codec as codec_module
 from persist.parts import files as files_module
 from persist.parts import merge as merge_module
+from tests.support.examples import examples
 from tests.unit.parts.strategies import KEYED, Shard, as_dict, joined, naive, updates
 
 SNAPSHOT = pa.schema([*KEYED.arrow, KEYED.updates_schema.field("__diff")])
@@ -143,7 +144,7 @@ def test_clipped_parts_hide_what_came_before(batches: Any, as_of: int, clip: int
     assert as_dict(found, as_of) == naive(kept, upto=as_of, advance=as_of)
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(BATCHES, st.integers(0, 7), st.integers(1, 400))
 def test_compacted_parts_hold_the_same(batches: Any, since: int, target: int) -> None:
     shard, runs, tables = staged(batches)
