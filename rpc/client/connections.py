@@ -52,8 +52,8 @@ class Pool:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | memoryview | None, timeout_s: float
     ) -> Reply:
         """One request and its whole answer. Raises NotSent, Broken, Untrusted."""
-        connection = self._take()
         head = self._head(method, path, headers, body)
+        connection = self._take()
         try:
             connection.send(head, body, timeout_s)
             connection.wait(timeout_s, self._is_there)
@@ -105,7 +105,8 @@ class Pool:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         length = f"content-length: {len(body)}\r\n" if body is not None else ""
         head = f"{method} {path} HTTP/1.1\r\n{self._host_line}{lines}{length}\r\n"
-        if "\n" in path or head.count("\n") != head.count("\r\n") or head.count("\r\n\r\n") != 1:
+        breaks = 3 + len(headers) + (body is not None)
+        if head.count("\r") != breaks or head.count("\n") != breaks:
             raise ValueError("a header holds a line break")
         return head.encode("latin-1")
 

@@ -1,0 +1,189 @@
+"""Retries of commands: what the caller is told is true, whatever the tries before it came to."""
+
+from __future__ import annotations
+
+import pytest
+
+from blob.memory import MemoryBlob
+from persist.client.retry import BACKOFF_MAX_S, send
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    AttributeMismatch,
+    Conflict,
+    Corruption,
+    Expired,
+    Forbidden,
+    Indeterminate,
+    InvalidUsage,
+    NotReadable,
+    OpaqueMismatch,
+    Overloaded,
+    PersistError,
+    SchemaMismatch,
+    Unavailable,
+    UnknownShard,
+    UpperMismatch,
+)
+from persist.core.state import Policy, SchemaRecord
+from persist.core.view import ShardView, ViewRequest
+from tests.support.location import AscendingIds, TestClock
+
+WRITE = c.Insert("w" + "0" * 32, "i" + "0" * 32, ())
+READ = c.HeartbeatReader("r" + "0" * 32)
+DONE = c.Appended(Antichain(0), Antichain(1))
+RETRY_S = 10.0
+ERRORS: dict[str, type[PersistError]] = {
+    "away": Unavailable,
+    "busy": Overloaded,
+    "unknown": Indeterminate,
+    "expired": Expired,
+    "upper": UpperMismatch,
+    "attribute": AttributeMismatch,
+    "opaque": OpaqueMismatch,
+    "schema": SchemaMismatch,
+    "usage": InvalidUsage,
+    "nobody": UnknownShard,
+    "forbidden": Forbidden,
+    "not readable": NotReadable,
+    "conflict": Conflict,
+    "corrupt": Corruption,
+}
+
+
+class Scripted:
+    """A transport that answers as it is told, the last answer for ever, and notes what it was asked and when."""
+
+    def __init__(self, answers: str, *, retry_after_s: float | None = None) -> None:
+        self.blob = MemoryBlob()
+        self.clock = TestClock()
+        self.ids = AscendingIds()
+        self.policy = Policy()
+        self.proof = ""
+        self.asked: list[c.Command] = []
+        self.times: list[float] = []
+        self._answers = answers.split(", ")
+        self._details = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
+
+    def apply(self, name: str, command: c.Command) -> c.Result:
+        self.asked.append(command)
+        self.times.append(self.clock.monotonic())
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer == "done":
+            return DONE
+        raise ERRORS[answer](answer, **self._details)
+
+    @property
+    def pauses(self) -> list[float]:
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+        raise NotImplementedError
+
+    def names(self, prefix: str, after: str, limit: int) -> list[str]:
+        raise NotImplementedError
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+def outcome(answers: str, command: c.Command = WRITE) -> str:
+    """What `send` comes to: "done", or the class of the error."""
+    try:
+        assert send(Scripted(answers), "orders", command, RETRY_S) is DONE
+    except PersistError as error:
+        return type(error).__name__
+    return "done"
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ("done", "done"),
+        ("away, done", "done"),
+        ("busy, busy, done", "done"),
+        ("unknown, done", "done"),
+        ("unknown, away, busy, unknown, done", "done"),
+        # The deadline passes.
+        ("away", "Unavailable"),
+        ("busy", "Overloaded"),
+        ("unknown", "Indeterminate"),
+        ("busy, away", "Unavailable"),
+        ("away, busy", "Overloaded"),
+        ("unknown, away", "Indeterminate"),
+        ("unknown, busy", "Indeterminate"),
+        ("away, unknown, busy, away", "Indeterminate"),
+        ("away, unknown", "Indeterminate"),
+        # The record of the token is gone, with the registration.
+        ("expired", "Expired"),
+        ("away, expired", "Expired"),
+        ("busy, expired", "Expired"),
+        ("unknown, expired", "Indeterminate"),
+        ("unknown, away, expired", "Indeterminate"),
+        # Commands without a token: a try that landed and was overtaken looks like one that lost.
+        ("opaque", "OpaqueMismatch"),
+        ("away, opaque", "OpaqueMismatch"),
+        ("unknown, opaque", "Indeterminate"),
+        ("schema", "SchemaMismatch"),
+        ("unknown, away, schema", "Indeterminate"),
+        # With a token these are told only if no try landed.
+        ("unknown, upper", "UpperMismatch"),
+        ("unknown, attribute", "AttributeMismatch"),
+    ],
+)
+def test_what_a_write_is_told(answers: str, told: str) -> None:
+    assert outcome(answers) == told
+
+
+@pytest.mark.parametrize("error", ["upper", "usage", "nobody", "forbidden", "not readable", "conflict", "corrupt"])
+def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
+    transport = Scripted(f"{error}, done")
+    with pytest.raises(ERRORS[error]):
+        send(transport, "orders", WRITE, RETRY_S)
+    assert len(transport.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ("unknown, done", "done"),
+        ("unknown", "Unavailable"),
+        ("unknown, away", "Unavailable"),
+        ("unknown, busy", "Overloaded"),
+        ("unknown, expired", "Expired"),
+    ],
+)
+def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:
+    assert outcome(answers, READ) == told
+
+
+def test_every_try_is_the_same_command_with_the_same_token() -> None:
+    transport = Scripted("unknown, away, busy, done")
+    send(transport, "orders", WRITE, RETRY_S)
+    assert [command is WRITE for command in transport.asked] == [True] * 4
+
+
+def test_pauses_grow_up_to_a_bound_and_end_within_the_deadline() -> None:
+    transport = Scripted("away")
+    with pytest.raises(Unavailable):
+        send(transport, "orders", WRITE, RETRY_S)
+    assert transport.times[-1] - transport.times[0] <= RETRY_S
+    assert sum(transport.pauses) > RETRY_S - 1.5 * BACKOFF_MAX_S, "it does not give up early"
+    assert transport.pauses[0] < 0.1
+    assert max(transport.pauses) <= 1.5 * BACKOFF_MAX_S
+
+
+def test_an_overloaded_server_is_left_alone_for_as_long_as_it_asks() -> None:
+    transport = Scripted("busy, busy, done", retry_after_s=3.0)
+    send(transport, "orders", WRITE, RETRY_S)
+    assert transport.pauses == [3.0, 3.0]
+
+
+def test_without_time_to_retry_there_is_one_try() -> None:
+    transport = Scripted("away, done")
+    with pytest.raises(Unavailable):
+        send(transport, "orders", WRITE, 0.0)
+    assert len(transport.asked) == 1
