@@ -1,0 +1,100 @@
+"""What a connection's answers cost: one send each, and none of them is held back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from rpc.joining import JoiningProtocol
+
+GET = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
+BODY = b"y" * 1000
+WAIT_S = 10.0
+
+
+class Sends(asyncio.Transport):
+    """A connection that notes what is sent at once, and when it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 80)})
+        self.sent: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        assert not self.closed
+        self.sent.append(bytes(data))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        return
+
+    def resume_reading(self) -> None:
+        return
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """`/n` answers in n pieces, at once; `/slow` in two, with a pause between them."""
+    pieces = 2 if scope["path"] == "/slow" else int(scope["path"][1:])
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for left in reversed(range(pieces)):
+        await send({"type": "http.response.body", "body": BODY, "more_body": left > 0})
+        if scope["path"] == "/slow":
+            await asyncio.sleep(0.01)
+
+
+def talk(protocol: Callable[..., Any], *said: bytes, ends: int) -> Sends:
+    """Say this on one connection, one thing after the other is answered; `ends` is how many answers end."""
+
+    async def scene() -> Sends:
+        config = uvicorn.Config(app, http=protocol, log_config=None, lifespan="off", limit_concurrency=100)
+        config.load()
+        connection = protocol(config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop())
+        transport = Sends()
+        connection.connection_made(transport)
+        for number, data in enumerate(said, start=1):
+            connection.data_received(data)
+            async with asyncio.timeout(WAIT_S):
+                while b"".join(transport.sent).count(b"0\r\n\r\n") < min(number, ends):
+                    await asyncio.sleep(0)
+        connection.connection_lost(None)
+        return transport
+
+    return asyncio.run(scene())
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_what_is_written_in_one_turn_of_the_loop_is_sent_at_once(pieces: int) -> None:
+    transport = talk(JoiningProtocol, GET % b"%d" % pieces, ends=1)
+    assert len(transport.sent) == 1
+    assert transport.sent[0].count(BODY) == pieces
+
+
+def test_uvicorn_alone_sends_more_often() -> None:
+    assert len(talk(HttpToolsProtocol, GET % b"1", ends=1).sent) > 1, "else joining is not needed any more"
+
+
+def test_each_answer_of_a_connection_is_sent_by_itself() -> None:
+    transport = talk(JoiningProtocol, GET % b"1", GET % b"1", GET % b"1", ends=3)
+    assert [data.count(b"HTTP/1.1 200") for data in transport.sent] == [1, 1, 1]
+
+
+def test_a_stream_is_not_held_back() -> None:
+    transport = talk(JoiningProtocol, GET % b"slow", ends=1)
+    assert [data.count(BODY) for data in transport.sent] == [1, 1]
+
+
+def test_what_was_written_before_the_end_of_a_connection_is_sent() -> None:
+    last = b"GET /1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    transport = talk(JoiningProtocol, last, ends=1)
+    assert (len(transport.sent), transport.closed) == (1, True)
