@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
@@ -30,7 +29,7 @@ from bench.bars import bar, median
 from blob.file import FileBlob
 from persist.core.batch import Part, Run
 from persist.core.ids import WriterId, mint, shard_id_of
-from persist.parts import PartReader, PartWriter, ShardSchema, ahead, stage
+from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, ahead, stage
 
 MIB = 1024 * 1024
 MEMORY_BYTES = 1024 * MIB
@@ -61,12 +60,9 @@ def updates(rows: int, batch: int, keys: int) -> pa.Table:
     )
 
 
-def options(directory: Path) -> dict[str, Any]:
+def sink(directory: Path) -> PartSink:
     ids = Ids()
-    blob = FileBlob(directory)
-    return {
-        "schema": SCHEMA, "schema_id": 1, "blob": blob, "shard_id": SHARD, "writer": mint(WriterId, ids), "ids": ids,
-    }  # fmt: skip
+    return PartSink(SCHEMA, 1, FileBlob(directory), SHARD, mint(WriterId, ids), ids)
 
 
 def write_batches(directory: Path, rows: int, batches: int) -> list[Run]:
@@ -74,15 +70,15 @@ def write_batches(directory: Path, rows: int, batches: int) -> list[Run]:
     runs: list[Run] = []
     for batch in range(batches):
         table = updates(rows // batches, batch, rows * 2 // 5)
-        runs += stage(table, default_time=None, inline_bytes_max=0, **options(directory))
+        runs += stage(table, sink(directory), default_time=None, inline_bytes_max=0)
     return runs
 
 
 def compact(directory: Path, runs: list[Run], since: int) -> list[Part]:
-    writer = PartWriter(**options(directory))
-    reader = PartReader(FileBlob(directory), {1: SCHEMA}, SCHEMA)
+    writer = PartWriter(sink(directory))
+    reader = PartReader(FileBlob(directory), {1: SCHEMA}, SCHEMA, memory_bytes=MEMORY_BYTES)
     parts: list[Part] = []
-    for table in ahead(reader.read_range(runs, since=since, memory_bytes=MEMORY_BYTES)):
+    for table in ahead(reader.read_range(runs, since=since)):
         parts += writer.write(table)
     return parts + writer.finish()
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from persist.core.batch import Part, Run
 from persist.core.ids import IdSource, WriterId, shard_id_of
 from persist.core.state import SchemaRecord
-from persist.parts import ALL_KEYS, KeyRange, PartReader, PartWriter, ShardSchema, ahead, plan_splits
+from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ShardSchema, ahead, plan_splits
 
 # Whose parts these are shows in their keys; it is never registered, so it can never append.
 COMPACTOR = WriterId("w" + "c0" * 16)
@@ -146,38 +146,29 @@ class RangeMerger:
 
     def __init__(self, job: MergeJob, blob: Blobs, ids: IdSource, settings: EngineSettings) -> None:
         self._job = job
-        self._blob = blob
-        self._ids = ids
-        self._settings = settings
+        self._read_ahead = settings.read_ahead
+        memory_bytes = settings.memory_bytes // settings.threads
+        # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
+        self._target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
+        reading, alone = max(1, memory_bytes - 3 * self._target), settings.threads == 1
         schemas = {number: ShardSchema.from_record(record) for number, record in job.schemas.items()}
-        self._schema = schemas[job.schema_id]
-        self._reader = PartReader(blob, schemas, self._schema, use_threads=settings.threads == 1)
+        schema = schemas[job.schema_id]
+        self._sink = PartSink(schema, job.schema_id, blob, shard_id_of(job.shard), COMPACTOR, ids)
+        self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading)
 
     def ranges(self, range_bytes: int) -> list[KeyRange]:
         """The job's keys from `resume_key` on, in ranges of about `range_bytes` encoded bytes, none of them empty."""
         job, rest = self._job, KeyRange(self._job.resume_key or None, None)
         count = min(RANGES_MAX, max(1, -(-job.size // range_bytes)))
-        planned = plan_splits(job.runs, count, self._schema, self._reader) if count > 1 else [ALL_KEYS]
+        planned = plan_splits(job.runs, count, self._sink.schema, self._reader) if count > 1 else [ALL_KEYS]
         # Empty splits (equal boundaries) are left out. The range after them begins where the one before them ended.
         return [found for found in (split.meet(rest) for split in planned) if not found.is_empty]
 
     def merge(self, key_range: KeyRange, keep: Keep) -> Iterator[Part]:
         """Merge one key range; the parts written, each as soon as it is durable."""
-        job, memory_bytes = self._job, self._settings.memory_bytes // self._settings.threads
-        # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
-        target = max(1, min(self._settings.part_bytes_target, memory_bytes // 6))
-        writer = PartWriter(
-            schema=self._schema,
-            schema_id=job.schema_id,
-            blob=self._blob,
-            shard_id=shard_id_of(job.shard),
-            writer=COMPACTOR,
-            ids=self._ids,
-            part_bytes_target=target,
-        )
-        reading = max(1, memory_bytes - 3 * target)
-        tables = self._reader.read_range(job.runs, since=job.since, key_range=key_range, memory_bytes=reading)
-        for table in ahead(tables, self._settings.read_ahead) if self._settings.read_ahead else tables:
+        writer = PartWriter(self._sink, self._target)
+        tables = self._reader.read_range(self._job.runs, since=self._job.since, key_range=key_range)
+        for table in ahead(tables, self._read_ahead) if self._read_ahead else tables:
             keep()
             yield from writer.write(table)
         yield from writer.finish()

@@ -103,7 +103,7 @@ class Listen:
         upper = min(view.upper, self._until)
         if upper <= lower:
             return
-        schema, reader = part_reader(self._transport, view.schemas, view.schema_id)
+        schema, reader = part_reader(self._transport, view, self._settings)
         batches = [b for b in view.batches if lower < b.desc.upper and b.desc.lower < upper]
         for group in _groups(batches):
             yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
@@ -115,7 +115,7 @@ class Listen:
         """The events of adjacent batches: one, ordered by time, unless the updates are too many for that."""
         lower = self.frontier
         parts = [part for batch in batches for part in batch.parts()]
-        pieces = kept(reader.read_updates(parts, lower, upper, memory_bytes=self._settings.memory_bytes), self._lease)
+        pieces = kept(reader.read_updates(parts, lower, upper), self._lease)
         last = schema.updates_schema.empty_table()
         if sum(batch.rows for batch in batches) <= EVENT_ROWS:
             held = list(pieces)

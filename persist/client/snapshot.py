@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -156,14 +156,13 @@ class SnapshotSplit:
         """
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
-        _, reader = part_reader(transport, self.schemas, self.schema_id, keeps)
+        _, reader = part_reader(transport, self, self.settings, keeps)
         pieces = reader.read_range(
             self.runs,
             as_of=self.as_of,
             since=None,
             key_range=self.key_range,
             columns=self.columns,
-            memory_bytes=self.settings.memory_bytes,
             batch_rows=batch_rows,
         )
         yield from kept(pieces, lease)
@@ -302,7 +301,7 @@ class Held:
 
     def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:
         """All of it, in splits. Raises InvalidUsage."""
-        schema, reader = part_reader(self.transport, self.view.schemas, self.view.schema_id)
+        schema, reader = part_reader(self.transport, self.view, self.settings)
         chosen, runs = schema.columns(columns), self.runs
         with leased_blobs(self.lease):
             ranges = plan_splits(runs, num_splits, schema, reader)
@@ -372,12 +371,23 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
         lease.keep()
 
 
+class _Schemas(Protocol):
+    """A view, or a split of one."""
+
+    @property
+    def schemas(self) -> Mapping[int, SchemaRecord]: ...
+
+    @property
+    def schema_id(self) -> int: ...
+
+
 def part_reader(
-    transport: Transport, schemas: Mapping[int, SchemaRecord], schema_id: int, keeps: Keeps | None = None
+    transport: Transport, of: _Schemas, settings: ReadSettings, keeps: Keeps | None = None
 ) -> tuple[ShardSchema, PartReader]:
-    """The current schema and a reader of parts of any of the schemas."""
-    decoded = {number: ShardSchema.from_record(record) for number, record in schemas.items()}
-    return decoded[schema_id], PartReader(transport.blob, decoded, decoded[schema_id], keeps=keeps)
+    """The current schema of a view or split, and a reader of parts of any of its schemas."""
+    decoded = {number: ShardSchema.from_record(record) for number, record in of.schemas.items()}
+    current = decoded[of.schema_id]
+    return current, PartReader(transport.blob, decoded, current, keeps=keeps, memory_bytes=settings.memory_bytes)
 
 
 @contextmanager

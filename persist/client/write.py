@@ -20,7 +20,7 @@ from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
 from persist.core.ids import Token, WriterId, mint, parse, shard_id_of
 from persist.formats.store_errors import translated
-from persist.parts import DIFF, ShardSchema, stage
+from persist.parts import DIFF, PartSink, ShardSchema, stage
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
@@ -147,12 +147,7 @@ class WriteHandle:
         with translated():
             return stage(
                 as_updates(updates, schema),
-                schema=schema,
-                schema_id=schema_id,
-                blob=self._transport.blob,
-                shard_id=self._shard_id,
-                writer=self.writer_id,
-                ids=self._transport.ids,
+                PartSink(schema, schema_id, self._transport.blob, self._shard_id, self.writer_id, self._transport.ids),
                 default_time=default_time,
                 inline_bytes_max=self._transport.policy.inline_part_bytes_max,
                 part_bytes_target=self._settings.part_bytes_target,

@@ -18,7 +18,7 @@ from persist.core.ids import IdSource, WriterId
 from persist.core.record import replace
 from persist.core.state import State
 from persist.formats.store_errors import translated
-from persist.parts import PartReader, PartWriter, ShardSchema, spill_inline
+from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, spill_inline
 
 FLUSHER = WriterId("w" + "f0" * 16)
 PART_BYTES_TARGET = 64 * 1024 * 1024
@@ -78,20 +78,13 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
         return None
     schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
     schema = schemas[state.schema_id]
-    reader = PartReader(blob, schemas, schema, use_threads=False)
-    writer = PartWriter(
-        schema=schema,
-        schema_id=state.schema_id,
-        blob=blob,
-        shard_id=state.shard_id,
-        writer=FLUSHER,
-        ids=ids,
-        part_bytes_target=PART_BYTES_TARGET,
-    )
+    reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES)
+    sink = PartSink(schema, state.schema_id, blob, state.shard_id, FLUSHER, ids)
+    writer = PartWriter(sink, PART_BYTES_TARGET)
     outputs: list[Part] = []
     runs = [run for batch in batches for run in batch.runs]
     with translated():
-        for table in reader.read_range(runs, since=state.since.element, memory_bytes=MEMORY_BYTES):
+        for table in reader.read_range(runs, since=state.since.element):
             outputs += writer.write(table)
         outputs += writer.finish()
     return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)

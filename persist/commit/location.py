@@ -43,6 +43,7 @@ class LocationSettings:
     machine: MachineSettings = field(default_factory=MachineSettings)
     machines_max: int = MACHINES_MAX
     attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
+    build: Build = THIS_BUILD  # what it can read and write
     metered: bool = False  # whether `Location.store_calls` counts
 
 
@@ -58,7 +59,6 @@ class Location:
         clock: Clock | None = None,
         ids: IdSource | None = None,
         background: Background | None = None,
-        build: Build = THIS_BUILD,
     ) -> None:
         self.settings = settings or LocationSettings()
         self.store_calls = StoreCalls()
@@ -71,7 +71,7 @@ class Location:
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
-        self.versions = Versions(blob, consensus, self.ids, build)
+        self.versions = Versions(blob, consensus, self.ids, self.settings.build)
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()

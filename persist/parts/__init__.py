@@ -7,7 +7,7 @@ from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
 from persist.parts.reader import MEMORY_BYTES, PartReader
 from persist.parts.schema import DIFF, TIME, ShardSchema
 from persist.parts.splits import plan_splits
-from persist.parts.writer import PartWriter, spill_inline, stage
+from persist.parts.writer import PartSink, PartWriter, spill_inline, stage
 
 __all__ = [
     "ALL_KEYS",
@@ -16,6 +16,7 @@ __all__ = [
     "TIME",
     "KeyRange",
     "PartReader",
+    "PartSink",
     "PartWriter",
     "ShardSchema",
     "ahead",

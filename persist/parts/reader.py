@@ -43,6 +43,8 @@ class Item:
 class PartReader:
     """Reads parts of any of `schemas` as rows of the schema `current`. Not thread-safe: one per thread.
 
+    A read holds about `memory_bytes` of memory.
+
     Row groups of which `keeps` says no are left out: it must look at columns of the user's only, and say no only where
     none of their values is wanted, so that all updates of a row are kept or none.
 
@@ -57,9 +59,11 @@ class PartReader:
         *,
         use_threads: bool = True,
         keeps: Keeps | None = None,
+        memory_bytes: int = MEMORY_BYTES,
     ) -> None:
         self._files = Files(blob, schemas, keeps)
         self._decoders = DECODERS if use_threads else 1
+        self._memory_bytes = memory_bytes
         self.schema = current
 
     def read_range(
@@ -70,7 +74,6 @@ class PartReader:
         since: int | None = None,
         key_range: KeyRange = ALL_KEYS,
         columns: Sequence[str] | None = None,
-        memory_bytes: int = MEMORY_BYTES,
         batch_rows: int | None = None,
     ) -> Iterator[pa.Table]:
         """The rows of `key_range` of all runs, consolidated and in key order, table by table.
@@ -85,7 +88,7 @@ class PartReader:
         if as_of is not None and since is not None:
             raise InvalidUsage("a read is as of a time or advances to a since, not both")
         times = Times(advance=since) if as_of is None else Times.snapshot(as_of)
-        return self._read(runs, times, key_range, columns, memory_bytes, batch_rows)
+        return self._read(runs, times, key_range, columns, batch_rows)
 
     def read_updates(
         self,
@@ -96,7 +99,6 @@ class PartReader:
         since: int | None = None,
         key_range: KeyRange = ALL_KEYS,
         columns: Sequence[str] | None = None,
-        memory_bytes: int = MEMORY_BYTES,
     ) -> Iterator[pa.Table]:
         """The updates of the parts at times in `[lower, upper)`, each at its own time, consolidated.
 
@@ -110,7 +112,7 @@ class PartReader:
         upto = None if upper.element is None else upper.element - 1
         runs = [Run((part,)) for part in parts]
         times = Times(after=lower.element - 1, upto=upto, advance=since)
-        return (_by_time(table) for table in self._read(runs, times, key_range, columns, memory_bytes))
+        return (_by_time(table) for table in self._read(runs, times, key_range, columns))
 
     def row_groups(self, part: Part) -> Sequence[RowGroup]:
         """The row groups of a Parquet part, from its footer."""
@@ -122,13 +124,12 @@ class PartReader:
         times: Times,
         key_range: KeyRange,
         columns: Sequence[str] | None,
-        memory_bytes: int,
         batch_rows: int | None = None,
     ) -> Iterator[pa.Table]:
         # A snapshot is as of one time, which its reader knows; changes have theirs, even where all are at one time.
         is_snapshot = times.after is None and times.upto is not None and times.upto == times.advance
         names = [*self.schema.columns(columns), *([DIFF] if is_snapshot else [TIME, DIFF])]
-        return self._stretches(runs, times, key_range, names, memory_bytes, batch_rows)
+        return self._stretches(runs, times, key_range, names, batch_rows)
 
     def _stretches(
         self,
@@ -136,7 +137,6 @@ class PartReader:
         times: Times,
         key_range: KeyRange,
         names: list[str],
-        memory_bytes: int,
         batch_rows: int | None,
     ) -> Iterator[pa.Table]:
         for items in stretches(runs, times, key_range):
@@ -144,13 +144,13 @@ class PartReader:
             file = as_it_is(part, times, self._files) if len(items) == 1 else None
             if file is not None:
                 plain = _Straight(file, self.schema, times, key_range, names)
-                limit = max(1, min(STREAM_BYTES_MAX, memory_bytes // 4))
+                limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // 4))
                 if batch_rows is None:
                     yield from plain.tables(limit, self._decoders)
                 else:
                     yield from plain.batches(limit, batch_rows)
                 continue
-            for table in merge_cursors(self._cursors(items, times, key_range), self.schema, memory_bytes):
+            for table in merge_cursors(self._cursors(items, times, key_range), self.schema, self._memory_bytes):
                 yield table.select(names)
 
     def _cursors(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> list[Cursor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -31,15 +32,30 @@ class BlobPuts(Protocol):
     def put(self, key: str, data: bytes) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PartSink:
+    """Where parts go: rows of `schema`, which is number `schema_id` of the shard, as blobs of one of its writers."""
+
+    schema: ShardSchema
+    schema_id: int
+    blob: BlobPuts
+    shard_id: ShardId
+    writer: WriterId
+    ids: IdSource
+
+    def put(self, encoder: ParquetEncoder) -> Part:
+        """Write what was encoded as a blob of its own; the part that names it."""
+        part_id = mint(PartId, self.ids)
+        key = part_key(self.shard_id, self.writer, part_id)
+        part, data = encoder.finish(self.schema_id, part_id, key)
+        self.blob.put(key, data)
+        return part
+
+
 def stage(
     updates: Updates,
+    sink: PartSink,
     *,
-    schema: ShardSchema,
-    schema_id: int,
-    blob: BlobPuts,
-    shard_id: ShardId,
-    writer: WriterId,
-    ids: IdSource,
     default_time: int | None,
     inline_bytes_max: int,
     part_bytes_target: int = PART_BYTES,
@@ -53,11 +69,11 @@ def stage(
     hears of it once it is durable. Updates that encode to at most `inline_bytes_max` bytes become one inline
     part instead. No updates give no runs. Errors of the blob store pass through; staging again is safe.
     """
-    time = UNASSIGNED_TIME if default_time is None else default_time
+    schema, time = sink.schema, UNASSIGNED_TIME if default_time is None else default_time
     runs: list[list[Part]] = []
     for rows, nbytes, is_all in _buffers(updates, schema, time, part_bytes_target):
         if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
-            part = encode_inline(rows, schema, schema_id, mint(PartId, ids))
+            part = encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids))
             if part.size <= inline_bytes_max:
                 if on_part is not None:
                     on_part(part)
@@ -67,7 +83,7 @@ def stage(
             continue
         encoder = ParquetEncoder(schema)
         encoder.write(sorted_rows)
-        part = _put(encoder, schema_id, blob, shard_id, writer, ids)
+        part = sink.put(encoder)
         if on_part is not None:
             on_part(part)
         if runs and _follows(runs[-1][-1], part):
@@ -96,7 +112,7 @@ def spill_inline(
         return None
     encoder = ParquetEncoder(schema)
     encoder.write(rows)
-    spilled = _put(encoder, part.schema_id, blob, shard_id, writer, ids)
+    spilled = PartSink(schema, part.schema_id, blob, shard_id, writer, ids).put(encoder)
     if part.time is not None:
         spilled = spilled.at(part.time)
     return replace(spilled, clip=part.clip, diff_sum=part.diff_sum)
@@ -110,31 +126,13 @@ class PartWriter:
     encoded bytes and one row group.
     """
 
-    def __init__(
-        self,
-        *,
-        schema: ShardSchema,
-        schema_id: int,
-        blob: BlobPuts,
-        shard_id: ShardId,
-        writer: WriterId,
-        ids: IdSource,
-        part_bytes_target: int = COMPACTED_BYTES,
-    ) -> None:
-        self._schema = schema
-        self._schema_id = schema_id
-        self._blob = blob
-        self._shard_id = shard_id
-        self._writer = writer
-        self._ids = ids
+    def __init__(self, sink: PartSink, part_bytes_target: int = COMPACTED_BYTES) -> None:
+        self._sink = sink
         self._target = part_bytes_target
         self._encoder: ParquetEncoder | None = None
         self._last: bytes = b""
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
-
-    def _put(self, encoder: ParquetEncoder) -> Part:
-        return _put(encoder, self._schema_id, self._blob, self._shard_id, self._writer, self._ids)
 
     def write(self, rows: pa.Table) -> list[Part]:
         """Take the next rows, in `updates_schema`. Returns the parts that were completed."""
@@ -149,7 +147,7 @@ class PartWriter:
         """Write what is left. Returns the last parts."""
         parts = self._flush(1)
         if self._encoder is not None:
-            parts.append(self._put(self._encoder))
+            parts.append(self._sink.put(self._encoder))
             self._encoder = None
         return parts
 
@@ -163,7 +161,7 @@ class PartWriter:
         start = 0
         while start < len(table) and (step == 1 or len(table) - start >= step):
             end = min(len(table), start + size)
-            keys = SortedKeys(table.slice(start, end - start), self._schema.key)
+            keys = SortedKeys(table.slice(start, end - start), self._sink.schema.key)
             if self._encoder is not None and self._encoder.size >= self._target:
                 head = keys.bisect(self._last + b"\x00")  # rows of the key that the part ends with
                 if head == len(keys) and self._encoder.size < 2 * self._target:
@@ -172,11 +170,11 @@ class PartWriter:
                     if head < len(keys) and head:
                         self._encoder.write(table.slice(start, head))
                         start += head
-                    parts.append(self._put(self._encoder))
+                    parts.append(self._sink.put(self._encoder))
                     self._encoder = None
                     continue
             if self._encoder is None:
-                self._encoder = ParquetEncoder(self._schema)
+                self._encoder = ParquetEncoder(self._sink.schema)
             self._encoder.write(table.slice(start, end - start))
             self._last = keys[end - start - 1]
             start = end
@@ -184,16 +182,6 @@ class PartWriter:
         self._pending = [rest] if len(rest) else []
         self._pending_rows = len(rest)
         return parts
-
-
-def _put(
-    encoder: ParquetEncoder, schema_id: int, blob: BlobPuts, shard_id: ShardId, writer: WriterId, ids: IdSource
-) -> Part:
-    part_id = mint(PartId, ids)
-    key = part_key(shard_id, writer, part_id)
-    part, data = encoder.finish(schema_id, part_id, key)
-    blob.put(key, data)
-    return part
 
 
 def _follows(last: Part, part: Part) -> bool:

@@ -76,7 +76,7 @@ class Admission:
         ids = tuple(str(part.id) for part in batch.parts())
         if self._looked is None or self._looked[0] != ids:
             transport = executors.transport(self._target.connection)
-            _, reader = part_reader(transport, view.schemas, view.schema_id)
+            _, reader = part_reader(transport, view, self._target.connection.handles.read)
             found: dict[int, int] = {}
             for table in reader.read_updates(list(batch.parts()), Antichain(0), batch.desc.upper, columns=()):
                 times, counts = np.unique(table.column(TIME).to_numpy(), return_counts=True)

@@ -69,7 +69,7 @@ class ChangesSplit:
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
         keeps = None if wanted is None else wanted.may_match
-        _, reader = part_reader(transport, self.schemas, self.schema_id, keeps)
+        _, reader = part_reader(transport, self, self.settings, keeps)
         interval = self.interval
         pieces = reader.read_updates(
             self.parts,
@@ -78,7 +78,6 @@ class ChangesSplit:
             since=interval.lower if interval.snapshot else None,
             key_range=self.key_range,
             columns=self.columns,
-            memory_bytes=self.settings.memory_bytes,
         )
         for table in kept(pieces, lease):
             yield table if wanted is None else wanted.apply(table)
@@ -102,13 +101,13 @@ def plan_changes(
 ) -> list[ChangesPartition]:
     """The interval in splits that are disjoint in key space; none when nothing was written in it."""
     transport = executors.transport(target.connection)
-    schema, parts_reader = part_reader(transport, view.schemas, view.schema_id)
+    settings = target.connection.handles.read
+    schema, parts_reader = part_reader(transport, view, settings)
     columns = planning.with_filter(schema, options, columns_read(schema, names))
     wanted = planning.key_range(schema, options)
     runs = planning.overlapping((run for b in overlapping_batches(view.batches, interval) for run in b.runs), wanted)
     if not runs:
         return []
-    settings = target.connection.handles.read
     splits = []
     for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted, lease):
         parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)

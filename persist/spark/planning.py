@@ -33,7 +33,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
         return []
     transport, settings = executors.transport(target.connection), target.connection.handles.read
     with holding(transport, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
-        schema, reader = part_reader(transport, held.view.schemas, held.view.schema_id)
+        schema, reader = part_reader(transport, held.view, settings)
         columns = with_filter(schema, options, columns)
         wanted = key_range(schema, options)
         runs = overlapping(held.runs, wanted)

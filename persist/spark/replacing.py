@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.snapshot import ReadLease, SnapshotSplit, kept, part_reader
+from persist.client.snapshot import ReadLease, ReadSettings, SnapshotSplit, kept, part_reader
 from persist.client.write import WriteHandle
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
@@ -151,27 +151,30 @@ class Replacement:
 
     def _claim_reader(self) -> PartReader:
         claimed = key_schema(self.schema)
-        return PartReader(executors.transport(self.target.connection).blob, {CLAIMS_SCHEMA: claimed}, claimed)
+        blob, memory = executors.transport(self.target.connection).blob, self._settings.memory_bytes
+        return PartReader(blob, {CLAIMS_SCHEMA: claimed}, claimed, memory_bytes=memory)
+
+    @property
+    def _settings(self) -> ReadSettings:
+        return self.target.connection.handles.read
 
     def _check_claims(self, claims: Runs) -> None:
         """Look for a key that two tasks (or chunks) claim; nothing to look for where their keys cannot meet."""
         if sum(len(run.parts) for run in claims) < 2:
             return
-        memory = self.target.connection.handles.read.memory_bytes
         with translated():
-            for piece in self._claim_reader().read_range(claims, memory_bytes=memory):
+            for piece in self._claim_reader().read_range(claims):
                 _check_single(piece, self.schema)
 
     def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
         """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
         transport = executors.transport(self.target.connection)
         view = transport.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
-        memory = self.target.connection.handles.read.memory_bytes
-        _, reader = part_reader(transport, view.schemas, view.schema_id)
+        _, reader = part_reader(transport, view, self._settings)
         start, end = Antichain(lower), Antichain(upper)
         batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
         parts = [part for batch in batches for part in batch.parts()]
-        pieces = kept(reader.read_updates(parts, start, end, memory_bytes=memory), lease)
+        pieces = kept(reader.read_updates(parts, start, end), lease)
         opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
         return self.handle.stage(_batches(opposite), None)
 

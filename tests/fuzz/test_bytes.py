@@ -22,7 +22,7 @@ from persist.core.state_diff import diff
 from persist.formats.http_messages import decode_command, decode_result, decode_view
 from persist.formats.records import encoded
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
-from persist.parts import PartReader, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
+from persist.parts import PartReader, PartSink, ShardSchema, decode_inline, encode_inline, encode_parquet, stage
 from tests.conftest import SeededIds
 from tests.support.examples import examples
 
@@ -190,12 +190,7 @@ def test_staged_rows_come_back(rows: list[tuple[str, int]]) -> None:
     for inline in (0, 10_000):
         runs = stage(
             table,
-            schema=SCHEMA,
-            schema_id=1,
-            blob=blob,
-            shard_id=shard_id_of("orders"),
-            writer=WriterId("w" + "0" * 32),
-            ids=ids,
+            PartSink(SCHEMA, 1, blob, shard_id_of("orders"), WriterId("w" + "0" * 32), ids),
             default_time=0,
             inline_bytes_max=inline,
         )

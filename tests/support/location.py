@@ -76,9 +76,8 @@ def memory_location(
     return Location(
         blob if blob is not None else MemoryBlob("mem:"),
         consensus if consensus is not None else MemoryConsensus("mem:"),
-        settings=LocationSettings(policy or Policy(), MachineSettings(retry_s, True, small_merges)),
+        settings=LocationSettings(policy or Policy(), MachineSettings(retry_s, True, small_merges), build=build),
         clock=clock or TestClock(),
         ids=ids or AscendingIds(),
         background=InlineBackground(),
-        build=build,
     )

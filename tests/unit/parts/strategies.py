@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from blob.memory import MemoryBlob
 from persist.core.batch import Part, Run
 from persist.core.ids import WriterId, mint, shard_id_of
-from persist.parts import PartReader, ShardSchema, stage
+from persist.parts import PartReader, PartSink, ShardSchema, stage
 
 SHARD = shard_id_of("parts")
 KEYED = ShardSchema(pa.schema([("k", pa.string()), ("n", pa.int32()), ("v", pa.list_(pa.int8()))]), ("k", "n"))
@@ -178,23 +178,20 @@ class Shard:
         self.writer = mint(WriterId, self.ids)
 
     @property
-    def options(self) -> dict[str, Any]:
-        return {
-            "schema": self.schema, "schema_id": 1, "blob": self.blob, "shard_id": SHARD,
-            "writer": self.writer, "ids": self.ids,
-        }  # fmt: skip
+    def sink(self) -> PartSink:
+        return PartSink(self.schema, 1, self.blob, SHARD, self.writer, self.ids)
 
     def stage(self, updates: Any, **options: Any) -> tuple[Run, ...]:
         given = {"default_time": None, "inline_bytes_max": 0, **options}
-        return stage(updates, **self.options, **given)
+        return stage(updates, self.sink, **given)
 
     def part(self, updates: Any, **options: Any) -> Part:
         (run,) = self.stage(updates, **options)
         (part,) = run.parts
         return part
 
-    def reader(self) -> PartReader:
-        return PartReader(self.blob, {1: self.schema}, self.schema, use_threads=False)
+    def reader(self, **options: Any) -> PartReader:
+        return PartReader(self.blob, {1: self.schema}, self.schema, use_threads=False, **options)
 
 
 def joined(tables: Any, schema: pa.Schema) -> pa.Table:

@@ -52,7 +52,7 @@ def staged(batches: Sequence[tuple[pa.Table, bool, int | None]]) -> tuple[Shard,
 @given(BATCHES, st.integers(0, 7), BUDGETS)
 def test_a_snapshot_is_the_sum_of_all_updates_until_then(batches: Any, as_of: int, budget: int) -> None:
     shard, runs, tables = staged(batches)
-    found = joined(shard.reader().read_range(runs, as_of=as_of, memory_bytes=budget), SNAPSHOT)
+    found = joined(shard.reader(memory_bytes=budget).read_range(runs, as_of=as_of), SNAPSHOT)
     assert as_dict(found, as_of) == naive(tables, upto=as_of, advance=as_of)
     assert found["k"].to_pylist() == sorted(found["k"].to_pylist())
 
@@ -60,7 +60,7 @@ def test_a_snapshot_is_the_sum_of_all_updates_until_then(batches: Any, as_of: in
 @given(BATCHES, st.integers(0, 7), BUDGETS)
 def test_compaction_advances_to_since_and_sorts(batches: Any, since: int, budget: int) -> None:
     shard, runs, tables = staged(batches)
-    found = joined(shard.reader().read_range(runs, since=since, memory_bytes=budget), KEYED.updates_schema)
+    found = joined(shard.reader(memory_bytes=budget).read_range(runs, since=since), KEYED.updates_schema)
     assert found.equals(consolidate(tables, KEYED, since=since))
 
 
@@ -148,7 +148,7 @@ def test_clipped_parts_hide_what_came_before(batches: Any, as_of: int, clip: int
 @given(BATCHES, st.integers(0, 7), st.integers(1, 400))
 def test_compacted_parts_hold_the_same(batches: Any, since: int, target: int) -> None:
     shard, runs, tables = staged(batches)
-    writer = PartWriter(**shard.options, part_bytes_target=target)
+    writer = PartWriter(shard.sink, target)
     parts = []
     for piece in shard.reader().read_range(runs, since=since):
         parts += writer.write(piece)
@@ -170,7 +170,7 @@ def test_one_key_with_more_rows_than_the_budget_holds() -> None:
     ]
     runs = [run for table in tables for run in shard.stage(table)]
     for since in (0, 9):
-        pieces = list(shard.reader().read_range(runs, since=since, memory_bytes=20_000))
+        pieces = list(shard.reader(memory_bytes=20_000).read_range(runs, since=since))
         assert joined(pieces, schema.updates_schema).equals(consolidate(tables, schema, since=since))
         assert max(len(piece) for piece in pieces) < 402
 
