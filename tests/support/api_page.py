@@ -7,7 +7,9 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NewType
+
+import msgspec
 
 import persist
 from persist.core.errors import PersistError
@@ -21,8 +23,8 @@ _ARGUMENT = re.compile(r"    (\*{0,2}\w+): (.*)")
 HEAD = """\
 # Python
 
-This page is made from the docstrings of the code by `make docs`, and a test compares the two. It has every public
-name of the package `persist`. The [tutorial](tutorial.md) shows how they are used together.
+This page is made from the docstrings of the code by `make docs`, and a test compares the two. It has every
+public name of the package `persist`. The [tutorial](tutorial.md) shows how they are used together.
 
 - Times are whole numbers. An interval `[lower, upper)` holds `lower` and not `upper`.
 - Rows are Arrow tables or what can become one. The column `__diff` says how often a row comes, `__time` when.
@@ -50,8 +52,12 @@ def _described(name: str, value: Any) -> Iterator[str]:
         yield from _text(inspect.getdoc(value) or "")
         if dataclasses.is_dataclass(value):
             yield from _fields(value)
+        elif issubclass(value, msgspec.Struct):
+            yield "Fields: " + ", ".join(f"`{field}`" for field in value.__struct_fields__) + ".\n"
         for member in _members(value):
             yield from _member(name, member, inspect.getattr_static(value, member))
+    elif isinstance(value, NewType):
+        yield f"A `{value.__supertype__.__name__}`, under a name that says what it is.\n"
     else:
         yield f"`{value!r}`\n"
 
@@ -59,6 +65,7 @@ def _described(name: str, value: Any) -> Iterator[str]:
 def _members(cls: type) -> list[str]:
     """Public methods and properties of a class of ours, in the order of the source, those of its bases of ours last."""
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
+    fields |= set(getattr(cls, "__struct_fields__", ()))
     ours = [base for base in cls.__mro__ if base.__module__.startswith("persist")]
     names = [name for base in ours for name, value in vars(base).items() if _is_documented(name, value)]
     return [name for name in dict.fromkeys(names) if name not in fields]
@@ -149,8 +156,9 @@ def _text(docstring: str) -> Iterator[str]:
         elif kind == "Args" and argument:
             blocks.append(("item", [f"`{argument[1]}`: {argument[2]}"]))
         elif not line.strip():
-            kind = "text"
-            blocks.append((kind, []))
+            if not _is_mid_sentence(blocks):
+                kind = "text"
+                blocks.append((kind, []))
         elif kind == "text" and line.startswith("    "):
             if not blocks or blocks[-1][0] != "code":
                 blocks.append(("code", []))
@@ -160,6 +168,11 @@ def _text(docstring: str) -> Iterator[str]:
                 blocks.append((kind, []))
             blocks[-1][1].append(line.strip())
     yield from _markdown([(kind, lines) for kind, lines in blocks if lines])
+
+
+def _is_mid_sentence(blocks: list[tuple[str, list[str]]]) -> bool:
+    """Whether an empty line only sets the first line of a docstring apart from the rest of its sentence."""
+    return len(blocks) == 1 and blocks[0][0] == "text" and not blocks[0][1][-1].endswith((".", ":", "!", "?"))
 
 
 def _markdown(blocks: list[tuple[str, list[str]]]) -> Iterator[str]:

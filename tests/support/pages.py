@@ -13,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_PERSIST = re.compile(r"(?: {4,}|ExecStart=\S*/|)(persist (?:serve|compactor|gc|shards|token|upgrade)\b.*)$")
 _COMMAND = re.compile(r"(curl|printf|persist|echo|pip|sleep) ")
 
 
@@ -79,6 +80,6 @@ def persist_commands() -> Iterator[tuple[str, str]]:
     """Every `persist …` command line that a page shows, with the page's name."""
     for path in pages():
         for line in path.read_text(encoding="utf-8").splitlines():
-            match = re.match(r"(?: {4}|ExecStart=\S*/|)?(persist (?:serve|compactor|gc|shards|token)\b.*)$", line)
+            match = _PERSIST.match(line)
             if match:
                 yield path.relative_to(ROOT).as_posix(), match.group(1)
