@@ -9,7 +9,7 @@ BENCH := $(VENV)/.stamp-bench
 BENCHES := core codec stores maintenance service spark attributes consolidation
 PACKAGES := persist,blob,consensus,rpc,compactor,pyspark_persist
 ARGS ?=
-PARALLEL := -n logical --maxprocesses 4 --dist loadgroup
+PARALLEL := -n logical --maxprocesses 4 --dist loadscope
 SECONDS ?= 600
 
 MAKEFLAGS += --no-print-directory
