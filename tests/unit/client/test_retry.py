@@ -78,13 +78,13 @@ class Scripted:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
-        raise NotImplementedError
+        raise AssertionError
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        raise NotImplementedError
+        raise AssertionError
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
-        raise NotImplementedError
+        raise AssertionError
 
     def close(self) -> None:
         return

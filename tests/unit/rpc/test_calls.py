@@ -11,7 +11,7 @@ import pytest
 
 from persist.core.errors import Indeterminate, Overloaded, PersistError, Unavailable, UpperMismatch
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
-from rpc.client.calls import HttpCalls
+from rpc.client.calls import Call, HttpCalls
 from rpc.client.servers import Servers, rendezvous
 from tests.support.answering import CLOSE, Answering, answer
 from tests.support.location import TestClock
@@ -49,7 +49,7 @@ def calls_to(*urls: str, token: str | None = None) -> Iterator[HttpCalls]:
 @pytest.mark.parametrize("broken", [CLOSE, HALF, b"220 mail ready\r\n"])
 def test_a_safe_call_that_breaks_is_asked_again(broken: bytes) -> None:
     with Answering(broken, GOOD, then_close=True) as server, calls_to(server.url) as calls:
-        assert calls.call("GET", "/x", shard="s").data == b"{}"
+        assert calls.call(Call("GET", "/x", shard="s")).data == b"{}"
         assert server.targets == ["GET /x", "GET /x"]
 
 
@@ -57,7 +57,7 @@ def test_a_safe_call_that_breaks_is_asked_again(broken: bytes) -> None:
 def test_an_unsafe_call_that_breaks_may_have_happened_and_is_not_asked_again(broken: bytes) -> None:
     with Answering(broken, GOOD, then_close=True) as server, calls_to(server.url) as calls:
         with pytest.raises(Indeterminate, match="same token"):
-            calls.call("POST", "/x", shard="s", body=b"insert", safe=False)
+            calls.call(Call("POST", "/x", shard="s", body=b"insert", safe=False))
         assert server.targets == ["POST /x"]
 
 
@@ -65,31 +65,31 @@ def test_an_unsafe_call_that_breaks_may_have_happened_and_is_not_asked_again(bro
 def test_a_server_that_is_not_there_is_passed_over(is_safe: bool) -> None:
     with Answering(GOOD) as server, calls_to(server.url, gone := nobody()) as calls:
         shard = next(name for name in map(str, range(99)) if rendezvous([server.url, gone], name)[0] == gone)
-        assert calls.call("POST", "/x", shard=shard, safe=is_safe).status == 200
+        assert calls.call(Call("POST", "/x", shard=shard, safe=is_safe)).status == 200
 
 
 def test_an_unsafe_call_that_reaches_nobody_did_not_happen() -> None:
     with calls_to(nobody(), nobody()) as calls, pytest.raises(Unavailable, match="cannot be reached"):
-        calls.call("POST", "/x", shard="s", safe=False)
+        calls.call(Call("POST", "/x", shard="s", safe=False))
 
 
 def test_an_unsafe_call_is_made_elsewhere_where_a_server_says_that_it_did_not_happen() -> None:
     with Answering(AWAY) as first, Answering(GOOD) as second, calls_to(first.url, second.url) as calls:
-        assert calls.call("POST", "/x", shard="s", safe=False).status == 200
+        assert calls.call(Call("POST", "/x", shard="s", safe=False)).status == 200
         assert len(second.requests) == 1
 
 
 def test_an_overloaded_server_is_not_passed_over() -> None:
     with Answering(BUSY) as first, Answering(BUSY) as second, calls_to(first.url, second.url) as calls:
         with pytest.raises(Overloaded):
-            calls.call("POST", "/x", shard="s", safe=False)
+            calls.call(Call("POST", "/x", shard="s", safe=False))
         assert len(first.requests) + len(second.requests) == 1, "the other would only fight over the shard"
 
 
 def test_a_safe_call_is_repeated_until_the_timeout_and_no_longer() -> None:
     with Answering(AWAY) as server, calls_to(server.url) as calls:
         with pytest.raises(Unavailable):
-            calls.call("GET", "/x", shard="s")
+            calls.call(Call("GET", "/x", shard="s"))
         assert len(server.requests) >= TIMEOUT_S / 0.5
 
 
@@ -97,7 +97,7 @@ def test_an_error_of_the_server_is_raised_with_its_details_and_not_repeated() ->
     lost = problem(UpperMismatch("lost the race", expected=[1], actual=[7]), 409)
     with Answering(lost) as server, calls_to(server.url) as calls:
         with pytest.raises(UpperMismatch) as caught:
-            calls.call("POST", "/x", shard="s", safe=False)
+            calls.call(Call("POST", "/x", shard="s", safe=False))
         assert caught.value.details == {"expected": [1], "actual": [7]}
         assert len(server.requests) == 1
 
@@ -105,19 +105,19 @@ def test_an_error_of_the_server_is_raised_with_its_details_and_not_repeated() ->
 def test_what_is_missing_is_an_answer_to_head() -> None:
     missing = b"HTTP/1.1 404 Not Found\r\ncontent-length: 30\r\n\r\n"
     with Answering(missing) as server, calls_to(server.url) as calls:
-        assert [calls.call("HEAD", "/x", shard="s").status for _ in range(3)] == [404] * 3
+        assert [calls.call(Call("HEAD", "/x", shard="s")).status for _ in range(3)] == [404] * 3
 
 
 def test_the_token_goes_with_every_request() -> None:
     with Answering(GOOD) as server, calls_to(server.url, token="secret") as calls:
-        calls.call("GET", "/x", shard="s", headers={"accept": "text/csv"})
+        calls.call(Call("GET", "/x", shard="s", headers={"accept": "text/csv"}))
         assert b"\r\nauthorization: Bearer secret\r\naccept: text/csv\r\n" in server.requests[0]
 
 
 def test_a_connection_that_the_server_has_closed_meanwhile_costs_nothing() -> None:
     with Answering(GOOD, then_close=True) as server, calls_to(server.url) as calls:
         for number in range(5):
-            calls.call("POST", "/x", shard="s", safe=False)
+            calls.call(Call("POST", "/x", shard="s", safe=False))
             server.wait_closed(number + 1)
         assert len(server.requests) == 5
 
@@ -125,13 +125,13 @@ def test_a_connection_that_the_server_has_closed_meanwhile_costs_nothing() -> No
 def test_bytes_that_come_after_an_answer_are_not_taken_for_the_next_one() -> None:
     with Answering(GOOD + answer(200, b"stale"), GOOD) as server, calls_to(server.url) as calls:
         with pytest.raises(Indeterminate):
-            calls.call("POST", "/x", shard="s", safe=False)
-        assert calls.call("POST", "/x", shard="s", safe=False).data == b"{}"
+            calls.call(Call("POST", "/x", shard="s", safe=False))
+        assert calls.call(Call("POST", "/x", shard="s", safe=False)).data == b"{}"
 
 
 def test_a_line_break_in_a_header_is_never_sent() -> None:
     with Answering(GOOD) as server, calls_to(server.url) as calls:
         for path, headers in (("/x y\r\nx: 1", {}), ("/x", {"a": "b\r\nc: d"}), ("/x", {"a": "b\nc: d"})):
             with pytest.raises(ValueError, match="line break"):
-                calls.call("GET", path, shard="s", headers=headers)
+                calls.call(Call("GET", path, shard="s", headers=headers))
         assert server.requests == []
