@@ -28,7 +28,9 @@ def document_of(server: Server) -> dict[str, object]:
 def fuzzable(document: dict[str, object]) -> dict[str, object]:
     """Without what the fuzzer cannot drive: streams that do not end, and bodies that it has no writer for."""
     paths = {path: item for path, item in document["paths"].items() if not path.endswith("/listen")}  # type: ignore[attr-defined]
-    text = json.dumps({**document, "paths": paths}).replace('"application/x-ndjson"', '"text/plain"')
+    text = json.dumps({**document, "paths": paths})
+    for binary in ("application/x-ndjson", "application/vnd.persist.record"):
+        text = text.replace(f'"{binary}"', '"text/plain"')
     changed: dict[str, object] = json.loads(text)
     return changed
 

@@ -429,6 +429,10 @@ MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_
 # Broken builds that show only where this fault strikes; seeds without it are passed over and do not count.
 NEEDED = {"staged_age_ignored": "hibernate"}
 
+# Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Scripts show
+# the same in a moment: staged_age.txt.
+RARE = {"staged_age_ignored"}
+
 
 @contextmanager
 def mutated(name: str | None) -> Iterator[None]:

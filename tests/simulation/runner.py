@@ -39,6 +39,7 @@ LOCKING = (
     persist.client.pipelined,
     persist.client.write,
 )
+PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
 DECODED_MAX = 256  # entries of logs that are kept decoded
@@ -178,14 +179,14 @@ def _torment(run: Run, plan: Plan) -> None:
     """Kills, freezes and confuses processes, now and then."""
     world, pick = run.world, run.world.random
     roles = dict(zip((f"p{n}" for n in range(len(plan.roles))), plan.roles, strict=True))
-    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "hibernate", "clock_jump")]
+    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "hibernate", "clock_jump", "outage")]
     while fates:
         world.scheduler.sleep(0.3 + 2 * pick.random())
         victims = [p for p in world.processes if p.name in roles and p.alive]
         fate = min(fates, key=lambda f: (world.counts[f] > 0, pick.random()))
         if not victims or not world.strikes(fate):
             continue
-        victim = pick.choice(victims)
+        victim = _about_to_name_a_blob(world, victims) if fate == "hibernate" else pick.choice(victims)
         if fate == "crash":
             run.oracle.note(f"{victim.name} is killed")
             world.crash(victim)
@@ -198,9 +199,23 @@ def _torment(run: Run, plan: Plan) -> None:
             world.start(Process("fate"), "thaw", lambda v=victim, s=seconds: _thaw(run, v, s))
             if fate == "hibernate":
                 fates.remove(fate)  # once: it takes as long as everything else together
+        elif fate == "outage":
+            run.oracle.note("the consensus store goes away")
+            world.go_away()
         else:
             victim.skew_ms = pick.randint(-CLOCK_JUMP_MS_MAX, CLOCK_JUMP_MS_MAX)
             run.oracle.note(f"the clock of {victim.name} is off by {victim.skew_ms} ms")
+
+
+def _about_to_name_a_blob(world: World, victims: list[Process]) -> Process:
+    """The process that has put a blob just now; any, where nobody puts one for some time."""
+    world.last_put = None
+    for _ in range(PUTS_LOOKED_FOR):
+        world.scheduler.sleep(0.01)
+        found = [victim for victim in victims if victim is world.last_put and victim.alive]
+        if found:
+            return found[0]
+    return world.random.choice(victims)
 
 
 def _reboot(run: Run, process: Process, roles: Sequence[str]) -> None:

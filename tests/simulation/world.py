@@ -17,7 +17,7 @@ from blob.errors import BlobError, BlobUnavailable
 from blob.faults import FaultPlan, FaultyBlob
 from blob.interface import Blob, BlobStat
 from blob.memory import MemoryBlob
-from consensus.errors import ConsensusError, ConsensusIndeterminate
+from consensus.errors import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
 from consensus.faults import FaultyConsensus
 from consensus.interface import Consensus, Entry, Wanted
 from consensus.memory import MemoryConsensus
@@ -39,8 +39,9 @@ FAULTS = (
     "freeze",
     "hibernate",
     "clock_jump",
+    "outage",
 )
-# Chances a call (crash, freeze and clock_jump: a beat of the tormentor) that the fault strikes.
+# Chances a call (crash, freeze, clock_jump and outage: a beat of the tormentor) that the fault strikes.
 RATES = {
     "fail_before": 0.02,
     "fail_after": 0.03,
@@ -54,11 +55,13 @@ RATES = {
     "freeze": 0.8,
     "hibernate": 0.8,
     "clock_jump": 0.8,
+    "outage": 0.3,
 }
 DELAY_S = 2.5  # most of a lease
 LATE_S_MAX = 8.0  # beyond several leases and retries
 LATENCY_S = 0.02
 CLOCK_JUMP_MS_MAX = 8_000
+OUTAGE_S_MAX = 9.0  # longer than a caller tries again
 
 
 @dataclass
@@ -125,6 +128,8 @@ class World:
         self.random = random.Random(seed ^ 0x5EED)
         self.enabled = tuple(faults)
         self.healed = False
+        self.last_put: object = None  # the process that put a blob last
+        self.away_until_us = 0  # until then the consensus store gives no answers
         self.counts: Counter[str] = Counter()
         self.processes: list[Process] = []
         self.pushes: list[tuple[Process, Callable[[str], None]]] = []
@@ -146,6 +151,7 @@ class World:
 
     def heal(self) -> None:
         self.healed = True
+        self.away_until_us = 0
         self.plan.heal()
         self.damage.heal()
 
@@ -184,6 +190,14 @@ class World:
             task.frozen = frozen
 
     # --- the network
+
+    def go_away(self) -> None:
+        """For some seconds the consensus store hears some requests, and answers none."""
+        self.away_until_us = self.scheduler.now_us + int(OUTAGE_S_MAX * self.random.random() * 1e6)
+
+    @property
+    def away(self) -> bool:
+        return self.scheduler.now_us < self.away_until_us
 
     def call(self, effect: Callable[[], T], lost: Callable[[], Exception] | None) -> T:
         """Travel there, have the effect, travel back. `lost` makes the error of a call whose effect comes later."""
@@ -230,25 +244,37 @@ class SimConsensus(Consensus):
         return self._world.logs.value_bytes_max
 
     def head(self, key: str) -> Entry | None:
-        return self._world.call(lambda: self._inner.head(key), None)
+        return self._read(lambda: self._inner.head(key))
 
     def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
         def effect() -> bool:
+            if self._world.away and self._world.random.random() < 0.5:
+                raise self._lost()
             won = self._inner.compare_and_set(key, seqno, data)
             if won:
                 self._world.moved(key)
+            if self._world.away:
+                raise self._lost()
             return won
 
         return self._world.call(effect, self._lost)
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
-        return self._world.call(lambda: self._inner.scan(key, from_seqno, limit), None)
+        return self._read(lambda: self._inner.scan(key, from_seqno, limit))
 
     def truncate(self, key: str, seqno: int) -> int:
         return self._world.call(lambda: self._inner.truncate(key, seqno), self._lost)
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self._world.call(lambda: self._inner.keys(prefix, after, limit), None)
+        return self._read(lambda: self._inner.keys(prefix, after, limit))
+
+    def _read(self, effect: Callable[[], T]) -> T:
+        def answered() -> T:
+            if self._world.away:
+                raise ConsensusUnavailable("injected fault: the consensus store is away")
+            return effect()
+
+        return self._world.call(answered, None)
 
     def check(self) -> None:
         return
@@ -282,6 +308,8 @@ class SimBlob(Blob):
     def put(self, key: str, data: bytes | memoryview) -> None:
         held = bytes(data)
         self._world.call(lambda: self._inner.put(key, held), self._lost)
+        task = self._world.scheduler.current
+        self._world.last_put = task and task.process
 
     def get(self, key: str) -> bytes:
         return self._world.call(lambda: self._inner.get(key), None)
