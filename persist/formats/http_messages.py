@@ -52,7 +52,7 @@ def view_to_json(view: ShardView) -> dict[str, Any]:
         str(number): {"arrow": b64encode(schema.arrow).decode(), "key": schema.key}
         for number, schema in view.schemas.items()
     }
-    return {**_shown(view), "schemas": schemas, "batches": []}
+    return {name: value for name, value in _shown(view).items() if name != "batches"} | {"schemas": schemas}
 
 
 def _shown(record: Result | ShardView) -> dict[str, Any]:

@@ -51,7 +51,6 @@ _CREATE_BODY = {
 _COMMAND_BODY = {
     "requestBody": {"required": True, "content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}
 }
-_RECORD_OR_JSON = {"responses": {"200": {"content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}}}
 
 
 @router.get("/shards", summary="Names of shards, ascending")
@@ -86,7 +85,7 @@ async def create(request: Request) -> Response:
     return _view(request, view)
 
 
-@router.get("/shards/{name}", summary="Frontiers, schemas and batches; waits for a time to be complete if asked to")
+@router.get("/shards/{name}", summary="Frontiers and schemas; waits for a time to be complete if asked to")
 async def view(
     request: Request,
     past: Annotated[int | None, Query(ge=0, description="Wait until this time is complete.")] = None,
