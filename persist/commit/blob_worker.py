@@ -39,33 +39,28 @@ class BlobWorker:
         if isinstance(task, Spill):
             return self._spilled(task)
         if isinstance(task, Merge):
-            return self._merged(task, newest)
+            if newest is not task.state and newest.trace.covering(task.inputs) is None:
+                return None  # another has merged these batches since the task was set
+            merge = merged(task.state, task.batches, self._versions.blob, self._ids)
+            outputs = merge.outputs if merge is not None else ()
+            self._metrics.upkeep_bytes += sum(part.size for run in outputs for part in run.parts)
+            return merge
         if isinstance(task, RollUp):
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
         return self._attributes.flush(newest)
 
     def _spilled(self, task: Spill) -> c.Command:
-        command, state = task.command, task.state
+        command, state, blob = task.command, task.state, self._versions.blob
         assert isinstance(command, (c.CompareAndAppend, c.Append, c.Insert))
         runs: list[Run] = [run for run in command.runs if not any(part.is_inline for part in run.parts)]
         inline = [part for run in command.runs for part in run.parts if part.is_inline]
         with translated():
             for part in inline:
-                written = spill_inline(
-                    part, state.schemas, self._versions.blob, state.shard_id, command.writer, self._ids
-                )
+                written = spill_inline(part, state.schemas, blob, state.shard_id, command.writer, self._ids)
                 if written is not None:
                     runs.append(Run((written,)))
         self._metrics.spills += 1
         return replace(command, runs=tuple(runs))
-
-    def _merged(self, task: Merge, newest: State) -> c.MergeResult | None:
-        if newest is not task.state and newest.trace.covering(task.inputs) is None:
-            return None  # another has merged these batches since the task was set
-        command = merged(task.state, task.batches, self._versions.blob, self._ids)
-        if command is not None:
-            self._metrics.upkeep_bytes += sum(part.size for run in command.outputs for part in run.parts)
-        return command
 
 
 def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSource) -> c.MergeResult | None:

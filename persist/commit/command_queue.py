@@ -69,12 +69,7 @@ class CommandQueue:
         self._group_max = group_max
         self._lock = threading.Lock()
         self._queue: deque[Pending] = deque()
-        self._is_led = False
-
-    @property
-    def is_led(self) -> bool:
-        """Whether somebody leads now."""
-        return self._is_led
+        self.is_led = False  # whether somebody leads now
 
     def enqueue(self, pending: Pending) -> bool:
         """Queue a command. Whether its caller has to lead, at once. Overloaded when the queue is full."""
@@ -85,8 +80,8 @@ class CommandQueue:
                     retry_after_s=RETRY_SOON_S,
                 )
             self._queue.append(pending)
-            lead = not self._is_led
-            self._is_led = True
+            lead = not self.is_led
+            self.is_led = True
             return lead
 
     def next_group(self) -> list[Pending]:
@@ -106,5 +101,5 @@ class CommandQueue:
         """End the lead. The command whose caller has to be told to lead next, if any is queued."""
         with self._lock:
             following = self._queue[0] if self._queue else None
-            self._is_led = following is not None
+            self.is_led = following is not None
             return following

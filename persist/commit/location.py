@@ -142,13 +142,11 @@ class Location:
             self._poked.add(name)
 
         def refresh() -> None:
-            with self._lock:
-                self._poked.discard(name)
+            self._poked.discard(name)
             machine.refresh_quietly()
 
         if not self.background.submit(refresh):  # polling finds out
-            with self._lock:
-                self._poked.discard(name)
+            self._poked.discard(name)
 
 
 def all_names(names: Callable[[str, str, int], list[str]], prefix: str) -> Iterator[str]:
