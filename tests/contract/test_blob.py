@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound
+from tests.support.waiting import WAIT_S
 
 SIZES = {"empty": b"", "one": b"\0", "small": b"some bytes", "large": bytes(range(256)) * 4096}
 
@@ -203,12 +204,15 @@ def test_presigned_urls_carry_the_bytes(blob: Blob) -> None:
         assert get_url is None
         return
     request = urllib.request.Request(put_url, data=b"by hand", method="PUT", headers={"Content-Type": ""})
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=WAIT_S) as reply:
         assert reply.status == 200
     assert blob.get("signed/k") == b"by hand"
-    with urllib.request.urlopen(get_url, timeout=30) as reply:
+    with urllib.request.urlopen(get_url, timeout=WAIT_S) as reply:
         assert reply.read() == b"by hand"
-    with pytest.raises(urllib.error.HTTPError) as refused, urllib.request.urlopen(get_url[:-4] + "0000", timeout=30):
+    with (
+        pytest.raises(urllib.error.HTTPError) as refused,
+        urllib.request.urlopen(get_url[:-4] + "0000", timeout=WAIT_S),
+    ):
         pass
     refused.value.close()
 

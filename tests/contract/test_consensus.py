@@ -10,6 +10,7 @@ import pytest
 from consensus import Consensus, ConsensusUsage, Entry, open_consensus
 from tests.contract.consensus_providers import SERVERS_IN_PROOF, Place
 from tests.contract.racing import judge, race_processes, race_threads, read_log
+from tests.support.waiting import WAIT_S
 
 
 def fill(consensus: Consensus, key: str, length: int) -> list[Entry]:
@@ -261,7 +262,7 @@ def test_a_subscriber_that_fails_harms_nobody(consensus: Consensus) -> None:
     unsubscribe = consensus.subscribe(fails)
     assert unsubscribe is not None
     fill(consensus, "k", 3)
-    assert heard.wait(30)
+    assert heard.wait(WAIT_S)
     fill(consensus, "k2", 3)
     unsubscribe()
     unsubscribe()

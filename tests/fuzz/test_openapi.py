@@ -14,13 +14,14 @@ import pytest
 
 import persist
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
 EXAMPLES = 15  # for each operation
 
 
 def document_of(server: Server) -> dict[str, object]:
-    with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=30) as answer:
+    with urllib.request.urlopen(f"{server.url}/openapi.json", timeout=WAIT_S) as answer:
         found: dict[str, object] = json.load(answer)
         return found
 
@@ -46,8 +47,8 @@ def test_no_request_makes_the_server_fail(tmp_path: Path) -> None:
         schema = tmp_path / "openapi.json"
         schema.write_text(json.dumps(fuzzable(document_of(server))))
         command = [program, "run", str(schema), "--url", server.url, "--checks", "not_a_server_error", "--seed", "1"]
-        command += ["--max-examples", str(EXAMPLES), "--request-timeout", "20", "--phases", "examples,fuzzing"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+        command += ["--max-examples", str(EXAMPLES), "--request-timeout", "120", "--phases", "examples,fuzzing"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=4 * WAIT_S, check=False)
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
         with persist.connect(server.url) as client:
             assert client.shard("kept").snapshot(0).to_arrow().to_pydict() == {"k": ["a"], "__diff": [1]}

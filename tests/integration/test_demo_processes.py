@@ -12,6 +12,7 @@ import persist
 from examples.flights.processes import Child, Children, Deadline, DemoFailed, Server
 from examples.flights.store import environment_of, free_name, look
 from persist.cli.where import Where
+from tests.support.waiting import WAIT_S
 
 
 def children_in(directory: Path) -> Children:
@@ -21,9 +22,9 @@ def children_in(directory: Path) -> Children:
 def test_a_child_that_fails_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
     with children_in(tmp_path) as children:
         with pytest.raises(DemoFailed, match=r"the listener ended before it was done(.|\n)*No module named"):
-            children.start("listener", "no_such_module").event(30)
+            children.start("listener", "no_such_module").event(WAIT_S)
         with pytest.raises(DemoFailed, match="ended with exit code 1"):
-            children.run("writer", "no_such_module", timeout_s=30)
+            children.run("writer", "no_such_module", timeout_s=WAIT_S)
 
 
 def test_children_are_stopped_when_the_demo_fails(tmp_path: Path) -> None:
@@ -48,13 +49,13 @@ def test_a_wait_ends_with_the_demo() -> None:
 
 def test_a_killed_server_comes_back_at_its_port_with_all_that_it_acknowledged(tmp_path: Path) -> None:
     with children_in(tmp_path) as children:
-        server = Server(children, 60)
+        server = Server(children, WAIT_S)
         url = server.url
         with persist.connect(url) as client:
             shard = client.create_shard("flights", pa.schema([pa.field("k", pa.int64(), nullable=False)]), ["k"])
             shard.compare_and_append(pa.table({"k": [1, 2]}), 0, 5)
             server.kill()
-            server.start(60)
+            server.start(WAIT_S)
             assert server.url == url
             assert shard.snapshot(4).to_arrow()["k"].to_pylist() == [1, 2]
             shard.close()

@@ -29,6 +29,7 @@ from persist.core.errors import (
     UpperMismatch,
 )
 from persist.parts import ShardSchema
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
 
@@ -98,7 +99,7 @@ def test_listening_goes_on_where_the_snapshot_ends(shard: Shard) -> None:
     shard.insert([{"id": 1, "name": "a"}])
     shard.insert([{"id": 2, "name": "b"}])
     with shard.listen(0, until=4) as listen:
-        events = list(listen.next_events(5))
+        events = list(listen.next_events(WAIT_S))
         shard.insert([{"id": 3, "name": "c"}])
         shard.insert([{"id": 1, "name": "a", "__diff": -1}])
         shard.insert([{"id": 9, "name": "beyond"}])

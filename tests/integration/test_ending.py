@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S, wait_until
 
-WAIT_S = 300.0
 GRACE_S = 1.0
 
 
@@ -27,10 +27,7 @@ def is_gone(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
-        time.sleep(0.05)
+    wait_until(lambda: is_gone(pid), f"the end of process {pid}")
 
 
 def started(program: str) -> tuple[subprocess.Popen[bytes], int]:

@@ -14,11 +14,11 @@ import pytest
 import persist
 from persist.core.errors import InvalidUsage
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 CHILDREN = 4
 INSERTS = 25
-WAIT_S = 60.0
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

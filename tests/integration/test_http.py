@@ -22,6 +22,7 @@ from persist.core.state import Policy
 from persist.core.view import ViewRequest
 from rpc.client.http_blob import HttpBlob
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string()), ("amount", pa.int64())])
 
@@ -97,7 +98,7 @@ def test_a_listener_gets_every_update_once_while_others_write(server: Server, sh
     listener.start()
     for n in range(30):
         shard.compare_and_append(rows(f"r{n}"), n, n + 1)
-    listener.join(60)
+    listener.join(WAIT_S)
     assert seen == [(f"r{n}", n) for n in range(30)]
 
 
@@ -177,7 +178,7 @@ def test_a_blob_with_a_flipped_byte(server: Server, tmp_path: Path) -> None:
 def test_a_directory_that_is_not_a_persist_location(tmp_path: Path) -> None:
     (tmp_path / "holiday.txt").write_text("photos")
     with Server(tmp_path) as server:
-        assert server.process.wait(60) == 1
+        assert server.process.wait(WAIT_S) == 1
     assert server.url == ""
     assert "is not a persist location" in server.said()
     assert (tmp_path / "holiday.txt").read_text() == "photos"
@@ -256,10 +257,10 @@ def test_sigterm_answers_what_was_accepted_and_ends_waits(tmp_path: Path) -> Non
         waiting.start()
         writer = threading.Thread(target=write)
         writer.start()
-        started.wait(60)
+        started.wait(WAIT_S)
         assert server.stop() == 0
-        writer.join(60)
-        waiting.join(60)
+        writer.join(WAIT_S)
+        waiting.join(WAIT_S)
     with persist.connect(f"persist://{tmp_path / 'data'}") as local:
         found = local.shard("orders").snapshot().to_arrow(expand=True).num_rows
     assert len(acknowledged) <= found <= len(acknowledged) + 1

@@ -16,6 +16,7 @@ import pytest
 import persist
 from tests.support.pages import commands
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "http.md"
 
@@ -42,7 +43,7 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
                     env={**shell, "URL": server.url},
                     capture_output=True,
                     text=True,
-                    timeout=60,
+                    timeout=WAIT_S,
                 )
                 assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
                 said[command] = ran.stdout
@@ -74,5 +75,5 @@ def test_a_dropped_shard_is_put_again_with_200_and_stays_closed_as_the_page_says
         client.create_shard("eu/orders", schema, key=["id"]).drop()
         create = commands(examples()[0])[0]
         environment = {**os.environ, "URL": server.url}
-        ran = subprocess.run(create, shell=True, env=environment, capture_output=True, check=True, timeout=60)
+        ran = subprocess.run(create, shell=True, env=environment, capture_output=True, check=True, timeout=WAIT_S)
     assert json.loads(ran.stdout)["upper"] == []

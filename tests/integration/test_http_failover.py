@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from rpc.client.servers import rendezvous
 from rpc.client.transport import HttpTransport
 from tests.services.fault_proxy import FaultProxy
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.string())])
-WAIT_S = 60.0
 
 
 def count(directory: Path, name: str) -> dict[str, int]:
@@ -70,7 +69,7 @@ def test_two_servers_may_serve_one_shard_at_once(tmp_path: Path) -> None:
         writers = [Writer(one, "orders", 0), Writer(two, "orders", 1)]
         for writer in writers:
             writer.start()
-        time.sleep(2)
+        wait_until(lambda: all(len(writer.acknowledged) >= 20 for writer in writers), "both have written")
         for writer in writers:
             writer.enough.set()
             writer.join(WAIT_S)
@@ -96,16 +95,12 @@ def test_a_killed_server_costs_nobody_anything_but_time_and_gets_its_shards_back
         listener.start()
         for writer in writers:
             writer.start()
-        time.sleep(1)
+        wait_until(lambda: all(len(writer.acknowledged) >= 5 for writer in writers), "everybody has written")
         victim.kill()
         before = other.requests("commands")
-        time.sleep(1.5)
-        assert other.requests("commands") > before
+        wait_until(lambda: other.requests("commands") > before, "the other server is asked")
         with Server(directory, "--port", str(victim.port)) as returned:
-            deadline = time.monotonic() + WAIT_S
-            while returned.requests("commands") == 0 and time.monotonic() < deadline:
-                time.sleep(0.05)
-            assert returned.requests("commands") > 0
+            wait_until(lambda: returned.requests("commands") > 0, "it has its shards back")
             for writer in writers:
                 writer.enough.set()
                 writer.join(WAIT_S)
@@ -145,13 +140,11 @@ def test_an_only_server_that_is_killed_and_started_again(tmp_path: Path) -> None
         client.create_shard("orders", SCHEMA, ["id"])
         writer = Writer(client, "orders", 0)
         writer.start()
-        time.sleep(0.5)
+        wait_until(lambda: writer.acknowledged, "something is written")
         first.kill()
         with Server(directory, "--port", str(first.port)):
             reached = len(writer.acknowledged)
-            deadline = time.monotonic() + WAIT_S
-            while len(writer.acknowledged) < reached + 5 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until(lambda: len(writer.acknowledged) >= reached + 5, "writing goes on")
             writer.enough.set()
             writer.join(WAIT_S)
     assert writer.failed == []

@@ -26,6 +26,7 @@ from rpc.joining import JoiningProtocol
 from rpc.serving import bind
 from tests.support.location import memory_location
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 IMPATIENT = HandleSettings(write=WriteSettings(retry_s=0.5), read=ReadSettings(retry_s=0.5))
@@ -84,7 +85,7 @@ def test_a_5xx_of_a_proxy_after_a_write_is_indeterminate_and_before_a_read_unava
 ) -> None:
     """A 503 was told as Unavailable, "did not happen", though the write had happened."""
     url, lost = proxy
-    with persist.connect(url, timeout_s=1.0, handles=IMPATIENT) as client:
+    with persist.connect(url, timeout_s=WAIT_S, handles=IMPATIENT) as client:
         shard = client.create_shard("orders", SCHEMA, ["id"])
         writer = shard.open_writer()
         for number, answer in enumerate(FOREIGN):

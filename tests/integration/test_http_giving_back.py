@@ -16,11 +16,11 @@ from persist.commit.location import Location
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from tests.support.location import memory_location
+from tests.support.waiting import WAIT_S
 
 LIMITS = Limits(snapshots_max=1, listeners_max=1, bodies_bytes_max=130, rows_bytes_max=90, command_bytes_max=90)
 SCHEMA = pa.schema([("id", pa.string())])
 TIMES = 4  # more often than there are slots
-WAIT_S = 30.0
 
 
 class Asked:

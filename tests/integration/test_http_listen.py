@@ -21,9 +21,9 @@ from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, UnknownShard
 from rpc.client.transport import HttpTransport
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.string())])
-WAIT_S = 60.0
 
 
 def follow(client: Client, name: str, after: int | None = None, until: int | None = None) -> list[tuple[str, int]]:
@@ -146,10 +146,7 @@ def test_many_idle_listeners_hold_one_lease_and_commit_nothing(server: Server, s
         assert location.machine(shard.name).refresh().seqno == before.seqno
         for stream in streams:
             stream.close()
-        deadline = time.monotonic() + WAIT_S
-        while location.machine(shard.name).refresh().leased_readers and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not location.machine(shard.name).refresh().leased_readers
+        wait_until(lambda: not location.machine(shard.name).refresh().leased_readers, "the lease was given back")
     finally:
         location.close()
 

@@ -17,6 +17,7 @@ from persist.core.errors import Indeterminate, Unavailable
 from rpc.app import create_app
 from tests.support.location import memory_location
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S
 
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True, "nullable": False}, {"name": "v", "type": "string"}]}
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -24,7 +25,7 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 def ask(server: Server, method: str, path: str, request_id: str, body: str | None = None) -> tuple[int, Any]:
     """The status and the body of an answer; status 0 when it is cut off."""
-    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
         connection.request(method, path, body, {**NDJSON, "x-request-id": request_id})
         answer = connection.getresponse()
         try:

@@ -29,6 +29,7 @@ from rpc.settings import ServerSettings
 from tests.support.location import InlineBackground, memory_location
 from tests.support.server import Server
 from tests.support.shard import make_part
+from tests.support.waiting import WAIT_S
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
 SCHEMA = pa.schema([("id", pa.string())])
@@ -194,7 +195,7 @@ def test_the_client_sends_its_token_and_keeps_it_to_itself(tokens: Tokens, tmp_p
 
 def test_beyond_loopback_only_with_tokens_or_on_purpose(tmp_path: Path, tokens: Tokens) -> None:
     with Server(tmp_path / "a", "--host", "0.0.0.0") as refused:
-        assert refused.process.wait(60) == 1
+        assert refused.process.wait(WAIT_S) == 1
     assert "without tokens the server listens on loopback only" in refused.said()
     for arguments in (["--insecure"], ["--tokens", str(tokens.path)]):
         with Server(tmp_path / "b", "--host", "0.0.0.0", *arguments) as server:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -21,9 +20,9 @@ from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
-WAIT_S = 60.0
 
 
 @pytest.fixture(params=["embedded", "http"])
@@ -73,7 +72,7 @@ def closed(shard: Shard) -> None:
 def polled_to_its_end(shard: Shard) -> None:
     listen = shard.listen(None, until=2)
     while not listen.done:
-        assert list(listen.next_events(1.0))
+        assert list(listen.next_events(WAIT_S))
 
 
 def with_nothing_to_tell(shard: Shard) -> None:
@@ -105,12 +104,20 @@ def test_a_listener_that_goes_on_holds_what_it_needs(client: Client) -> None:
     shard = client.create_shard("orders", SCHEMA, ["id"])
     shard.insert([{"id": 1}])
     with shard.listen(None) as listen:
-        assert sum(event.updates.num_rows for event in listen.next_events(1.0)) == 1
+        assert sum(event.updates.num_rows for event in listen.next_events(WAIT_S)) == 1
         with pytest.raises(Conflict, match="held"):
             shard.drop()
         shard.insert([{"id": 2}])
-        assert sum(event.updates.num_rows for event in listen.next_events(1.0)) == 1
+        assert sum(event.updates.num_rows for event in listen.next_events(WAIT_S)) == 1
     shard.drop()
+
+
+def is_dropped(shard: Shard) -> bool:
+    try:
+        shard.drop()
+    except Conflict:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/octet-stream"])
@@ -123,14 +130,7 @@ def test_a_stream_over_http_that_ends_or_is_left_holds_nothing(tmp_path: Path, a
             request = urllib.request.Request(f"{server.url}/v1/shards/{name}/listen{query}", headers={"accept": accept})
             with closing(urllib.request.urlopen(request)) as answer:
                 assert answer.read(None if query else 10)
-            deadline = time.monotonic() + WAIT_S
-            while True:
-                try:
-                    shard.drop()
-                    break
-                except Conflict:
-                    assert time.monotonic() < deadline, "the hold stays"
-                    time.sleep(0.05)
+            wait_until(lambda shard=shard: is_dropped(shard), "the hold was given back")
 
 
 def test_a_read_that_gets_no_answer_is_unavailable_never_indeterminate(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,9 +24,9 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings
 from persist.core.state import Policy
 from tests.support.maintained import WORKER
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
-WAIT_S = 60.0
 MIB = 1024 * 1024
 
 
@@ -49,13 +48,6 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True, check=False
     )
-
-
-def wait_until(ready: object, what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not ready():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.05)
 
 
 def test_once_compacts_collects_and_ends(tmp_path: Path) -> None:

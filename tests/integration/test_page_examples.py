@@ -16,6 +16,7 @@ import persist
 from persist.core.errors import Corruption
 from tests.support import tutorial
 from tests.support.pages import blocks, run_python
+from tests.support.waiting import WAIT_S
 
 ROWS = pa.table({"id": range(3_000)})
 
@@ -71,7 +72,7 @@ def test_the_backup_recipe_needs_its_holds_and_then_the_copy_is_exact(
                 shard.insert(ROWS)
             maintain = [sys.executable, "-m", "persist.cli", "compactor", "--gc", "--once", "--dir", str(source)]
             for _ in range(2):
-                subprocess.run(maintain, check=True, capture_output=True, timeout=120)
+                subprocess.run(maintain, check=True, capture_output=True, timeout=WAIT_S)
             return walk(top)
 
         monkeypatch.setattr(os, "walk", after_maintenance)

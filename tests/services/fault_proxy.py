@@ -27,6 +27,7 @@ MODES = ("pass", "refuse", "reset", "hang", "swallow", "delay")
 ENDS = ("client", "server")
 CHUNK = 64 * 1024
 LOOK_S = 0.02
+CUT_S = 60.0
 DELAY_S = 0.05
 
 
@@ -37,6 +38,7 @@ class FaultProxy:
         self.target = target
         self.port = free_ports(1)[0]
         self.upload_limit: int | None = None
+        self.held = False  # whether something came since it hangs, and was not passed on
         self.rewrite: Callable[[bytes], bytes] | None = None
         self._mode = "pass"
         self._cuts = 0
@@ -50,6 +52,7 @@ class FaultProxy:
     def mode(self, mode: str) -> None:
         """Behave as `mode` from now on."""
         assert mode in MODES, mode
+        self.held = self.held and mode != "hang"
         self._mode = mode
         if mode == "refuse":
             self._stop_listening()
@@ -63,7 +66,7 @@ class FaultProxy:
         with self._changed:
             self._cuts += 1
             cuts = self._cuts
-            self._changed.wait_for(lambda: all(born >= cuts for born in self._live.values()), 5)
+            self._changed.wait_for(lambda: all(born >= cuts for born in self._live.values()), CUT_S)
 
     def half_close(self, end: str) -> None:
         """On every connection that is open now `end` hears that the other will send no more; what it sends arrives."""
@@ -111,7 +114,7 @@ class FaultProxy:
         server: socket.socket | None = None
         try:
             if self._mode != "reset":
-                server = socket.create_connection(("127.0.0.1", self.target), timeout=5)
+                server = socket.create_connection(("127.0.0.1", self.target), timeout=CUT_S)
                 for each in (client, server):
                     each.settimeout(None)
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -136,6 +139,7 @@ class FaultProxy:
                 ended.add(client if end == "client" else server)
                 (client if end == "client" else server).shutdown(socket.SHUT_WR)
             if self._mode == "hang":
+                self.held = self.held or bool(select.select([client], [], [], 0)[0])
                 self._pause(LOOK_S)
                 continue
             for source in select.select([client, server], [], [], LOOK_S)[0]:

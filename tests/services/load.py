@@ -36,7 +36,7 @@ class Load:
     def total(self) -> int:
         return sum(len(tally.acknowledged) for tally in self.tallies.values())
 
-    def wait_for(self, more: int, timeout_s: float = 60.0) -> None:
+    def wait_for(self, more: int, timeout_s: float = 900.0) -> None:
         """Wait until `more` further appends are acknowledged: the store works (again)."""
         wanted, deadline = self.total + more, time.monotonic() + timeout_s
         while self.total < wanted:

@@ -45,7 +45,7 @@ def proxy(etcd_server: EtcdCluster, fault_proxy: Callable[[int], FaultProxy]) ->
 def behind(direct: Consensus, proxy: FaultProxy) -> Iterator[Consensus]:
     """The same prefix through the proxy, impatient, with a connection open."""
     prefix = direct.url.partition("://")[2].partition("/")[2]
-    store = EtcdConsensus([f"127.0.0.1:{proxy.port}"], prefix, timeout_s=1.0)
+    store = EtcdConsensus([f"127.0.0.1:{proxy.port}"], prefix, timeout_s=2.0)
     assert store.head("k") is not None
     yield store
     proxy.mode("pass")

@@ -55,7 +55,7 @@ def proxy(postgres_server: Postgres, fault_proxy: Callable[[int], FaultProxy]) -
 @pytest.fixture
 def behind(url: str, direct: Consensus, proxy: FaultProxy) -> Iterator[Consensus]:
     """The same database through the proxy, impatient, with a connection open."""
-    store = PostgresConsensus(sa.make_url(_with_port(url, proxy.port)), connect_timeout_s=2, statement_timeout_s=0.8)
+    store = PostgresConsensus(sa.make_url(_with_port(url, proxy.port)), connect_timeout_s=4, statement_timeout_s=2)
     assert store.head("k") is not None
     yield store
     proxy.mode("pass")
@@ -167,7 +167,7 @@ def test_commits_that_would_not_be_durable(url: str) -> None:
 def test_reset_before_the_server_saw_it(behind: Consensus, direct: Consensus, proxy: FaultProxy) -> None:
     proxy.mode("hang")
     thread, failures = in_background(lambda: behind.compare_and_set("k", 2, b"lost on the way"))
-    thread.join(0.2)
+    wait_until(lambda: proxy.held, "the statement is on its way")
     proxy.cut()
     thread.join()
     assert isinstance(failures[0], ConsensusIndeterminate)

@@ -55,7 +55,7 @@ def proxy(s3_server: S3Server, fault_proxy: Callable[[int], FaultProxy]) -> Faul
 @pytest.fixture
 def behind(proxy: FaultProxy, bucket: str) -> Iterator[Blob]:
     """The same bucket through the proxy, impatient."""
-    options = "connect_timeout=1&read_timeout=1&attempts=1"
+    options = "connect_timeout=2&read_timeout=2&attempts=1"
     store = open_blob(f"s3://{bucket}/p?endpoint=http://127.0.0.1:{proxy.port}&{options}")
     yield store
     proxy.mode("pass")
@@ -202,7 +202,6 @@ def test_a_failed_upload_leaves_no_parts(s3_server: S3Server, bucket: str, proxy
         multipart_bytes=6 * MiB,
         part_bytes=5 * MiB,
         attempts=1,
-        read_timeout=1.0,
     )
     store = S3Blob(settings)
     proxy.upload_limit = 2 * MiB

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
-STOP_S = 60.0
+from tests.support.waiting import WAIT_S
 
 
 class Server:
@@ -67,7 +67,7 @@ class Server:
 
     def said(self) -> str:
         """What it has written to standard error; after its end."""
-        self._reader.join(STOP_S)
+        self._reader.join(WAIT_S)
         return b"".join(self._said).decode()
 
     def _read(self) -> None:
@@ -76,8 +76,8 @@ class Server:
             self._said.append(line)
 
     def _ended(self) -> int:
-        code = self.process.wait(STOP_S)
-        self._reader.join(STOP_S)
+        code = self.process.wait(WAIT_S)
+        self._reader.join(WAIT_S)
         for stream in (self.process.stdout, self.process.stderr):
             assert stream is not None
             stream.close()

@@ -16,6 +16,7 @@ from persist.core.errors import UnknownShard
 from persist.core.state import State, initial_state
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME, SCHEMA
+from tests.support.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -96,8 +97,8 @@ def test_a_waiter_is_woken_by_commits_of_its_own_process(machines: tuple[Machine
 
     waiter = threading.Thread(target=lambda: found.append(here.wait_for(ready, 60, 60)))
     waiter.start()
-    assert waiting.wait(30)
+    assert waiting.wait(WAIT_S)
     advance(here, 3)
     advance(here, 6)
-    waiter.join(30)
+    waiter.join(WAIT_S)
     assert [state.upper for state in found] == [Antichain(6)]

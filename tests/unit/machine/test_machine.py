@@ -24,6 +24,7 @@ from persist.core.errors import Expired, Indeterminate, InvalidUsage, Unavailabl
 from persist.core.ids import Token, WriterId, mint
 from persist.core.state import Policy
 from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -208,7 +209,7 @@ def test_sixteen_threads_on_two_servers_lose_no_row(consensus: Meddling, locatio
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(WAIT_S)
     expected = sorted(n * 100 + step for n in range(16) for step in range(20))
     assert contents(clients[0].shard("orders")) == expected
 

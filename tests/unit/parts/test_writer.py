@@ -13,6 +13,7 @@ import pytest
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.parts import ahead, consolidate, plan_splits, spill_inline
+from tests.support.waiting import WAIT_S
 from tests.unit.parts.strategies import KEYED, SHARD, Shard, joined
 
 
@@ -150,5 +151,5 @@ def test_a_forgotten_iterator_does_not_keep_the_process() -> None:
         "import itertools; from persist.parts import ahead; "
         "kept = ahead(itertools.count()); print(next(kept), next(kept))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
     assert done.stdout.split() == ["0", "1"]
