@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import weakref
 from functools import lru_cache
 
 import pyarrow as pa
 
 from persist.client.connect import Connection
+from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
 from persist.client.write import WriteHandle
 from persist.core.view import ShardView, ViewRequest
@@ -29,7 +31,10 @@ def transport(connection: Connection) -> Transport:
 def _opened(connection: Connection, pid: int) -> Transport:
     """By process, too: a forked child must not go on with its parent's connections."""
     _settle(pid, writes=False)
-    return connection.transport()
+    opened = connection.transport()
+    if isinstance(opened, EmbeddedTransport):  # its threads go on until it is closed; what was evicted nobody closes
+        weakref.finalize(opened, opened.location.close).atexit = False
+    return opened
 
 
 def settle_to_write() -> None:

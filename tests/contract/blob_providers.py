@@ -17,7 +17,7 @@ from blob.metrics import MeteredBlob
 PROVIDERS = [
     "memory",
     "file",
-    pytest.param("s3", marks=[pytest.mark.services, pytest.mark.xdist_group("s3")]),
+    pytest.param("s3", marks=pytest.mark.services),
     "arrow_local",
     "arrow_mock",
     "decorated",

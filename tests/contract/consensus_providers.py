@@ -11,11 +11,9 @@ import pytest
 
 from consensus import Consensus, open_consensus
 
-POSTGRES = pytest.param("postgres", marks=[pytest.mark.services, pytest.mark.xdist_group("postgres")])
-ETCD = pytest.param("etcd", marks=[pytest.mark.services, pytest.mark.xdist_group("etcd")])
-ETCD_CLUSTER = pytest.param(
-    "etcd_cluster", marks=[pytest.mark.services, pytest.mark.xdist_group("etcd"), pytest.mark.proof]
-)
+POSTGRES = pytest.param("postgres", marks=[pytest.mark.services])
+ETCD = pytest.param("etcd", marks=[pytest.mark.services])
+ETCD_CLUSTER = pytest.param("etcd_cluster", marks=[pytest.mark.services, pytest.mark.proof])
 SERVERS_IN_PROOF = [
     pytest.param(*each.values, marks=[*each.marks, pytest.mark.proof]) for each in (POSTGRES, ETCD, ETCD_CLUSTER)
 ]

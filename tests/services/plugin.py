@@ -54,6 +54,7 @@ class GroupScheduling(LoadScopeScheduling):
         return next((group for group, ids in GROUPS.items() if ids.search(nodeid)), nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
     return GroupScheduling(config, log)
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from examples import batch_etl, change_capture, streaming
+from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
 
@@ -45,7 +46,7 @@ def test_change_capture(spark: Any, url: str) -> None:
 def test_streaming(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
     for _ in range(2):
         streaming.feed(client, 3)
-        streaming.run(spark, url, str(tmp_path / "checkpoints"))
+        patiently(lambda: streaming.run(spark, url, str(tmp_path / "checkpoints")))
         check(client)
 
 
@@ -75,5 +76,10 @@ def test_drivers_killed_at_random_lose_nothing_and_double_nothing(client: Any, u
         time.sleep(rng.random())
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+    def to_the_end() -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    patiently(to_the_end)
     check(client)

@@ -11,6 +11,7 @@ import pytest
 
 import persist
 from tests.support.pages import blocks, run_python
+from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
 
@@ -32,12 +33,21 @@ def test_every_example_of_the_page_runs(
         text = block.text.replace("http://host:8787", url).replace("persist:///data", url)
         text = text.replace("checkpoints/copy", f"{tmp_path}/checkpoints")  # Spark has a working directory of its own
         if block.language == "python":
-            run_python(PAGE, [replace(block, text=text)], names)
+            example = replace(block, text=text)
+            run_python(PAGE, [example], names)
+            if "writeStream" in text:
+                stream = example
             names["table"] = more  # one example imports a function of this name
         elif block.language == "sql":
             for statement in text.strip().rstrip(";").split(";\n"):
                 spark.sql(statement).collect()
-    names["query"].processAllAvailable()
+
+    def streamed() -> None:
+        if not names["query"].isActive:
+            run_python(PAGE, [stream], names)
+        names["query"].processAllAvailable()
+
+    patiently(streamed)
     names["query"].stop()
     assert client.shard("copy").snapshot().to_arrow().num_rows == TIMES
     assert client.shard("copied").snapshot().to_arrow().num_rows >= TIMES

@@ -18,6 +18,7 @@ from persist.spark import executors
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target
 from persist.spark.schemas import spark_schema
 from persist.spark.stream_read import StreamReader
+from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
 
@@ -34,14 +35,24 @@ def stream(spark: Any, url: str) -> Callable[..., Any]:
 
 @pytest.fixture
 def pump(url: str, tmp_path: Path) -> Callable[..., Any]:
-    """Run the query on everything that is there now, into a shard; returns the finished query."""
+    """Run the query on everything that is there now, into a shard; returns what it told of its progress."""
 
-    def pumped(frame: Any, sink: str, checkpoint: str = "checkpoint", mode: str = "append", **options: Any) -> Any:
+    def pumped(
+        frame: Any, sink: str, checkpoint: str = "checkpoint", mode: str = "append", **options: Any
+    ) -> list[dict[str, Any]]:
+        progress: list[dict[str, Any]] = []
         writer = frame.writeStream.format("persist").outputMode(mode).options(url=url, **options)
         writer = writer.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True)
-        query = writer.start(sink)
-        query.awaitTermination()
-        return query
+
+        def run() -> None:
+            query = writer.start(sink)
+            try:
+                query.awaitTermination()
+            finally:
+                progress.extend(query.recentProgress)
+
+        patiently(run)
+        return progress
 
     return pumped
 
@@ -81,21 +92,22 @@ def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: 
         shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
     rows = [{"k": f"late{i}", "n": i, "__time": 4 + i % 5} for i in range(50)]
     shard.compare_and_append(rows, 4, 9)
-    query = pump(stream(maxRowsPerTrigger=20), "copy", key="k")
-    sizes = [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]]
+    progress = pump(stream(maxRowsPerTrigger=20), "copy", key="k")
+    sizes = [p["numInputRows"] for p in progress if p["numInputRows"]]
     assert sizes == [20, 20, 20, 20, 10]
     assert contents(client, "copy") == contents(client, "orders")
     assert shard.since().element == 0  # a stream without a cursor lets no history go
-    query = pump(stream(maxRowsPerTrigger=3), "small", "other", key="k")
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [10] * 9
+    progress = pump(stream(maxRowsPerTrigger=3), "small", "other", key="k")
+    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [10] * 9
 
 
+@pytest.mark.proof
 def test_bytes_per_trigger_are_admitted(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for time in range(4):
         shard.compare_and_append([{"k": f"k{time}-{i}", "n": i} for i in range(10)], time, time + 1)
-    query = pump(stream(maxBytesPerTrigger="1b"), "copy", key="k")
-    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [10] * 4
+    progress = pump(stream(maxBytesPerTrigger="1b"), "copy", key="k")
+    assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [10] * 4
 
 
 def test_changes_carry_what_spark_calls_them(client: Any, stream: Any, pump: Any) -> None:
@@ -151,6 +163,7 @@ def test_trap_3_latest_without_a_cursor_is_refused(client: Any, url: str) -> Non
         reader(url, startingOffsets="latest")
 
 
+@pytest.mark.proof
 def test_latest_begins_after_what_is_there(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "before", "n": 0}])
@@ -160,6 +173,7 @@ def test_latest_begins_after_what_is_there(client: Any, stream: Any, pump: Any) 
     assert contents(client, "copy") == Counter({("after", 1): 1})
 
 
+@pytest.mark.proof
 def test_a_stream_begins_at_a_time(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(4):
@@ -183,6 +197,7 @@ def test_a_cursor_keeps_the_history_that_a_stopped_stream_needs(client: Any, str
     )
 
 
+@pytest.mark.proof
 def test_forgotten_history_fails_the_stream_unless_it_may_be_lost(
     spark: Any, client: Any, stream: Any, pump: Any
 ) -> None:
@@ -196,6 +211,7 @@ def test_forgotten_history_fails_the_stream_unless_it_may_be_lost(
     assert contents(client, "copy") == Counter({("a", 4): 1, ("a", 5): 1})
 
 
+@pytest.mark.proof
 def test_earliest_begins_with_the_contents_as_of_since(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(4):
@@ -206,6 +222,7 @@ def test_earliest_begins_with_the_contents_as_of_since(client: Any, stream: Any,
     assert contents(client, "log") == Counter({(-1, 2, 1): 1, (2, 2, 1): 1, (2, 3, -1): 1, (3, 3, 1): 1})
 
 
+@pytest.mark.proof
 def test_complete_mode_replaces_the_contents_each_time(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "a", "n": 1}, {"k": "b", "n": 2}])
@@ -217,6 +234,7 @@ def test_complete_mode_replaces_the_contents_each_time(client: Any, stream: Any,
     assert client.shard("totals").upper().element == 2
 
 
+@pytest.mark.proof
 def test_a_stream_of_upserts(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(3):
@@ -239,6 +257,7 @@ def test_a_committed_batch_that_is_replayed_is_skipped(client: Any, stream: Any,
     assert client.shard("copy").upper().element == 3
 
 
+@pytest.mark.proof
 def test_micro_batches_share_a_writer(client: Any, url: str, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(6):
@@ -269,11 +288,16 @@ def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any,
     ("options", "message"),
     [
         ({"startingOffsets": "soon"}, "option 'startingOffsets' is a whole number, not 'soon'"),
-        ({"startingOffsets": '{"at": 1}'}, "is earliest, latest, a time or"),
-        ({"maxRowsPerTrigger": "0"}, "option 'maxRowsPerTrigger' is 0"),
-        ({"maxBytesPerTrigger": "lots"}, "option 'maxBytesPerTrigger' is a size"),
-        ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "not both"),
-        ({"asOf": "1"}, "option 'asOf' means nothing for a streaming read"),
+        *(
+            pytest.param(options, message, marks=pytest.mark.proof)
+            for options, message in (
+                ({"startingOffsets": '{"at": 1}'}, "is earliest, latest, a time or"),
+                ({"maxRowsPerTrigger": "0"}, "option 'maxRowsPerTrigger' is 0"),
+                ({"maxBytesPerTrigger": "lots"}, "option 'maxBytesPerTrigger' is a size"),
+                ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "not both"),
+                ({"asOf": "1"}, "option 'asOf' means nothing for a streaming read"),
+            )
+        ),
     ],
 )
 def test_a_bad_stream_option_is_one_clear_sentence(
