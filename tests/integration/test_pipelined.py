@@ -12,9 +12,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from blob.faults import FaultPlan, FaultyBlob
 from consensus import open_consensus
-from consensus.faults import FaultyConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
@@ -23,6 +21,8 @@ from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core.attribute import EVENT_COUNT, AttributeUpdate
 from persist.core.errors import AttributeMismatch, InvalidUsage, PersistError
 from persist.core.state import Policy
+from tests.support.blob_faults import FaultPlan, FaultyBlob
+from tests.support.consensus_faults import FaultyConsensus
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from blob.errors import BlobError, BlobUnavailable
-from blob.faults import FaultPlan, FaultyBlob
 from blob.interface import Blob, BlobStat
 from blob.memory import MemoryBlob
 from consensus.errors import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
-from consensus.faults import FaultyConsensus
 from consensus.interface import Consensus, Entry, Wanted
 from consensus.memory import MemoryConsensus
 from tests.simulation.scheduler import Scheduler, Task
+from tests.support.blob_faults import FaultPlan, FaultyBlob
+from tests.support.consensus_faults import FaultyConsensus
 
 T = TypeVar("T")
 

@@ -8,13 +8,13 @@ import pytest
 
 from blob import BlobError, BlobMisconfigured, BlobNotFound, BlobUnavailable
 from blob.cache import ENTRY_OVERHEAD_BYTES, CachedBlob
-from blob.faults import FaultPlan, FaultyBlob
 from blob.memory import MemoryBlob
 from blob.metrics import MeteredBlob
 from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
-from consensus.faults import FaultyConsensus
 from consensus.memory import MemoryConsensus
 from consensus.metrics import MeteredConsensus
+from tests.support.blob_faults import FaultPlan, FaultyBlob
+from tests.support.consensus_faults import FaultyConsensus
 
 Observed = list[tuple[str, str, float, int]]
 

@@ -1,4 +1,4 @@
-"""Faults on purpose, from one seed, for consensus stores. The plan and its kinds are those of `blob.faults`.
+"""Faults on purpose, from one seed, for consensus stores. The plan and its kinds are those of `blob_faults`.
 
 fail_before    ConsensusUnavailable, nothing happened
 fail_after     ConsensusIndeterminate, although it happened
@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from blob.faults import FaultPlan
 from consensus.errors import ConsensusIndeterminate, ConsensusUnavailable
 from consensus.forwarding import ForwardingConsensus
 from consensus.interface import Consensus, Entry, Wanted
+from tests.support.blob_faults import FaultPlan
 
 
 class FaultyConsensus(ForwardingConsensus):
