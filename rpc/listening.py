@@ -62,7 +62,7 @@ class Listeners:
                         yield heartbeat(frontier, form)
                     continue
                 with hold.reading(state.seqno):
-                    async for upper, frame in self._step(name, state, frontier, until, form):
+                    async for upper, frame in self._step(name, state, frontier, min(state.upper, until), form):
                         yield frame
                         frontier = upper
                 hold.move(frontier)
@@ -70,14 +70,14 @@ class Listeners:
     async def _step(
         self, name: str, state: State, frontier: Antichain, until: Antichain, form: str
     ) -> AsyncIterator[tuple[Antichain, bytes]]:
-        """(frontier afterwards, frame) up to the State's upper."""
+        """(frontier afterwards, frame) up to exactly `until`, which the State has reached."""
         rows = sum(batch.rows for batch in state.trace.batches[-1:])
         for batch in reversed(state.trace.batches[:-1]):
             if batch.desc.upper <= frontier or rows > SHARED_ROWS_MAX:
                 break
             rows += batch.rows
         if rows <= SHARED_ROWS_MAX:
-            for item in await self._shared_step(name, state, frontier, until, form):
+            for item in await self._shared_step(name, frontier, until, form):
                 yield item
             return
         async with self._large:
@@ -86,9 +86,9 @@ class Listeners:
                 yield made
 
     async def _shared_step(
-        self, name: str, state: State, frontier: Antichain, until: Antichain, form: str
+        self, name: str, frontier: Antichain, until: Antichain, form: str
     ) -> list[tuple[Antichain, bytes]]:
-        key = (name, form, frontier, min(state.upper, until))
+        key = (name, form, frontier, until)
         found = self._shared.get(key)
         if found is None:
             found = asyncio.ensure_future(self._work.run(lambda: list(self._events(name, frontier, until, form))))
@@ -110,7 +110,7 @@ class Listeners:
             self._shared_bytes -= _size(made)
 
     def _events(self, name: str, frontier: Antichain, until: Antichain, form: str) -> Iterator[tuple[Antichain, bytes]]:
-        """Blocking: what the cached State has beyond `frontier`, as frames."""
+        """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
         encode: _Encode = sse if form == EVENTS else frame
         element = frontier.element
         assert element is not None
