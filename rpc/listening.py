@@ -50,13 +50,12 @@ class Listeners:
         self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str
     ) -> AsyncGenerator[bytes]:
         """The frames from the frontier `start` on, until `until`, the shard's end, or the server's."""
-        machine = self._location.machine(name)
         frontier = start
         with self._watcher.watch(name) as watch:
             while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
-                state = machine.cached
+                state = watch.machine.cached
                 if state is None:
-                    state = await self._work.run(machine.refresh)
+                    state = await self._work.run(watch.machine.refresh)
                 if not is_past(state, frontier.element):
                     if not await watch.wait(HEARTBEAT_S):
                         yield heartbeat(frontier, form)

@@ -59,7 +59,7 @@ class Watcher:
         deadline = asyncio.get_running_loop().time() + request.timeout_s
         with self.watch(name) as watch:
             while True:
-                state = machine.cached or cached
+                state = watch.machine.cached or cached
                 left = deadline - asyncio.get_running_loop().time()
                 if is_past(state, request.past) or left <= 0 or self.stopping.is_set():
                     return state
@@ -129,6 +129,7 @@ class Watcher:
                 if machine is not watched.machine:  # the cache has dropped the one that we watched
                     watched.stop()
                     watched.machine, watched.stop = machine, machine.watch(self._waker(name))
+                    self._wake(watched)
                 with contextlib.suppress(PersistError):  # too much else to do: the next round finds out
                     await self._work.run(machine.refresh_quietly)
         self._poller = None
@@ -148,6 +149,11 @@ class Watch:
 
     def __exit__(self, *_: object) -> None:
         self._watcher._leave(self._name)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that news reach: another one than before where the cache has dropped that."""
+        return self._watched.machine
 
     async def wait(self, timeout_s: float) -> bool:
         """Whether the shard moved since the last call (or since it is watched) within `timeout_s`."""

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
@@ -32,6 +33,8 @@ from persist.formats.store_errors import translated
 MARKER = "persist.json"
 MARKER_VERSION = 1
 MACHINES_MAX = 20_000
+UNREAD_PART = 20  # names of which no shard was read take at most this part of the places
+EVICTIONS_TRIED_MAX = 100  # machines looked at when one more is made
 NAMES_PAGE = 1_000
 POLL_WITH_PUSH_S = 30.0
 POLL_WITHOUT_PUSH_S = 0.1
@@ -75,6 +78,7 @@ class Location:
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
+        self._unread: OrderedDict[str, None] = OrderedDict()  # names that were new of late
         self._poked: set[str] = set()
         with translated():
             self._unsubscribe = consensus.subscribe(self._moved, self._is_watched)
@@ -94,10 +98,29 @@ class Location:
                     settings=self.settings.machine,
                     nodes=self.nodes,
                 )
-                if len(self._machines) > self.settings.machines_max:
-                    self._machines.popitem(last=False)  # whoever still uses it may go on: it only caches
+                self._make_room(name)
             self._machines.move_to_end(name)
             return machine
+
+    def _make_room(self, name: str) -> None:
+        """For the new machine `name`, under the lock. Whoever uses an evicted one may go on: it only caches.
+
+        A machine that somebody watches stays, also beyond `machines_max`: news reach only those in the cache.
+        """
+        most = self.settings.machines_max
+        self._unread[name] = None
+        self._unread.move_to_end(name)
+        if len(self._unread) > max(1, most // UNREAD_PART):
+            found = self._machines.get(self._unread.popitem(last=False)[0])
+            if found is not None and found.cached is None and not found.is_watched:
+                del self._machines[found.name]
+        for oldest in list(islice(self._machines, min(EVICTIONS_TRIED_MAX, len(self._machines) - 1))):
+            if len(self._machines) <= most:
+                return
+            if self._machines[oldest].is_watched:
+                self._machines.move_to_end(oldest)
+            else:
+                del self._machines[oldest]
 
     def machines(self) -> list[Machine]:
         """The machines in the cache now."""

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 
 import pyarrow as pa
 
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.location import Location
+from persist.commit.location import Location, LocationSettings
 from persist.core.antichain import EMPTY, Antichain
+from persist.core.view import ViewRequest
 from rpc.listen_frames import FRAMES, frames
 from rpc.listening import Listeners
 from rpc.settings import Limits
 from rpc.watching import Watcher
 from rpc.work import Work
-from tests.support.location import memory_location
+from tests.support.location import InlineBackground, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
@@ -28,27 +31,32 @@ Event = tuple[list[int | None], list[str]]
 
 
 @asynccontextmanager
-async def listeners(location: Location, limits: Limits | None = None) -> AsyncIterator[tuple[Listeners, Work]]:
+async def listeners(location: Location, limits: Limits | None = None) -> AsyncIterator[tuple[Listeners, Work, Watcher]]:
     limits = limits or Limits()
     work = Work(limits)
     watcher = Watcher(location, work)
     found = Listeners(EmbeddedTransport(location), location, work, watcher, limits)
     try:
-        yield found, work
+        yield found, work, watcher
     finally:
         watcher.stop()
         found.leases.stop()
         work.close()
 
 
-def shard_of(location: Location) -> Shard:
-    return Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+def small_location(machines_max: int) -> Location:
+    settings = LocationSettings(machines_max=machines_max)
+    return Location(MemoryBlob(), MemoryConsensus(), settings=settings, background=InlineBackground())
 
 
-async def events(listening: Listeners, until: Antichain) -> AsyncGenerator[Event]:
+def shard_of(location: Location, name: str = "orders") -> Shard:
+    return Client(EmbeddedTransport(location)).create_shard(name, SCHEMA, ["id"])
+
+
+async def events(listening: Listeners, until: Antichain, name: str = "orders") -> AsyncGenerator[Event]:
     """([lower, upper], ids) of each event from 0 on."""
-    async with listening.leases.hold("orders", Antichain(0)) as hold:
-        async for data in listening.stream("orders", hold, Antichain(0), until, FRAMES):
+    async with listening.leases.hold(name, Antichain(0)) as hold:
+        async for data in listening.stream(name, hold, Antichain(0), until, FRAMES):
             for event in frames(iter([data])):
                 if event is not None:
                     yield [event.lower.element, event.upper.element], event.updates.column("id").to_pylist()
@@ -65,7 +73,7 @@ def test_a_step_that_is_shared_ends_where_each_of_its_listeners_ends() -> None:
         location = memory_location()
         shard = shard_of(location)
         shard.compare_and_append([{"id": "a"}], 0, 1)
-        async with listeners(location, replace(Limits(), io_threads=1)) as (listening, work):
+        async with listeners(location, replace(Limits(), io_threads=1)) as (listening, work, _):
             busy = threading.Event()
             blocking = asyncio.ensure_future(work.run(busy.wait, WAIT_S))
             async with aclosing(events(listening, EMPTY)) as whole:
@@ -78,5 +86,33 @@ def test_a_step_that_is_shared_ends_where_each_of_its_listeners_ends() -> None:
                 assert await first == ([0, 1], ["a"])
                 assert await in_time(whole) == ([1, 2], ["b"])
                 assert [event async for event in events(listening, Antichain(1))] == [([0, 1], ["a"])]
+
+    asyncio.run(scenario())
+
+
+def test_listeners_and_waits_go_on_where_more_shards_are_watched_than_machines_are_kept() -> None:
+    """The machine that a listener looked at was dropped from the cache, and nobody moved it any more."""
+
+    async def scenario() -> None:
+        location = small_location(3)
+        shards = [shard_of(location, f"s{number}") for number in range(6)]
+        async with listeners(location) as (listening, _, watcher), AsyncExitStack() as held:
+            for shard in shards:
+                shard.compare_and_append([{"id": "a"}], 0, 1)
+            streams = [
+                await held.enter_async_context(aclosing(events(listening, EMPTY, shard.name))) for shard in shards
+            ]
+            assert [await in_time(stream) for stream in streams] == [([0, 1], ["a"])] * 6
+            coming = [asyncio.ensure_future(in_time(stream)) for stream in streams]
+            wanted = ViewRequest(past=1, timeout_s=WAIT_S)
+            waits = [asyncio.ensure_future(watcher.state(shard.name, wanted)) for shard in shards]
+            while watcher.waiting < 12:
+                await asyncio.sleep(0)
+            for number in range(20):
+                location.machine(f"other{number}")
+            for shard in shards:
+                shard.compare_and_append([{"id": "b"}], 1, 2)
+            assert await asyncio.gather(*coming) == [([1, 2], ["b"])] * 6
+            assert {state.upper for state in await asyncio.gather(*waits)} == {Antichain(2)}
 
     asyncio.run(scenario())
