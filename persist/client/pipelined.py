@@ -185,6 +185,11 @@ class PipelinedWriter:
         try:
             while (batch := self._next()) is not None:
                 self._send(batch)
+            if self._waiting:  # for those who wait for them, or ever will
+                raise InvalidUsage(
+                    f"the pipelined writer {self.name!r} was abandoned with {len(self._waiting)} appends not sent; "
+                    "open it anew and append them again"
+                )
         except PersistError as error:
             self._stop(error)
         except BaseException as error:  # a bug: nobody may be left waiting

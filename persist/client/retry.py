@@ -5,7 +5,16 @@ from __future__ import annotations
 from persist.client.transport import Transport
 from persist.commit.system import jittered
 from persist.core import commands as c
-from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Overloaded, SchemaMismatch, Unavailable
+from persist.core.errors import (
+    AttributeMismatch,
+    Conflict,
+    Corruption,
+    Indeterminate,
+    Overloaded,
+    PersistError,
+    Unavailable,
+    UpperMismatch,
+)
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
@@ -19,13 +28,18 @@ READS = (
     c.ReadAttributes,
     c.ScanAttributes,
 )
+# What may be told after a try of unknown outcome. The first three prove that no try landed: a token is looked up before
+# the upper and the attributes are, and a shard that was dropped is not found to be held. The others claim nothing. Any
+# other error would be the same had a try landed: the rights, the registration or the shard went away after it.
+TOLD_AFTER_UNKNOWN = frozenset({UpperMismatch, AttributeMismatch, Conflict, Corruption, PersistError})
 
 
 def send(transport: Transport, name: str, command: c.Command, retry_s: float) -> c.Result:
     """Apply a command, retrying what is safe to retry for up to `retry_s` seconds.
 
-    Raises Indeterminate only where the command may have happened and the deadline passed, or the record of its token
-    is gone; every other error means that it did not happen. A read is never Indeterminate: it is asked again.
+    Raises Indeterminate where the command may have happened: an earlier try had an unknown outcome, and then the
+    deadline passed, or an error came that does not tell what became of that try. Every other error, but for Corruption
+    and the root of the tree, means that it did not happen. A read is never Indeterminate: it is asked again.
     """
     reads = isinstance(command, READS)
     deadline = transport.clock.monotonic() + retry_s
@@ -47,16 +61,12 @@ def send(transport: Transport, name: str, command: c.Command, retry_s: float) ->
                     ) from error
                 raise
             transport.clock.sleep(wait)
-        except (OpaqueMismatch, SchemaMismatch) as error:
-            if unknown:  # these commands have no token: a try that landed and was overtaken looks like one that lost
-                raise Indeterminate(f"a command on shard {name!r} may have happened; read it ({error})") from error
-            raise
-        except Expired as error:
-            if unknown:
-                raise Indeterminate(
-                    f"a command on shard {name!r} may have happened; its registration is gone: read it ({error})"
-                ) from error
-            raise
+        except PersistError as error:
+            if not unknown or type(error) in TOLD_AFTER_UNKNOWN:
+                raise
+            raise Indeterminate(
+                f"a command on shard {name!r} may have happened; read it, or retry with its token ({error})"
+            ) from error
 
 
 def _wait_s(error: Exception, tries: int, transport: Transport) -> float:

@@ -11,7 +11,7 @@ from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailab
 from persist.commit.counters import MachineMetrics
 from persist.commit.system import System, jittered
 from persist.commit.versions import Versions
-from persist.core.errors import Indeterminate, InvalidUsage, Unavailable
+from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.state_diff import StateDiff
 from persist.formats.store_errors import translate
 
@@ -63,6 +63,8 @@ class LogWriter:
                     raise translate(unknown or error) from error
                 self.back_off(tries)
             except ConsensusError as error:
+                if unknown is not None:  # this try did not happen, but an earlier one may have
+                    raise Indeterminate(f"a commit to shard {self._name!r} may have happened ({error})") from error
                 raise translate(error) from error
 
     def is_ours(self, change: StateDiff, deadline: float) -> bool:
@@ -72,9 +74,9 @@ class LogWriter:
             try:
                 found = self._versions.diffs(self._name, change.seqno, 1)
                 break
-            except Unavailable as error:
+            except PersistError as error:
                 tries += 1
-                if self._system.clock.monotonic() > deadline:
+                if not isinstance(error, Unavailable) or self._system.clock.monotonic() > deadline:
                     raise Indeterminate(
                         f"the outcome of a commit to shard {self._name!r} stays unread: {error}"
                     ) from error

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.shard import Shard
+from persist.client.write import WriteHandle
 from persist.commit.location import Location, LocationSettings, directory_urls
 from persist.core.attribute import EVENT_COUNT, AttributeUpdate
 from persist.core.errors import AttributeMismatch, InvalidUsage, PersistError
@@ -24,6 +26,7 @@ from persist.core.state import Policy
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
 from tests.support.server import Server
+from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
 WRITERS = 16
@@ -213,6 +216,46 @@ def test_a_closed_writer_takes_no_more(shard: Shard) -> None:
     writer.close()
     with pytest.raises(InvalidUsage, match="closed"):
         writer.append(event("w", 1))
+
+
+def test_a_writer_that_was_abandoned_with_appends_not_sent_says_so(shard: Shard, monkeypatch: Any) -> None:
+    """Flush and close waited for ever for what nobody was going to send."""
+    sending, go_on = threading.Event(), threading.Event()
+    commit = WriteHandle.commit_insert
+
+    def held_up(self: WriteHandle, *args: Any, **given: Any) -> Any:
+        sending.set()
+        assert go_on.wait(WAIT_S)
+        return commit(self, *args, **given)
+
+    monkeypatch.setattr(WriteHandle, "commit_insert", held_up)
+    writer = shard.pipelined_writer("w")
+    told: list[BaseException] = []
+
+    def flush() -> None:
+        try:
+            writer.flush()
+        except PersistError as error:
+            told.append(error)
+
+    writer.append(event("w", 1))
+    assert sending.wait(WAIT_S)
+    for number in range(2, 5):
+        writer.append(event("w", number))
+    threads = [threading.Thread(target=work, daemon=True) for work in (flush, writer.abandon)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: writer._closing, "the writer is told to end")
+    go_on.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert [type(error) for error in told] == [InvalidUsage], "who waits already hears of it, too"
+    for ends in (writer.flush, writer.close, lambda: writer.append(event("w", 5))):
+        with pytest.raises(InvalidUsage, match="abandoned with 3 appends not sent"):
+            ends()
+    writer.abandon()
+    assert writer.acknowledged == 1
+    assert landed(shard) == {"w": [(0, 1)]}
 
 
 def test_a_shard_that_is_closed_stops_the_writer(shard: Shard) -> None:

@@ -21,8 +21,10 @@ from persist.core.errors import (
     Overloaded,
     PersistError,
     SchemaMismatch,
+    Unauthorized,
     Unavailable,
     UnknownShard,
+    UpgradeNeeded,
     UpperMismatch,
 )
 from persist.core.state import Policy, SchemaRecord
@@ -48,6 +50,9 @@ ERRORS: dict[str, type[PersistError]] = {
     "not readable": NotReadable,
     "conflict": Conflict,
     "corrupt": Corruption,
+    "no token": Unauthorized,
+    "newer": UpgradeNeeded,
+    "a bug": PersistError,
 }
 
 
@@ -129,9 +134,22 @@ def outcome(answers: str, command: c.Command = WRITE) -> str:
         ("unknown, opaque", "Indeterminate"),
         ("schema", "SchemaMismatch"),
         ("unknown, away, schema", "Indeterminate"),
-        # With a token these are told only if no try landed.
+        # The rights, the shard or the version changed after a try that may have landed.
+        ("no token", "Unauthorized"),
+        ("away, no token", "Unauthorized"),
+        ("unknown, no token", "Indeterminate"),
+        ("unknown, busy, forbidden", "Indeterminate"),
+        ("unknown, nobody", "Indeterminate"),
+        ("unknown, usage", "Indeterminate"),
+        ("unknown, newer", "Indeterminate"),
+        ("unknown, not readable", "Indeterminate"),
+        # With a token these are told only if no try landed; a shard that was dropped is held by nobody.
         ("unknown, upper", "UpperMismatch"),
         ("unknown, attribute", "AttributeMismatch"),
+        ("unknown, conflict", "Conflict"),
+        # These do not say that it did not happen.
+        ("unknown, corrupt", "Corruption"),
+        ("unknown, a bug", "PersistError"),
     ],
 )
 def test_what_a_write_is_told(answers: str, told: str) -> None:
@@ -154,6 +172,7 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
         ("unknown, away", "Unavailable"),
         ("unknown, busy", "Overloaded"),
         ("unknown, expired", "Expired"),
+        ("unknown, no token", "Unauthorized"),
     ],
 )
 def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from blob.memory import MemoryBlob
-from consensus import ConsensusError, ConsensusIndeterminate, ConsensusMisconfigured, ConsensusUnavailable, Entry
+from consensus import (
+    ConsensusDamaged,
+    ConsensusError,
+    ConsensusIndeterminate,
+    ConsensusMisconfigured,
+    ConsensusUnavailable,
+    Entry,
+)
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.commit.counters import MachineMetrics
@@ -40,6 +47,14 @@ def is_away(real: Callable[[], bool]) -> bool:
     raise ConsensusUnavailable("nobody answers")
 
 
+def is_refused(real: Callable[[], bool]) -> bool:
+    raise ConsensusMisconfigured("password authentication failed")
+
+
+def is_damaged(real: Callable[[], bool]) -> bool:
+    raise ConsensusDamaged("a page is torn")
+
+
 class Scripted(ForwardingConsensus):
     """A store whose next compare-and-sets go as the test says, and whose reads may fail."""
 
@@ -47,6 +62,7 @@ class Scripted(ForwardingConsensus):
         super().__init__(MemoryConsensus("mem:", value_bytes_max=value_bytes_max))
         self.fates = list(fates)
         self.unread = 0
+        self.unreadable: ConsensusError = ConsensusUnavailable("nobody answers")
 
     def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
         fate = self.fates.pop(0) if self.fates else lands
@@ -55,7 +71,7 @@ class Scripted(ForwardingConsensus):
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         if self.unread:
             self.unread -= 1
-            raise ConsensusUnavailable("nobody answers")
+            raise self.unreadable
         return self._inner.scan(key, from_seqno, limit)
 
 
@@ -116,6 +132,27 @@ def test_one_unknown_try_makes_the_whole_unknown(first: Callable[[Callable[[], b
     with pytest.raises(Indeterminate):
         log.write("a")
     assert log.entries() == entries
+
+
+@pytest.mark.parametrize("then", [is_refused, is_damaged])
+@pytest.mark.parametrize(("first", "entries"), [(lands_unseen, 1), (is_lost, 0)])
+def test_a_definite_error_after_an_unknown_try_leaves_the_whole_unknown(
+    first: Callable[[Callable[[], bool]], bool], entries: int, then: Callable[[Callable[[], bool]], bool]
+) -> None:
+    """It was told as InvalidUsage, "did not happen", though the first try was in the log."""
+    log = Log(Scripted(first, is_away, then))
+    with pytest.raises(Indeterminate, match="a commit to shard 'orders' may have happened"):
+        log.write("a")
+    assert log.entries() == entries
+
+
+@pytest.mark.parametrize("error", [ConsensusMisconfigured("no rights"), ConsensusDamaged("a page is torn")])
+def test_an_unknown_try_whose_log_cannot_be_read_stays_unknown(error: ConsensusError) -> None:
+    log = Log(Scripted(lands_unseen))
+    log.consensus.unread, log.consensus.unreadable = 1, error
+    with pytest.raises(Indeterminate, match=f"stays unread: {error}"):
+        log.write("a")
+    assert log.entries() == 1
 
 
 def test_a_log_that_is_not_readable_for_a_while_is_read_again() -> None:
