@@ -22,6 +22,7 @@ from persist.core.state import SchemaRecord
 TIME = "__time"
 DIFF = "__diff"
 COLUMNS_MAX = 2000
+NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 _DAY_MS = 86_400_000
 _ONE = pa.scalar(1, pa.int64())
@@ -301,24 +302,29 @@ def _children(kind: Any) -> Iterator[Any]:
         yield kind.field(index)
 
 
-def _stored(name: str, kind: Any) -> Any:
-    """The type that a column is stored as: itself, dictionaries decoded and views made large. Raises InvalidUsage."""
-    types = pa.types
+def _stored(name: str, kind: Any, levels: int = NESTING_MAX) -> Any:
+    """The type that a column is stored as: itself, dictionaries decoded and views made large. Raises InvalidUsage.
+
+    At most `levels` of types may lie in it.
+    """
+    types, inner = pa.types, levels - 1
+    if levels < 0:
+        raise InvalidUsage(f"column {name!r} is nested more than {NESTING_MAX} levels deep; flatten it")
     if kind == pa.string_view():
         return pa.large_string()
     if kind == pa.binary_view():
         return pa.large_binary()
     if types.is_dictionary(kind):
-        return _stored(name, kind.value_type)
+        return _stored(name, kind.value_type, inner)
     if types.is_map(kind):
-        key = _stored(name, kind.key_type)
-        return pa.map_(key, pa.field(kind.item_field.name, _stored(name, kind.item_type), kind.item_field.nullable))
+        key, item = _stored(name, kind.key_type, inner), _stored(name, kind.item_type, inner)
+        return pa.map_(key, pa.field(kind.item_field.name, item, kind.item_field.nullable))
     if types.is_struct(kind):
         if kind.num_fields == 0:
             raise InvalidUsage(f"column {name!r} is a struct without fields, which Parquet cannot hold")
-        return pa.struct([pa.field(f.name, _stored(name, f.type), f.nullable) for f in _children(kind)])
+        return pa.struct([pa.field(f.name, _stored(name, f.type, inner), f.nullable) for f in _children(kind)])
     if _is_list(kind):
-        item = pa.field(kind.value_field.name, _stored(name, kind.value_type), kind.value_field.nullable)
+        item = pa.field(kind.value_field.name, _stored(name, kind.value_type, inner), kind.value_field.nullable)
         if types.is_fixed_size_list(kind):
             if kind.list_size == 0:
                 raise InvalidUsage(f"column {name!r} is a list of size 0, which Parquet cannot hold")

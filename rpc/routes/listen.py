@@ -11,8 +11,8 @@ from starlette.responses import Response
 from persist.core import antichain
 from persist.core.antichain import Antichain
 from persist.core.commands import READ
-from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.core.view import ViewRequest
 from rpc.listen_frames import EVENTS, FRAMES
 from rpc.routes.parameters import frontier
 from rpc.service import principal_of, service_of, shard_of
@@ -30,7 +30,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
                 "example": 'event: updates\nid: 8\ndata: {"lower": [7], "upper": [8], "rows": [{"id": "a"}]}\n\n',
             },
         },
-    }
+    },
+    204: {"description": "The header Last-Event-ID names the end of a closed shard: no more will come."},
 }
 
 
@@ -50,6 +51,9 @@ async def listen(
     principal_of(request).require(READ, name)
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     start = _start(request, after)
+    if start.is_empty:
+        await service.watcher.state(name, ViewRequest(min_seqno=1, with_batches=False))
+        return Response(status_code=204)  # by which a browser's EventSource knows not to come again
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
         hold = await held.enter_async_context(service.listening.leases.hold(name, start))
@@ -67,7 +71,5 @@ def _start(request: Request, after: int | None) -> Antichain:
     """The frontier from which on updates are wanted."""
     resumed = request.headers.get("last-event-id")
     if resumed is not None:
-        if not resumed.isdecimal():
-            raise InvalidUsage(f"the header Last-Event-ID is {resumed[:50]!r}; it must be the id of an event")
-        return antichain.frontier(int(resumed))
+        return frontier(resumed[:50], "Last-Event-ID")
     return antichain.frontier(0 if after is None else after + 1)

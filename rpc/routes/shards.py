@@ -76,10 +76,9 @@ async def create(request: Request) -> Response:
     principal_of(request).require(WRITE, name)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
         try:
-            value = json.loads(data)
-        except ValueError as error:
-            raise InvalidUsage(f"the body is not JSON: {error}") from error
-    schema = read_schema(value).to_record()
+            schema = read_schema(json.loads(data)).to_record()
+        except (ValueError, RecursionError) as error:
+            raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
     view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema)
     service.shard_ids.learn(name)
     return _view(request, view)

@@ -26,6 +26,7 @@ from rpc.settings import Limits, ServerSettings
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "amount", "type": "int64"}]}
+DEEP = b'{"fields": [{"name": "id", "type": "int8", "key": true}, {"name": "v", "type": "%sint8%s"}]}'
 LIMITS = Limits(command_bytes_max=10_000, rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)
 
 
@@ -197,6 +198,11 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
         ("GET", "/v1/shards/orders?past=x", None, 422, "invalid_usage"),
         ("GET", "/v1/shards/orders?lower=x", None, 400, "invalid_usage"),
         ("PUT", "/v1/shards/new", b"{", 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b"[" * 100_000, 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", b'{"fields": %s}' % (b"[" * 990 + b"]" * 990), 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", DEEP % (b"list<" * 150, b">" * 150), 400, "invalid_usage"),
+        ("PUT", "/v1/shards/new", DEEP % (b"list<" * 5_000, b">" * 5_000), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/insert?format=ndjson", b'{"id": ' + b"[" * 15_000, 400, "invalid_usage"),
         ("PUT", "/v1/shards/new", b"{}", 400, "invalid_usage"),
         ("PUT", "/v1/shards/new", b'{"fields": []}', 400, "invalid_usage"),
         ("PUT", "/v1/shards/new", b'{"fields": [{"name": "a", "type": "money"}]}', 400, "invalid_usage"),
@@ -270,6 +276,22 @@ def test_a_bug_is_a_problem_too(http: TestClient, location: Location, monkeypatc
 
     monkeypatch.setattr(location, "names", broken)
     assert "secret" not in problem(http.get("/v1/shards"), 500, "persist_error")
+
+
+def test_resuming_at_the_end_of_a_closed_shard_gives_nothing(http: TestClient) -> None:
+    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
+    http.post("/v1/shards/orders/advance-upper?upper=[]")
+    seen = http.get("/v1/shards/orders/listen", headers={"accept": "text/event-stream"}).text
+    last = [line.removeprefix("id: ") for line in seen.splitlines() if line.startswith("id: ")][-1]
+    again = http.get("/v1/shards/orders/listen", headers={"accept": "text/event-stream", "last-event-id": last})
+    assert (last, again.status_code, again.content) == ("closed", 204, b"")
+    problem(http.get("/v1/shards/nope/listen", headers={"last-event-id": last}), 404, "unknown_shard")
+
+
+@pytest.mark.parametrize("given", ["9" * 5_000, "9" * 19, "", "-1", "soon"])
+def test_an_id_that_no_event_has(http: TestClient, given: str) -> None:
+    response = http.get("/v1/shards/orders/listen", headers={"last-event-id": given})
+    assert len(problem(response, 400, "invalid_usage")) < 200
 
 
 # --- the door to blobs

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from persist.core.errors import Corruption, InvalidUsage
+from persist.core.ids import PartId
 from persist.core.state import SchemaRecord
-from persist.parts import ShardSchema
+from persist.parts import ShardSchema, decode_inline, encode_inline
+from persist.parts.schema import NESTING_MAX
 
 PLAIN = ShardSchema(pa.schema([("k", pa.string()), ("v", pa.int32())]), ("k",))
+
+
+def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
+    kind: Any = pa.int8()
+    for _ in range(levels):
+        kind = wrap(kind)
+    return kind
 
 
 def one(kind: Any, **field: Any) -> ShardSchema:
@@ -34,11 +45,28 @@ def one(kind: Any, **field: Any) -> ShardSchema:
         ([("k", pa.string()), ("v", pa.list_(pa.null()))], ("k",), "cannot store"),
         ([("k", pa.string()), ("v", pa.struct([]))], ("k",), "without fields"),
         ([("k", pa.string()), ("v", pa.decimal128(5, -3))], ("k",), "Parquet cannot hold"),
+        ([("k", pa.string()), ("v", nested(NESTING_MAX + 1, pa.list_))], ("k",), "more than 30 levels"),
+        ([("k", pa.string()), ("v", nested(150, pa.list_))], ("k",), "more than 30 levels"),
     ],
 )
 def test_schemas_that_cannot_be(fields: Any, key: Any, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         ShardSchema(pa.schema(fields), key)
+
+
+@pytest.mark.parametrize(
+    "wrap", [pa.list_, lambda kind: pa.map_(pa.int8(), kind), lambda kind: pa.struct([("x", kind)])]
+)
+def test_what_is_nested_as_deep_as_it_may_be_can_be_written_and_read(wrap: Callable[[Any], Any]) -> None:
+    """A schema was taken that no part could be written of, or that could not be read back."""
+    schema = ShardSchema(pa.schema([("k", pa.string()), ("v", nested(NESTING_MAX, wrap))]), ("k",))
+    assert ShardSchema.from_record(schema.to_record()) == schema
+    rows = schema.conform(pa.table({"k": ["a"], "v": pa.nulls(1, schema.arrow.field("v").type)}), 0)
+    part = encode_inline(rows.combine_chunks(), schema, 1, PartId("p" + "0" * 32))
+    assert decode_inline(part, {1: schema}).equals(rows)
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink)
+    assert pq.read_table(pa.BufferReader(sink.getvalue())).equals(rows)
 
 
 def test_dictionaries_are_stored_decoded_and_views_as_large() -> None:
