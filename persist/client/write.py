@@ -21,6 +21,7 @@ from persist.core.errors import Expired, InvalidUsage
 from persist.core.ids import Token, WriterId, mint, parse, shard_id_of
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
+from persist.parts.given import column_of
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
@@ -222,8 +223,6 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
     """Rows in whatever form users have them, as what `stage` takes. Raises InvalidUsage."""
     if isinstance(updates, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
         return updates
-    if updates is None:
-        return schema.updates_schema.empty_table()
     if isinstance(updates, list) and all(isinstance(row, dict) for row in updates):
         return _from_rows(updates, schema)
     if type(updates).__module__.split(".")[0] == "pandas" and hasattr(updates, "columns"):
@@ -249,7 +248,6 @@ def _from_rows(rows: list[dict[str, Any]], schema: ShardSchema) -> pa.Table:
     if DIFF in names:
         rows = [{DIFF: 1, **row} for row in rows]
     fields = [field for field in schema.updates_schema if field.name in names or field.name in schema.arrow.names]
-    try:
-        return pa.Table.from_pylist(rows, schema=pa.schema(fields))
-    except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidUsage(f"rows do not fit the shard's columns: {error}") from error
+    found = pa.schema(fields)
+    columns = [column_of(name, [row.get(name) for row in rows], found.field(name).type) for name in found.names]
+    return pa.Table.from_arrays(columns, schema=found)

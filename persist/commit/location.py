@@ -200,7 +200,8 @@ def directory_urls(url: str) -> tuple[str, str]:
     """The blob and the consensus URL of the location `persist:///path`. Raises InvalidUsage if it is something else."""
     parts = urlsplit(url)
     if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
-        raise InvalidUsage(f"a directory is named persist:///absolute/path, not {without_secrets(url)!r}")
+        shown = without_secrets(url)
+        raise InvalidUsage(f"a directory is named persist:///absolute/path (%3F for ?, %23 for #), not {shown!r}")
     root = Path(unquote(parts.path))
     _mark(root)
     path = quote(str(root))

@@ -35,7 +35,9 @@ def attribute_key(key: object) -> AttributeKey:
 
 
 def named_key(name: str) -> AttributeKey:
-    """The key that stands for a name of any length, such as that of a streaming query."""
+    """The key that stands for a name of any length, such as that of a streaming query. Raises InvalidUsage."""
+    if not isinstance(name, str):
+        raise InvalidUsage(f"the name of a key is text, not {name!r:.80}")
     return AttributeKey(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
 
 

@@ -228,12 +228,13 @@ def _check_storable(column: Any, field: pa.Field) -> None:
 
 
 def _round_trips(column: Any, cast: Any) -> bool:
-    """Whether no float changed its value (the one loss that a safe cast does not refuse)."""
+    """Whether no float changed its value, nor a whole number as a half (what a safe cast does not refuse)."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (pa.types.is_floating(kind) and pa.types.is_floating(cast.type)):
+    half = pa.types.is_float16(cast.type) and pa.types.is_integer(kind)
+    if not (half or (pa.types.is_floating(kind) and pa.types.is_floating(cast.type))):
         return True
-    plain = column.cast(kind)
-    same = pc.or_(pc.equal(cast.cast(kind), plain), pc.is_nan(plain))
+    plain = column.cast(pa.float64() if half else kind)
+    same = pc.or_(pc.equal(cast.cast(plain.type), plain), pc.is_nan(plain))
     return bool(pc.all(same).as_py() in (True, None))
 
 
@@ -288,9 +289,11 @@ def _castable(source: Any, target: Any) -> bool:
 
 
 def _castable_child(source: Any, target: Any) -> bool:
-    """Inside nested columns floats do not narrow: the loss could not be told cheaply."""
-    narrows = pa.types.is_floating(source) and pa.types.is_floating(target) and source.bit_width > target.bit_width
-    return not narrows and _castable(source, target)
+    """Inside nested columns nothing narrows to a float: the loss could not be told cheaply."""
+    types = pa.types
+    narrows = types.is_floating(source) and types.is_floating(target) and source.bit_width > target.bit_width
+    half = types.is_float16(target) and types.is_integer(source)
+    return not narrows and not half and _castable(source, target)
 
 
 def _is_list(kind: Any) -> bool:

@@ -221,6 +221,6 @@ def _pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
         updates = [updates]
     for piece in updates:
         if not isinstance(piece, pa.Table | pa.RecordBatch):
-            raise InvalidUsage(f"updates are Arrow tables or record batches, not {type(piece).__name__}")
+            raise InvalidUsage(f"rows are a list of dicts, or Arrow tables or batches, not {type(piece).__name__}")
         if piece.num_rows:
             yield piece

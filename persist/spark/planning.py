@@ -14,6 +14,7 @@ from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key, plan_splits
+from persist.parts.given import column_of
 from persist.parts.keycodec import successor
 from persist.parts.reader import PartReader
 from persist.spark import executors
@@ -121,5 +122,7 @@ def _encoded(schema: ShardSchema, values: tuple[Any, ...], name: str) -> bytes:
                 value = pa.scalar(value).cast(kind)
             except (pa.ArrowException, ValueError) as error:
                 raise InvalidUsage(f"option {name!r}: {value!r} is no {kind}, the type of {column!r}") from error
+        else:
+            value = column_of(column, [value], kind)[0]
         typed.append(value)
     return encode_key(schema, tuple(typed))

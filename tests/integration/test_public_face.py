@@ -344,6 +344,13 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a row that is no list", lambda c, s: s.insert({"id": 1}), "list of dicts, not as dict"),
     ("text as rows", lambda c, s: s.insert("orders.csv"), "list of dicts, not as str"),
     ("numbers as rows", lambda c, s: s.insert([1, 2]), "not int"),
+    ("tuples as rows", lambda c, s: s.insert([(1, "a")]), "a list of dicts, or Arrow tables or batches, not tuple"),
+    ("nothing as rows", lambda c, s: s.insert(None), "list of dicts, not as NoneType"),
+    ("half a row's id", lambda c, s: s.insert([{"id": 1.5}]), "column 'id' does not fit int64: 1.5 would be cut"),
+    ("half a time", lambda c, s: s.compare_and_append([{"id": 1, "__time": 0.5}], 0, 1), "column '__time' does not"),
+    ("half a row", lambda c, s: s.insert([{"id": 1, "__diff": 1.5}]), "column '__diff' does not fit"),
+    ("a key of nothing", lambda c, s: persist.named_key(5), "the name of a key is text, not 5"),  # type: ignore[arg-type]
+    ("a path's ?", lambda c, s: persist.connect("persist:///a?b"), "%3F for"),
     ("a token of nothing", lambda c, s: s.insert([], token="again"), "Token is 'i' and 32 hex digits"),  # type: ignore[arg-type]
     ("an attribute of nothing", lambda c, s: s.insert([], attributes=5), "AttributeUpdate, not int"),  # type: ignore[arg-type]
     ("a column as text", lambda c, s: s.snapshot(columns="id"), "columns is the string 'id'"),

@@ -65,6 +65,7 @@ PROVOKED: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("Writing", lambda _, s: written(s, 2).compare_and_append([ROW], 1, 2)),
     ("Writing", lambda _, s: closed(s)),
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1.5], "state": ["new"]}))),
+    ("Writing", lambda _, s: s.insert([{**ROW, "id": 1.5}])),
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1]}))),
     ("Writing", lambda _, s: s.insert([{"id": 1, "stat": "new"}])),
     ("Writing", lambda _, s: s.insert(5)),

@@ -1,0 +1,95 @@
+"""Python's values as Arrow columns, value for value: where Arrow alone would cut one short, it is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.core.errors import InvalidUsage
+from persist.parts.schema import family
+
+_USUAL = {  # the types whose values fit a column of this family as they are, or are refused by Arrow
+    "integer": int,
+    "timestamp": dt.datetime,
+    "instant": dt.datetime,
+    "date": dt.date,
+    "time": dt.time,
+    "duration": dt.timedelta,
+}
+_EXACT = (pa.Scalar, np.datetime64, np.timedelta64)  # Arrow takes these in the column's own type only
+
+
+def column_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of these values. Raises InvalidUsage, naming the column, where one does not fit or would change."""
+    try:
+        column = pa.array(values, kind)
+        _check(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidUsage(f"column {name!r} does not fit {kind}: {error}") from error
+    return column
+
+
+def _check(values: Sequence[Any], kind: Any) -> None:
+    """Raises ValueError or an error of Arrow where `pa.array(values, kind)` would lose something."""
+    types = pa.types
+    if types.is_struct(kind):
+        _check_structs(values, kind)
+    elif types.is_map(kind):
+        pairs = pa.list_(pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)]))
+        _check([tuple(value.items()) if isinstance(value, dict) else value for value in values], pairs)
+    elif types.is_nested(kind):
+        _check(list(chain.from_iterable(value for value in values if value is not None)), kind.value_type)
+    elif types.is_floating(kind):
+        _check_floats(values, kind)
+    elif (what := family(kind)) in _USUAL:
+        if not set(map(type, values)) <= {_USUAL[what], type(None)}:
+            for value in values:
+                _check_unusual(value, kind)
+            values = [None if hasattr(value, "__int__") else value for value in values]  # numbers count in the unit
+        if what != "integer" and getattr(kind, "unit", None) in ("s", "ms"):
+            fine = pa.time64("us") if what == "time" else pa.duration("us")
+            pa.array(values, fine if what in ("time", "duration") else pa.timestamp("us", kind.tz)).cast(kind)
+
+
+def _check_structs(values: Sequence[Any], kind: pa.StructType) -> None:
+    names = kind.names
+    rows = [
+        dict(zip(names, row, strict=True)) if isinstance(row, tuple) else dict(row) for row in values if row is not None
+    ]
+    for name in sorted({name for row in rows for name in row} - set(names), key=str):
+        raise ValueError(f"it has no field {name!r}; its fields are {names}")
+    for name, field in zip(names, kind, strict=True):
+        _check([row.get(name) for row in rows], field.type)
+
+
+def _check_floats(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Refuse what becomes infinite, and whole numbers that halves would round."""
+    if kind.bit_width == 64:
+        return
+    wide = pa.array(values, pa.float64())
+    narrow = wide.cast(kind)
+    if pc.any(pc.and_(pc.is_inf(narrow), pc.is_finite(wide))).as_py():
+        raise ValueError("a number is too large")
+    if int in set(map(type, values)):
+        for value, found in zip(values, narrow.to_pylist(), strict=True):
+            if type(value) is int and value != found:
+                raise ValueError(f"{value} would become {found}")
+
+
+def _check_unusual(value: Any, kind: pa.DataType) -> None:
+    if value is None or isinstance(value, _EXACT):
+        return
+    if hasattr(value, "__int__"):
+        kept = value == int(value)
+    elif pa.types.is_date(kind):
+        kept = not isinstance(value, dt.datetime) or value.time() == dt.time()
+    else:  # pandas' times have nanoseconds
+        kept = kind.unit == "ns" or not getattr(value, "nanosecond", getattr(value, "nanoseconds", 0))
+    if not kept:
+        raise ValueError(f"{value!r} would be cut short")

@@ -1,0 +1,121 @@
+"""Python's values as columns: each is stored as it was given, or refused with the column's name."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from persist.core.errors import InvalidUsage
+from persist.parts import ShardSchema
+from persist.parts.given import column_of
+from persist.spark.options import Options, ReadOptions
+from persist.spark.planning import key_range
+
+MOMENT = dt.datetime.fromisoformat("2024-01-01T23:59:00.000500")
+MIDNIGHT = dt.datetime.fromisoformat("2024-01-01")
+NANOS = pd.Timestamp("2024-01-01T00:00:00.123456789")
+POINT = pa.struct([("x", pa.int32()), ("y", pa.list_(pa.int8()))])
+COUNTS = pa.map_(pa.string(), pa.int32())
+KEPT: list[tuple[Any, Any, Any]] = [
+    (pa.int64(), 1.0, 1),
+    (pa.int64(), Decimal("7"), 7),
+    (pa.int64(), np.int8(7), 7),
+    (pa.int64(), pa.scalar(7), 7),
+    (pa.uint64(), 2**63, 2**63),
+    (pa.float32(), 0.5, 0.5),
+    (pa.float32(), 7, 7.0),
+    (pa.float32(), float("-inf"), float("-inf")),
+    (pa.float64(), 2**53, 2.0**53),
+    (pa.float64(), np.float32(0.5), 0.5),
+    (pa.float16(), 2048, 2048.0),
+    (pa.decimal128(5, 2), Decimal("1.5"), Decimal("1.50")),
+    (pa.decimal128(5, 2), 7, Decimal("7.00")),
+    (pa.string(), b"ab", "ab"),
+    (pa.binary(), "ab", b"ab"),
+    (pa.timestamp("us"), MOMENT, MOMENT),
+    (pa.timestamp("s"), MIDNIGHT, MIDNIGHT),
+    (pa.timestamp("s"), 5, dt.datetime.fromisoformat("1970-01-01T00:00:05")),
+    (pa.timestamp("us", "UTC"), MOMENT, MOMENT.replace(tzinfo=dt.UTC)),
+    (pa.timestamp("ns"), NANOS, NANOS),
+    (pa.date32(), dt.date(2024, 1, 1), dt.date(2024, 1, 1)),
+    (pa.date32(), MIDNIGHT, dt.date(2024, 1, 1)),
+    (pa.time32("s"), dt.time(1, 2, 3), dt.time(1, 2, 3)),
+    (pa.duration("ms"), dt.timedelta(milliseconds=1500), dt.timedelta(milliseconds=1500)),
+    (pa.list_(pa.float32()), np.array([0.5, 1]), [0.5, 1.0]),
+    (pa.list_(pa.list_(pa.int8())), [[1], None, []], [[1], None, []]),
+    (pa.list_(pa.int8(), 2), (1, 2), [1, 2]),
+    (POINT, {"x": 1}, {"x": 1, "y": None}),
+    (POINT, (1, [2]), {"x": 1, "y": [2]}),
+    (POINT, [("x", 1)], {"x": 1, "y": None}),
+    (COUNTS, {"a": 1}, [("a", 1)]),
+    (COUNTS, [("a", 1), ("a", None)], [("a", 1), ("a", None)]),
+]
+CUT: list[tuple[Any, Any]] = [
+    (pa.int64(), 1.5),
+    (pa.int64(), np.float32(1.5)),
+    (pa.int64(), Decimal("1.5")),
+    (pa.int64(), Fraction(3, 2)),
+    (pa.int64(), float("nan")),
+    (pa.int64(), 2**63),
+    (pa.int8(), 3.7),
+    (pa.float64(), 2**53 + 1),
+    (pa.float32(), 1e300),
+    (pa.float32(), 2**24 + 1),
+    (pa.float16(), 70000.0),
+    (pa.float16(), 2049),
+    (pa.decimal128(5, 1), Decimal("1.25")),
+    (pa.timestamp("s"), MOMENT),
+    (pa.timestamp("ms"), MOMENT),
+    (pa.timestamp("ms", "UTC"), MOMENT.replace(tzinfo=dt.UTC)),
+    (pa.timestamp("us"), NANOS),
+    (pa.timestamp("us"), 1.5),
+    (pa.date32(), MOMENT),
+    (pa.date64(), MOMENT),
+    (pa.time32("ms"), dt.time(1, 2, 3, 999)),
+    (pa.duration("s"), dt.timedelta(milliseconds=1500)),
+    (pa.duration("us"), pd.Timedelta(1500, "ns")),
+    (pa.list_(pa.int32()), [1, 1.5]),
+    (pa.list_(pa.int32(), 1), np.array([1.5])),
+    (pa.large_list(pa.float32()), [1e300]),
+    (POINT, {"X": 1}),
+    (POINT, {"x": 1.5}),
+    (POINT, (1, [1.5])),
+    (POINT, [("x", 1), ("z", 2)]),
+    (COUNTS, {"a": 1.5}),
+    (COUNTS, [("a", 1.5)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "stored"), KEPT, ids=[f"{row[0]} {row[1]!r}" for row in KEPT])
+def test_a_value_that_fits_is_stored_as_it_is(kind: Any, value: Any, stored: Any) -> None:
+    assert column_of("v", [None, value], kind).to_pylist() == [None, stored]
+
+
+@pytest.mark.parametrize(("kind", "value"), CUT, ids=[f"{kind} {value!r}" for kind, value in CUT])
+def test_a_value_that_would_be_cut_short_is_refused(kind: Any, value: Any) -> None:
+    with pytest.raises(InvalidUsage, match="column 'v' does not fit"):
+        column_of("v", [None, value], kind)
+
+
+@pytest.mark.parametrize("number", [2049, 70000])
+def test_whole_numbers_that_halves_would_round_are_refused_in_tables_too(number: int) -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int8()), ("h", pa.float16()), ("l", pa.list_(pa.float16()))]), ("k",))
+    flat = pa.table({"k": pa.array([1], pa.int8()), "h": [number], "l": pa.array([None], pa.list_(pa.float16()))})
+    nested = pa.table({"k": pa.array([1], pa.int8()), "h": pa.array([0.5], pa.float16()), "l": [[number]]})
+    for rows, name in ((flat, "h"), (nested, "l")):
+        with pytest.raises(InvalidUsage, match=f"column '{name}'"):
+            schema.conform(rows, 0)
+
+
+@pytest.mark.parametrize("option", ["startKey", "endKey", "keyPrefix"])
+def test_keys_in_options_are_not_cut_short(option: str) -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int64())]), ("k",))
+    with pytest.raises(InvalidUsage, match=r"column 'k' does not fit int64: 1\.5"):
+        key_range(schema, ReadOptions.of(Options({option: "[1.5]"})))
