@@ -72,7 +72,10 @@ def maintenance_token() -> str:
 
 
 class Tokens:
-    """The tokens of a file, which is read again when it changes, and `own`, the server's for itself. Thread-safe."""
+    """The tokens of a file, which is read again when it changes, and `own`, the server's for itself. Thread-safe.
+
+    Making one raises InvalidUsage where the file cannot be read. Later such a file lets nobody in.
+    """
 
     def __init__(self, path: str, *, now_s: Callable[[], float], own: str | None = None) -> None:
         self._path = path
@@ -80,9 +83,8 @@ class Tokens:
         self._now_s = now_s
         self._lock = threading.Lock()
         self._looked_s = 0.0
-        self._version: tuple[int, int, int] | None = None
-        self._by_id: dict[str, tuple[bytes, Principal]] = {}
-        self._reload()
+        self._version = self._stamp()
+        self._by_id = _read(path)
 
     def principal(self, authorization: str | None) -> Principal:
         """Who sends this Authorization header. Raises Unauthorized, without saying what was wrong with the secret."""
@@ -119,14 +121,10 @@ class Tokens:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _reload(self) -> None:
-        """Read the file. A file that cannot be read lets nobody in, at start-up it is InvalidUsage."""
-        first = self._version is None and not self._by_id
         stamp = self._stamp()
         try:
             found = _read(self._path)
         except InvalidUsage:
-            if first:
-                raise
             found = {}
         self._by_id, self._version = found, stamp
 
@@ -143,7 +141,7 @@ def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
         read = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
     except OSError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
     if len(read) != len(entries):
         raise InvalidUsage(f"the tokens file {path} holds an id twice")

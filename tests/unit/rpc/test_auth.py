@@ -115,9 +115,27 @@ def test_a_file_that_breaks_while_serving_lets_nobody_in(file: File) -> None:
     tokens.principal(f"Bearer {token}")
 
 
+def test_a_file_that_was_away_and_comes_back_damaged_lets_nobody_in(file: File) -> None:
+    """That was taken for the start: every request was told InvalidUsage with the path of the file."""
+    token = file.add("etl", "read")
+    tokens = file.open()
+    file.path.unlink()
+    for content in (None, "{", "[" * 100_000):
+        if content is not None:
+            file.path.write_text(content)
+        file.now += LOOK_AGAIN_S
+        for header in (None, f"Bearer {token}"):
+            with pytest.raises(Unauthorized) as caught:
+                tokens.principal(header)
+            assert file.path.name not in str(caught.value)
+    file.write()
+    tokens.principal(f"Bearer {token}")
+
+
 @pytest.mark.parametrize(
     "content",
     [
+        "[" * 100_000,
         "",
         "[]",
         '{"tokens": 1}',
