@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from persist.commit.system import Clock, OwnProcess
-from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
+from persist.core.errors import Indeterminate, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
-from rpc.client.connections import NotSent, Pool, Untrusted
+from rpc.client.connections import NotSent, Pool
 from rpc.client.servers import Servers
 
 CONNECT_S = 0.8
@@ -25,8 +25,8 @@ BACKOFF_MAX_S = 0.5
 class Call:
     """One request. It goes to the server of `shard` first.
 
-    `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed. An
-    answer may take `wait_s` longer than that timeout, because it waits for something.
+    `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed, which
+    bounds all tries at all servers together. An answer may take `wait_s` longer, because it waits for something.
     """
 
     method: str
@@ -68,11 +68,12 @@ class HttpCalls:
         while True:
             for server in self.servers.order(call.shard):
                 try:
-                    return self._ask(server, call)
+                    return self._ask(server, call, deadline + call.wait_s - self._clock.monotonic())
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
-                    if isinstance(error, Overloaded):
-                        break  # the others are as busy, and would only fight over the shard
+                    # Where one is overloaded, the others are as busy, and would only fight over the shard.
+                    if isinstance(error, Overloaded) or self._clock.monotonic() > deadline + call.wait_s:
+                        break
             if not call.safe:
                 raise last
             tries += 1
@@ -84,7 +85,7 @@ class HttpCalls:
     def stream(
         self, server: str, path: str, headers: Mapping[str, str], silence_s: float
     ) -> AbstractContextManager[tuple[Reply, Iterator[bytes]]]:
-        """A GET from one server whose body is read as it comes. Raises NotSent, Broken."""
+        """A GET from one server whose body is read as it comes. Raises NotSent, Broken, InvalidUsage."""
         self._process.check()
         return self._pools[server].stream(path, {**self._headers, **headers}, silence_s)
 
@@ -100,16 +101,13 @@ class HttpCalls:
         for pool in self._pools.values():
             pool.close()
 
-    def _ask(self, server: str, call: Call) -> Reply:
+    def _ask(self, server: str, call: Call, timeout_s: float) -> Reply:
         headers = {**self._headers, **call.headers} if call.headers else self._headers
         try:
-            timeout_s = self._timeout_s + call.wait_s
             reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s)
         except NotSent as error:
             self.servers.failed(server)
             raise Unavailable(f"the server {server} cannot be reached: {error}") from error
-        except Untrusted as error:
-            raise InvalidUsage(f"the certificate of {server} is not trusted here: {error}; give ca_file") from error
         except Broken as error:
             self.servers.failed(server)
             said = f"the server {server} went away during the request: {error}"

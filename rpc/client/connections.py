@@ -12,9 +12,11 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
+from persist.core.errors import InvalidUsage
 from rpc.client.answers import Answer, Broken, Reply
 
 IDLE_MAX = 256  # connections kept open to one server; more are opened and closed again
@@ -23,15 +25,12 @@ ANSWER_BYTES_MAX = 2 * 1024**3  # of a body that is read as a whole; no blob is 
 JOINED_BYTES_MAX = 64 * 1024  # a body up to this goes out in one piece with its header
 PROBE_AFTER_S = 1.0  # without an answer for so long, the server is asked whether it is there; then after twice that
 PROBE_S = 2.0  # how long it may take to say so
+LEAST_WAIT_S = 0.001  # a socket takes no time below zero, and zero for "do not wait"
 PROBE_PATH = "/healthz"
 
 
 class NotSent(Exception):
     """The server was not reached; nothing was asked of it."""
-
-
-class Untrusted(Exception):
-    """The server's certificate is not trusted."""
 
 
 class Pool:
@@ -51,12 +50,12 @@ class Pool:
     def request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | memoryview | None, timeout_s: float
     ) -> Reply:
-        """One request and its whole answer. Raises NotSent, Broken, Untrusted."""
+        """One request and its whole answer, within `timeout_s`. Raises NotSent, Broken, InvalidUsage."""
         head = self._head(method, path, headers, body)
         connection = self._take()
         try:
             connection.send(head, body, timeout_s)
-            connection.wait(timeout_s, self._is_there)
+            connection.wait(self._is_there)
             reply = connection.answer(method == "HEAD")
         except BaseException:
             connection.close()
@@ -72,6 +71,7 @@ class Pool:
         connection = self._take()
         try:
             connection.send(self._head("GET", path, headers, None), None, timeout_s)
+            connection.ends = None
             answer, reply = connection.begin(False)
             if reply.status >= 400:
                 reply.data = connection.body(answer)
@@ -86,14 +86,14 @@ class Pool:
         for connection in idle:
             connection.close()
 
-    def _is_there(self) -> bool:
+    def _is_there(self, timeout_s: float) -> bool:
         """Whether the server answers at all: one that hangs keeps its connections open but does nothing."""
         try:
             connection = self._connect()
-        except (NotSent, Untrusted):
+        except (NotSent, InvalidUsage):
             return False
         try:
-            connection.send(self._head("GET", PROBE_PATH, {}, None), None, PROBE_S)
+            connection.send(self._head("GET", PROBE_PATH, {}, None), None, timeout_s)
             connection.answer(False)
         except Broken:
             return False
@@ -139,7 +139,9 @@ class Pool:
             return _Connection(self._tls.wrap_socket(plain, server_hostname=self._host))
         except ssl.SSLCertVerificationError as error:
             plain.close()
-            raise Untrusted(error.verify_message) from error
+            raise InvalidUsage(
+                f"the certificate of {self._host}:{self._port} is not trusted here: {error.verify_message}; give ca_file"
+            ) from error
         except OSError as error:
             plain.close()
             raise NotSent(str(error) or type(error).__name__) from error
@@ -153,6 +155,7 @@ class _Connection:
         self._poll = select.poll()
         self._poll.register(connected, select.POLLIN)
         self.reusable = False
+        self.ends: float | None = None  # when the answer has to be whole; None: only silence has a bound
 
     def is_quiet(self) -> bool:
         """Whether nothing has arrived since the last answer: not even the end of the connection."""
@@ -161,13 +164,16 @@ class _Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def wait(self, timeout_s: float, is_there: Callable[[], bool]) -> None:
+    def wait(self, is_there: Callable[[float], bool]) -> None:
         """Wait for the answer to begin, asking ever less often whether the server is still there. Raises Broken."""
-        waited, pause = 0.0, PROBE_AFTER_S
-        while waited < timeout_s and not self._poll.poll(min(pause, timeout_s - waited) * 1000):
-            if not is_there():
+        pause = PROBE_AFTER_S
+        while not self._poll.poll(max(min(pause, self._left()), 0) * 1000):
+            left = self._left()
+            if left <= 0:
+                raise Broken("no answer came in time")
+            if not is_there(min(PROBE_S, left)):
                 raise Broken("the server hangs")
-            waited, pause = waited + pause, 2 * pause
+            pause *= 2
 
     def answer(self, is_head: bool) -> Reply:
         """The whole answer. Raises Broken."""
@@ -178,8 +184,9 @@ class _Connection:
 
     def send(self, head: bytes, body: bytes | memoryview | None, timeout_s: float) -> None:
         self.reusable = False
+        self.ends = time.monotonic() + timeout_s
         try:
-            self._socket.settimeout(timeout_s)
+            self._socket.settimeout(max(timeout_s, LEAST_WAIT_S))
             if body is None:
                 self._socket.sendall(head)
             elif len(body) <= JOINED_BYTES_MAX:
@@ -225,6 +232,12 @@ class _Connection:
     def _receive(self) -> bytes:
         """What has arrived; nothing when the server has closed the connection."""
         try:
+            if self.ends is not None:
+                self._socket.settimeout(max(self._left(), LEAST_WAIT_S))
             return self._socket.recv(RECEIVE_BYTES)
         except OSError as error:
             raise Broken(type(error).__name__) from error
+
+    def _left(self) -> float:
+        assert self.ends is not None
+        return self.ends - time.monotonic()

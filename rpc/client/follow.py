@@ -53,7 +53,7 @@ def _events(
         query += f"&after={frontier.element - 1}"
     path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
     with calls.stream(server, path, {"accept": FRAMES}, SILENCE_S) as (reply, pieces):
+        calls.servers.worked(server)
         if reply.status >= 400:
             raise error_of(server, reply, safe=True)
-        calls.servers.worked(server)
         yield from frames(pieces)

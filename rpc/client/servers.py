@@ -17,6 +17,7 @@ from persist.commit.system import Clock
 from persist.core.errors import InvalidUsage
 
 RETRY_DOWN_S = 0.5
+TRY_S = 30.0  # a try that has told nothing for so long is given up, and another one begins
 ORDERS_KEPT_MAX = 20_000
 SERVERS_MAX = 256
 
@@ -38,15 +39,16 @@ class Servers:
         ordered = self._ordered(name)
         if not self._down:
             return ordered
-        up, down = [], []
+        up: list[str] = []
+        down: list[str] = []
         now = self._clock.monotonic()
         with self._lock:
             for server in ordered:
                 until = self._down.get(server)
                 if until is None:
                     up.append(server)
-                elif now >= until:
-                    self._down[server] = now + RETRY_DOWN_S  # this request tries it, others pass it over
+                elif now >= until and not up:
+                    self._down[server] = now + TRY_S  # this request tries it, others pass it over
                     up.append(server)
                 else:
                     down.append(server)

@@ -28,9 +28,12 @@ class Answering:
     """Listens on loopback. `says[n]` answers the n-th request; the last one answers all that come after.
 
     CLOSE ends the connection without an answer. Any other answer that is not whole is followed by the end, too.
+    With `drip_s` every byte of an answer comes so much later than the one before it, but /healthz is answered at once.
     """
 
-    def __init__(self, *says: bytes, then_close: bool = False) -> None:
+    def __init__(self, *says: bytes, then_close: bool = False, drip_s: float | None = None) -> None:
+        self._drip_s = drip_s
+        self._ended = threading.Event()
         self._says = list(says)
         self._then_close = then_close
         self._listener = socket.socket()
@@ -58,6 +61,7 @@ class Answering:
             assert self._closing.wait_for(lambda: self._closed >= count, WAIT_S)
 
     def close(self) -> None:
+        self._ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -86,12 +90,24 @@ class Answering:
                 length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
                 if not mark or len(body) < int(length[0].split(b":")[1] if length else 0):
                     continue
+                if self._drip_s is not None and b" /healthz " in data:
+                    client.sendall(answer(200, b"ok"))
+                    return
                 self.requests.append(data)
                 data = b""
                 said = self._says.pop(0) if len(self._says) > 1 else self._says[0]
-                client.sendall(said)
+                self._send(client, said)
                 if self._then_close or not said or b"\r\n\r\n" not in said or b"chunked" in said:
                     return
+
+    def _send(self, client: socket.socket, said: bytes) -> None:
+        if self._drip_s is None:
+            client.sendall(said)
+            return
+        for byte in said:
+            if self._ended.wait(self._drip_s):
+                return
+            client.sendall(bytes([byte]))
 
     def __enter__(self) -> Self:
         return self

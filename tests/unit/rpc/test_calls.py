@@ -9,12 +9,14 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from persist.commit.system import SystemClock
 from persist.core.errors import Indeterminate, Overloaded, PersistError, Unavailable, UpperMismatch
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.client.calls import Call, HttpCalls
 from rpc.client.servers import Servers, rendezvous
 from tests.support.answering import CLOSE, Answering, answer
 from tests.support.location import TestClock
+from tests.support.waiting import WAIT_S
 
 TIMEOUT_S = 5.0
 GOOD = answer(200, b"{}")
@@ -91,6 +93,34 @@ def test_a_safe_call_is_repeated_until_the_timeout_and_no_longer() -> None:
         with pytest.raises(Unavailable):
             calls.call(Call("GET", "/x", shard="s"))
         assert len(server.requests) >= TIMEOUT_S / 0.5
+
+
+@contextmanager
+def patient_calls_to(*urls: str) -> Iterator[HttpCalls]:
+    """Calls by the real clock, with little time."""
+    clock = SystemClock()
+    with closing(HttpCalls(Servers(urls, clock), clock, token=None, ca_file=None, timeout_s=0.5)) as calls:
+        yield calls
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+def test_an_answer_that_drips_has_the_time_of_one_call(is_safe: bool) -> None:
+    """Each byte had the whole timeout."""
+    with Answering(answer(200, bytes(10_000)), drip_s=0.05) as server, patient_calls_to(server.url) as calls:
+        with pytest.raises(Unavailable if is_safe else Indeterminate):
+            calls.call(Call("POST", "/x", shard="s", safe=is_safe))
+
+
+def test_all_servers_together_have_the_time_of_one_call() -> None:
+    """Each server had the whole timeout."""
+    with (
+        Answering(GOOD, drip_s=WAIT_S) as one,
+        Answering(GOOD, drip_s=WAIT_S) as two,
+        patient_calls_to(one.url, two.url) as calls,
+    ):
+        with pytest.raises(Unavailable, match="in time"):
+            calls.call(Call("GET", "/x", shard="s"))
+        assert len(one.requests) + len(two.requests) == 1
 
 
 def test_an_error_of_the_server_is_raised_with_its_details_and_not_repeated() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from persist.core.errors import InvalidUsage
-from rpc.client.servers import RETRY_DOWN_S, Servers, normal, rendezvous, with_port
+from rpc.client.servers import RETRY_DOWN_S, TRY_S, Servers, normal, rendezvous, with_port
 
 URLS = [f"http://s{n}:8787" for n in range(4)]
 NAMES = [f"shard-{n}" for n in range(2_000)]
@@ -54,7 +54,26 @@ def test_a_server_that_does_not_answer_is_passed_over_and_tried_again_by_one_req
     assert servers.order("orders")[-1] == best  # still there, as the last resort
     clock.sleep(RETRY_DOWN_S)
     assert servers.order("orders")[0] == best
+    for _ in range(10):  # a try of a server that hangs takes seconds
+        assert servers.order("orders")[0] == second
+        clock.sleep(RETRY_DOWN_S)
+    servers.failed(best)
     assert servers.order("orders")[0] == second
+    clock.sleep(RETRY_DOWN_S)
+    assert servers.order("orders")[0] == best
+    clock.sleep(TRY_S)
+    assert servers.order("orders")[0] == best, "the request that tried it never said what came of it"
+
+
+def test_a_server_is_tried_again_only_by_who_asks_it_first() -> None:
+    clock = Clock()
+    servers = Servers(URLS, clock)
+    best, second, *_ = servers.order("orders")
+    servers.failed(second)
+    clock.sleep(RETRY_DOWN_S)
+    assert servers.order("orders")[0] == best
+    servers.failed(best)
+    assert servers.order("orders")[0] == second, "the request before did not ask it"
 
 
 def test_a_server_that_answers_again_gets_its_shards_back() -> None:
