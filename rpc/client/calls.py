@@ -25,7 +25,7 @@ BACKOFF_MAX_S = 0.5
 class Call:
     """One request. It goes to the server of `shard` first.
 
-    `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed, which
+    `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed. It
     bounds all tries at all servers together. An answer may take `wait_s` longer, because it waits for something.
     """
 

@@ -139,9 +139,8 @@ class Pool:
             return _Connection(self._tls.wrap_socket(plain, server_hostname=self._host))
         except ssl.SSLCertVerificationError as error:
             plain.close()
-            raise InvalidUsage(
-                f"the certificate of {self._host}:{self._port} is not trusted here: {error.verify_message}; give ca_file"
-            ) from error
+            said = f"the certificate of {self._host}:{self._port} is not trusted here: {error.verify_message}"
+            raise InvalidUsage(f"{said}; give ca_file") from error
         except OSError as error:
             plain.close()
             raise NotSent(str(error) or type(error).__name__) from error

@@ -96,7 +96,7 @@ def test_a_safe_call_is_repeated_until_the_timeout_and_no_longer() -> None:
 
 
 @contextmanager
-def patient_calls_to(*urls: str) -> Iterator[HttpCalls]:
+def hurried_calls_to(*urls: str) -> Iterator[HttpCalls]:
     """Calls by the real clock, with little time."""
     clock = SystemClock()
     with closing(HttpCalls(Servers(urls, clock), clock, token=None, ca_file=None, timeout_s=0.5)) as calls:
@@ -106,9 +106,12 @@ def patient_calls_to(*urls: str) -> Iterator[HttpCalls]:
 @pytest.mark.parametrize("is_safe", [True, False])
 def test_an_answer_that_drips_has_the_time_of_one_call(is_safe: bool) -> None:
     """Each byte had the whole timeout."""
-    with Answering(answer(200, bytes(10_000)), drip_s=0.05) as server, patient_calls_to(server.url) as calls:
-        with pytest.raises(Unavailable if is_safe else Indeterminate):
-            calls.call(Call("POST", "/x", shard="s", safe=is_safe))
+    with (
+        Answering(answer(200, bytes(10_000)), drip_s=0.05) as server,
+        hurried_calls_to(server.url) as calls,
+        pytest.raises(Unavailable if is_safe else Indeterminate),
+    ):
+        calls.call(Call("POST", "/x", shard="s", safe=is_safe))
 
 
 def test_all_servers_together_have_the_time_of_one_call() -> None:
@@ -116,7 +119,7 @@ def test_all_servers_together_have_the_time_of_one_call() -> None:
     with (
         Answering(GOOD, drip_s=WAIT_S) as one,
         Answering(GOOD, drip_s=WAIT_S) as two,
-        patient_calls_to(one.url, two.url) as calls,
+        hurried_calls_to(one.url, two.url) as calls,
     ):
         with pytest.raises(Unavailable, match="in time"):
             calls.call(Call("GET", "/x", shard="s"))
