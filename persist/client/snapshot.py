@@ -17,13 +17,14 @@ import pyarrow as pa
 
 from blob import BlobNotFound, optional
 from persist.client.arguments import checked
+from persist.client.expanding import expanded
 from persist.client.retry import send
 from persist.client.show import html_table
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import InvalidUsage, NegativeMultiplicity, NotReadable, Overloaded, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -203,12 +204,13 @@ class Snapshot:
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
 
-        Raises: NegativeMultiplicity (with `expand`: a row was taken away more often than added), and what reading may.
+        Raises: with `expand`, NegativeMultiplicity (a row was taken away more often than added) and InvalidUsage (more
+            than 2^31 - 1 rows); and what reading may.
         """
         with self:
             pieces = list(self.batches())
         table = pa.concat_tables(pieces) if pieces else self.empty()
-        return expanded(table) if expand else table
+        return pa.concat_tables(expanded(table)) if expand else table
 
     def empty(self) -> pa.Table:
         """A table of this snapshot's columns without rows. Raises nothing."""
@@ -249,32 +251,6 @@ class Snapshot:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
-
-
-def expanded(table: pa.Table) -> pa.Table:
-    """Each row as often as its `__diff` says, without that column. Raises NegativeMultiplicity."""
-    diffs = table.column("__diff").combine_chunks()
-    rows = table.drop_columns(["__diff"])
-    ones = pa.compute.all(pa.compute.equal(diffs, 1)).as_py()
-    if ones or table.num_rows == 0:
-        return rows
-    negative = pa.compute.index(pa.compute.less(diffs, 0), True).as_py()
-    if negative >= 0:
-        row = rows.slice(negative, 1).to_pylist()[0]
-        raise NegativeMultiplicity(
-            f"a row is there {diffs[negative].as_py()} times, because it was taken away more often than added: "
-            f"{row!r:.200}; read with to_arrow(), or expand=false over HTTP, which give each row its __diff",
-            row=str(row),
-        )
-    lists = pa.compute.list_parent_indices(_lists_of(diffs))
-    return rows.take(lists)
-
-
-def _lists_of(lengths: pa.Array) -> pa.Array:
-    """A list array whose n-th list has lengths[n] items."""
-    ends = pa.compute.cumulative_sum(lengths)
-    offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
-    return pa.LargeListArray.from_arrays(offsets, pa.nulls(offsets[-1].as_py(), pa.null()))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from persist.client.expanding import expanded, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, wait_for_upper
 from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
@@ -21,7 +22,7 @@ from persist.parts import DIFF, TIME
 from persist.spark import executors, planning
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, Target
-from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
+from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 
@@ -69,7 +70,7 @@ class SnapshotReader(DataSourceReader):
                 continue
             if first_negative(table) is not None:
                 raise self._negative(split)
-            yield from expand(table, self._options.batch_rows)
+            yield from expanded(table, self._options.batch_rows)
 
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from persist.client.expanding import expanded, first_negative
 from persist.client.snapshot import ReadLease, ReadSettings, kept, part_reader
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain
@@ -22,7 +23,7 @@ from persist.parts import DIFF, TIME, KeyRange, ShardSchema
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
 from persist.spark.pruning import Filter
-from persist.spark.schemas import arrow_schema, batches, expand, first_negative, spark_schema
+from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
 CHANGE_FIELDS = (
@@ -170,4 +171,4 @@ def _added(tables: Iterator[pa.Table], split: ChangesSplit, options: ReadOptions
                 f"shard {split.shard!r} retracts a row at time {found[TIME]}: {found!r:.300}; a stream of rows cannot "
                 "show it, so read changes: option('readChangeFeed', 'true')"
             )
-        yield from expand(table, options.batch_rows)
+        yield from expanded(table, options.batch_rows)

@@ -31,6 +31,7 @@ from persist.spark.schemas import arrow_schema, cast, spark_schema
 
 HOLD_S = 3600.0
 WAIT_S = 60.0
+COPIES_MAX = 2**31 - 16  # of one row: as long as an array of Spark's can be
 _BESIDE = (pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()))
 
 
@@ -143,10 +144,14 @@ class _Plan:
         return self._times(frame)
 
     def _times(self, frame: DataFrame) -> DataFrame:
-        negative = F.raise_error(F.concat(F.lit("a row has the negative multiplicity "), F.col(DIFF).cast("string")))
-        copies = F.when(F.col(DIFF) < 0, negative.cast("array<int>")).otherwise(
-            F.array_repeat(F.lit(1), F.col(DIFF).cast("int"))
+        wrong = F.concat(
+            F.lit("a row has the multiplicity "),
+            F.col(DIFF).cast("string"),
+            F.lit(f", which is negative or more than {COPIES_MAX}; read it with multiplicity=column"),
         )
+        copies = F.when(
+            (F.col(DIFF) < 0) | (F.col(DIFF) > COPIES_MAX), F.raise_error(wrong).cast("array<int>")
+        ).otherwise(F.array_repeat(F.lit(1), F.col(DIFF).cast("int")))
         columns = [F.col(_quoted(name)) for name in self._names]
         return frame.select(*columns, F.explode(copies).alias("__copy")).select(*columns)
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from persist.core.errors import InvalidUsage
-from persist.parts import DIFF
 
-MULTIPLICITY_MAX = 2**40  # rows of one batch after expansion; more is a mistake that would never end
 DECIMAL_DIGITS_MAX = 38  # of Spark
 _SIMPLE: tuple[tuple[Any, t.DataType], ...] = (
     (pa.bool_(), t.BooleanType()),
@@ -144,34 +140,3 @@ def batches(tables: Iterable[pa.Table], target: pa.Schema, rows: int) -> Iterato
 def _cut(tables: list[pa.Table], rows: int) -> Iterator[pa.RecordBatch]:
     table = tables[0] if len(tables) == 1 else pa.concat_tables(tables).combine_chunks()
     yield from table.to_batches(max_chunksize=rows)
-
-
-def expand(table: pa.Table, rows: int) -> Iterator[pa.Table]:
-    """Each row as often as its `__diff` says, at most `rows` rows at a time (or the table as it is when all are 1).
-
-    All diffs must be positive (`first_negative` tells). Raises InvalidUsage when there are too many rows.
-    """
-    diffs = _diffs(table)
-    if not len(diffs) or (diffs == 1).all():
-        yield table
-        return
-    largest = int(diffs.max())
-    if largest > MULTIPLICITY_MAX // len(table):
-        raise InvalidUsage(f"a row has the multiplicity {largest}; read it with multiplicity=column")
-    ends = np.cumsum(diffs)
-    total = int(ends[-1])
-    for start in range(0, total, rows):
-        wanted = np.arange(start, min(start + rows, total))
-        yield table.take(pa.array(np.searchsorted(ends, wanted, side="right")))
-
-
-def first_negative(table: pa.Table) -> int | None:
-    """The index of the first row with a negative multiplicity."""
-    negative = _diffs(table) < 0
-    return int(negative.argmax()) if negative.any() else None
-
-
-def _diffs(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Multiplicities for NumPy, which looks through a small batch ten times faster than a call of Arrow's."""
-    diffs: npt.NDArray[np.int64] = table.column(DIFF).to_numpy()
-    return diffs

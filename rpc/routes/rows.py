@@ -13,7 +13,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from persist.client.connect import Client
-from persist.client.snapshot import Snapshot, expanded
+from persist.client.expanding import expanded
+from persist.client.snapshot import Snapshot
 from persist.client.write import WriteHandle
 from persist.core.commands import READ, WRITE, Appended
 from persist.core.ids import Token, check_shard_name
@@ -152,7 +153,7 @@ def _pieces(snapshot: Snapshot, form: str, expand: bool) -> Generator[bytes]:
     def tables() -> Iterator[pa.Table]:
         for table in snapshot.batches():
             chosen = table.select(empty.schema.names)
-            yield expanded(chosen) if expand else chosen
+            yield from expanded(chosen) if expand else (chosen,)
 
     with snapshot:
         yield from rows.write(tables(), empty.drop_columns(["__diff"]) if expand else empty, form)

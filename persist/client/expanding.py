@@ -1,0 +1,65 @@
+"""Rows repeated as often as they are there, in pieces that are bounded whatever a `__diff` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from persist.core.errors import InvalidUsage, NegativeMultiplicity
+
+EXPANDED_ROWS_MAX = 2**31 - 1  # rows that one table may become
+PIECE_ROWS = 64 * 1024
+PIECE_BYTES = 16 * 1024 * 1024  # about so many bytes a piece, where rows are of one size
+
+
+def multiplicities(table: pa.Table) -> npt.NDArray[np.int64]:
+    """`__diff` for NumPy, which looks through a small batch ten times faster than a call of Arrow's."""
+    found: npt.NDArray[np.int64] = table.column("__diff").to_numpy()
+    return found
+
+
+def first_negative(table: pa.Table) -> int | None:
+    """The index of the first row that was taken away more often than it was added."""
+    negative = multiplicities(table) < 0
+    return int(negative.argmax()) if negative.any() else None
+
+
+def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
+    """Each row as often as its `__diff` says, without that column: one table after another, at least one.
+
+    Pieces have at most `rows_max` rows, unless all rows are there once. Raises NegativeMultiplicity, and InvalidUsage
+    beyond EXPANDED_ROWS_MAX rows.
+    """
+    counts = multiplicities(table)
+    rows = table.drop_columns(["__diff"])
+    if (counts == 1).all():
+        yield rows
+        return
+    _check(table, rows, counts)
+    ends = np.cumsum(counts)
+    piece = max(1, min(rows_max, PIECE_BYTES * table.num_rows // max(rows.nbytes, 1)))
+    for start in range(0, max(int(ends[-1]), 1), piece):
+        wanted = np.arange(start, min(start + piece, int(ends[-1])))
+        yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+
+
+def _check(table: pa.Table, rows: pa.Table, counts: npt.NDArray[np.int64]) -> None:
+    """The sum of the counts is taken in floating point, where it cannot wrap around."""
+    negative = first_negative(table)
+    if negative is not None:
+        row = rows.slice(negative, 1).to_pylist()[0]
+        raise NegativeMultiplicity(
+            f"a row is there {counts[negative]} times, because it was taken away more often than added: "
+            f"{row!r:.200}; read with to_arrow(), or expand=false over HTTP, which give each row its __diff",
+            row=str(row),
+        )
+    if counts.sum(dtype=np.float64) > EXPANDED_ROWS_MAX:
+        most = int(np.argmax(counts))
+        raise InvalidUsage(
+            f"more than {EXPANDED_ROWS_MAX} rows would be repeated, one of them {counts[most]} times: "
+            f"{rows.slice(most, 1).to_pylist()[0]!r:.200}; read with to_arrow(), or expand=false over HTTP, which give "
+            "each row its __diff"
+        )

@@ -1,0 +1,57 @@
+"""Rows repeated as often as they are there: against a plain list, and where the counts are absurd."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.client import expanding
+from persist.client.expanding import EXPANDED_ROWS_MAX, PIECE_BYTES, expanded
+from persist.core.errors import InvalidUsage, NegativeMultiplicity
+
+
+def table(*diffs: int) -> pa.Table:
+    return pa.table({"id": pa.array(range(len(diffs)), pa.int64()), "__diff": pa.array(diffs, pa.int64())})
+
+
+@given(st.lists(st.integers(0, 5), max_size=20), st.integers(1, 7))
+def test_each_row_is_there_as_often_as_its_diff_says(diffs: list[int], rows_max: int) -> None:
+    pieces = list(expanded(table(*diffs), rows_max))
+    told = pa.concat_tables(pieces)
+    assert told.column_names == ["id"]
+    assert told.column("id").to_pylist() == [row for row, diff in enumerate(diffs) for _ in range(diff)]
+    assert set(diffs) <= {1} or all(len(piece) <= rows_max for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    "diffs",
+    [
+        (EXPANDED_ROWS_MAX + 1,),
+        (EXPANDED_ROWS_MAX, 1),
+        (3, 2**63 - 1, 2**63 - 1),
+        (2**63 - 1, 2**63 - 1, 5),  # their sum, taken in 64 bits, is 3
+    ],
+)
+def test_more_rows_than_fit_are_refused_whatever_their_sum_wraps_to(diffs: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidUsage, match=f"more than {EXPANDED_ROWS_MAX} rows would be repeated"):
+        list(expanded(table(*diffs)))
+
+
+def test_a_negative_row_is_named() -> None:
+    with pytest.raises(NegativeMultiplicity, match=r"a row is there -2 times.*\{'id': 1\}"):
+        list(expanded(table(1, -2, 2**63 - 1)))
+
+
+def test_no_piece_holds_much_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expanding, "PIECE_BYTES", PIECE_BYTES // 1024)
+    wide = pa.table({"v": ["x" * 4096] * 3, "__diff": [40, 0, 2]})
+    pieces = list(expanded(wide))
+    assert sum(len(piece) for piece in pieces) == 42
+    assert max(piece.nbytes for piece in pieces) <= PIECE_BYTES // 1024 * 2
+
+
+def test_nothing_is_one_empty_piece() -> None:
+    assert [len(piece) for piece in expanded(table())] == [0]
+    assert [len(piece) for piece in expanded(table(0))] == [0]
