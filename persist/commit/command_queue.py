@@ -2,13 +2,16 @@
 
 One caller at a time leads: it takes a group of queued commands and commits them together. Then it hands the lead to
 the caller of the next queued command. So a commit needs no thread of its own, and nobody waits without a leader.
+
+An exception may interrupt a caller at any moment (Ctrl-C). What it was about to do for others is in the queue, not in
+its frames: `abandon` finds it there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
@@ -18,11 +21,11 @@ from persist.core.errors import Overloaded
 from persist.core.transitions.context import RETRY_SOON_S
 
 
-class Pending(Struct, frozen=True):
+class Pending(Struct, frozen=True, eq=False):
     """A queued command, and how to tell its caller, on any thread.
 
-    `answer(outcome)` is called exactly once. `lead()` is called at most once, before that: it then falls to the caller
-    to commit what is queued.
+    `answer(outcome)` and `lead()` may be called again after an interruption: only the first call of each counts. Where
+    `lead()` is called before `answer`, it falls to the caller to commit what is queued.
     """
 
     command: c.Command
@@ -41,11 +44,12 @@ class Waiter:
         self._untold.acquire()
 
     def answer(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-        self._untold.release()
+        self._outcome = self._outcome or outcome
+        self.lead()
 
     def lead(self) -> None:
-        self._untold.release()
+        if self._untold.locked():
+            self._untold.release()
 
     def must_lead(self) -> bool:
         """Wait to be told. Whether it falls to this caller to lead; if not, its command is answered."""
@@ -69,7 +73,13 @@ class CommandQueue:
         self._group_max = group_max
         self._lock = threading.Lock()
         self._queue: deque[Pending] = deque()
-        self.is_led = False  # whether somebody leads now
+        self._leader: Pending | None = None
+        self._group: deque[Pending] = deque()  # what the leader commits, until it is answered
+
+    @property
+    def is_led(self) -> bool:
+        """Whether somebody leads now."""
+        return self._leader is not None
 
     def enqueue(self, pending: Pending) -> bool:
         """Queue a command. Whether its caller has to lead, at once. Overloaded when the queue is full."""
@@ -80,26 +90,48 @@ class CommandQueue:
                     retry_after_s=RETRY_SOON_S,
                 )
             self._queue.append(pending)
-            lead = not self.is_led
-            self.is_led = True
-            return lead
+            self._leader = self._leader or pending
+            return self._leader is pending
 
     def next_group(self) -> list[Pending]:
         """Take the commands to commit together, in order.
 
         A flush of attributes is always the last of its group: what was read in the index before it is void after it.
         """
-        group: list[Pending] = []
         with self._lock:
-            while self._queue and len(group) < self._group_max:
-                group.append(self._queue.popleft())
-                if isinstance(group[-1].command, c.FlushAttributes):
+            while self._queue and len(self._group) < self._group_max:
+                self._group.append(self._queue[0])
+                self._queue.popleft()
+                if isinstance(self._group[-1].command, c.FlushAttributes):
                     break
-        return group
+            return list(self._group)
 
-    def hand_over(self) -> Pending | None:
-        """End the lead. The command whose caller has to be told to lead next, if any is queued."""
+    def answer(self, outcomes: Iterable[Outcome]) -> None:
+        """Tell the callers of the group, in order."""
+        for outcome in outcomes:
+            self._group[0].answer(outcome)
+            self._group.popleft()
+
+    def hand_over(self) -> None:
+        """End the lead. The caller of the next queued command, if there is one, is told to lead."""
         with self._lock:
-            following = self._queue[0] if self._queue else None
-            self.is_led = following is not None
-            return following
+            self._leader = following = self._queue[0] if self._queue else None
+        if following is not None:
+            following.lead()
+
+    def abandon(self, pending: Pending, outcome: Outcome) -> None:
+        """The caller of this command was interrupted. If it led, its group hears `outcome`, and another one leads.
+
+        A command that is still queued is taken out: it definitely does not happen.
+        """
+        with self._lock:
+            if self._group and self._queue and self._queue[0] is self._group[-1]:
+                self._queue.popleft()
+            if pending in self._queue:
+                self._queue.remove(pending)
+            leader = self._leader
+        if leader is pending:
+            self.answer([outcome] * len(self._group))
+            self.hand_over()
+        elif leader is not None:
+            leader.lead()  # the interrupted caller may have been about to say so

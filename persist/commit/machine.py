@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import NodeCache, StaleIndex
@@ -25,7 +26,7 @@ from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
-from persist.core.errors import Corruption, PersistError, Unavailable
+from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable
 from persist.core.state import Policy, State
 from persist.core.transitions.context import Indexed
 
@@ -92,8 +93,13 @@ class Machine(CachedState):
         if self._queue.is_led:  # the leader should not have to read the index for this command
             self._warm(command)
         waiter = Waiter()
-        if self._queue.enqueue(Pending(command, waiter.answer, waiter.lead)) or waiter.must_lead():
-            self._lead()
+        pending = Pending(command, waiter.answer, waiter.lead)
+        try:
+            if self._queue.enqueue(pending) or waiter.must_lead():
+                self._lead()
+        except BaseException:  # interrupted, perhaps by Ctrl-C: no other caller may wait for this one
+            self._queue.abandon(pending, self._interrupted())
+            raise
         return waiter.result()
 
     def submit(
@@ -105,8 +111,11 @@ class Machine(CachedState):
         committed with it.
         """
 
+        once = Lock()
+
         def lead() -> None:
-            run(self._lead)
+            if once.acquire(blocking=False):
+                run(self._lead)
 
         if self._queue.enqueue(Pending(command, answered, lead)):
             lead()
@@ -114,23 +123,25 @@ class Machine(CachedState):
     def _lead(self) -> None:
         """Commit what is queued, answer it, then hand the lead to the next queued command, if any."""
         group = self._queue.next_group()
-        outcomes: Sequence[Outcome] = ()
+        outcomes: Sequence[Outcome] = [self._interrupted()] * len(group)
         upkeep: State | None = None
         try:
             commit = self._commit([pending.command for pending in group])
             outcomes, upkeep = commit.outcomes, commit.upkeep
-        except BaseException as error:  # even a bug: nobody may be left waiting
+        except Exception as error:  # even a bug: nobody may be left waiting
             outcomes = [error] * len(group)
             if not isinstance(error, PersistError):
                 raise
         finally:
-            following = self._queue.hand_over()
-            for pending, outcome in zip(group, outcomes, strict=True):
-                pending.answer(outcome)
-            if following is not None:
-                following.lead()
+            self._queue.answer(outcomes)
+            self._queue.hand_over()
         if upkeep is not None:
             self._begin_upkeep(upkeep)
+
+    def _interrupted(self) -> Indeterminate:
+        return Indeterminate(
+            f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
+        )
 
     def _commit(self, commands: Sequence[c.Command]) -> Commit:
         """Commit the commands together, and publish the State. Raises the error that is then the outcome of each."""
