@@ -19,7 +19,7 @@ from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden
-from persist.core.ids import Token, WriterId, shard_id_of
+from persist.core.ids import Token, WriterId, shard_id_of, writer_of
 from persist.parts import ShardSchema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
@@ -159,8 +159,10 @@ class ThinWriters:
     @contextmanager
     def writer(self, name: str, token: Token | None, writer: WriterId | None) -> Iterator[WriteHandle]:
         """A writer that nobody else uses meanwhile. One with a token is remembered by it, so it is its own."""
-        if writer is not None or token is not None:
-            yield self._open(name, writer or WriterId("w" + str(token)[1:]))
+        if token is not None:
+            writer = writer or writer_of(token)
+        if writer is not None:
+            yield self._open(name, writer)
             return
         with self._lock:
             handles = self._idle.get(name)

@@ -21,7 +21,7 @@ from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, W
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import InvalidUsage
-from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of
+from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of, parse, writer_of
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 
@@ -115,18 +115,26 @@ class Shard:
             updates: an Arrow table or batches, a pandas or Polars frame, a DuckDB relation, whatever else streams
                 Arrow, or a list of dicts. A column `__diff` tells how often a row is added (default 1; -1 takes one
                 away). A table without rows takes no time.
-            token: to repeat a call whose outcome is unknown, give the token of that call: if it had happened, it is
-                answered as it was then (`Client.new_token` makes one). None is a fresh one, for this call's retries.
+            token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
+                one), on any handle, client or process: if it had happened, it is answered as it was then. A token is
+                remembered for `WriteSettings.lease_ms` (an hour) after its last use; then the call would be a new one.
+                None is a fresh token, for this call's own retries, which costs a commit less.
             attributes: updates of attributes that happen together with the append, or not at all.
         Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
             Unavailable or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
         """
-        with self._writer() as writer:
+        with self._writer(token) as writer:
             return writer.insert(updates, token=token, attributes=attributes)
 
     def compare_and_append(
-        self, updates: Updates, expected_upper: Time, new_upper: Time, *, attributes: AttributeUpdates = ()
+        self,
+        updates: Updates,
+        expected_upper: Time,
+        new_upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
     ) -> c.Appended:
         """Append rows if the shard's upper is `expected_upper`: so writers that read before they write take turns.
 
@@ -135,26 +143,36 @@ class Shard:
                 without it all have the time `expected_upper`.
             expected_upper: the upper that the shard must have now; after a snapshot, its `as_of + 1`.
             new_upper: the upper that it has afterwards; None closes it.
+            token: as `insert` says.
             attributes: as `insert` says.
         Returns: the interval `[expected_upper, new_upper)`.
         Raises: UpperMismatch (somebody was quicker; `details["actual"]` has the upper), and what `insert` raises.
         """
-        with self._writer() as writer:
-            return writer.compare_and_append(updates, expected_upper, new_upper, attributes=attributes)
+        with self._writer(token) as writer:
+            return writer.compare_and_append(updates, expected_upper, new_upper, token=token, attributes=attributes)
 
-    def append(self, updates: Updates, lower: Time, upper: Time, *, attributes: AttributeUpdates = ()) -> c.Appended:
+    def append(
+        self,
+        updates: Updates,
+        lower: Time,
+        upper: Time,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+    ) -> c.Appended:
         """Append rows of which the shard may have the beginning already: for replicas that write identical data.
 
         Args:
             updates: as `compare_and_append` says, with times in `[lower, upper)`.
             lower: where the rows begin. What lies before the shard's upper is dropped, since it is there already.
             upper: every time before it is complete afterwards; None closes the shard.
+            token: as `insert` says.
             attributes: as `insert` says; with them nothing is dropped: the shard's upper has to be `lower`.
         Returns: the interval `[lower, upper)`.
         Raises: UpperMismatch (the shard's upper lies before `lower`), and what `insert` raises.
         """
-        with self._writer() as writer:
-            return writer.append(updates, lower, upper, attributes=attributes)
+        with self._writer(token) as writer:
+            return writer.append(updates, lower, upper, token=token, attributes=attributes)
 
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
         """The writer called `name`, which sends small appends without waiting; it goes on where the last one ended.
@@ -181,7 +199,7 @@ class Shard:
         return Attributes(self.name, self._send, self._update_attributes)
 
     def _update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
-        with self._writer() as writer:
+        with self._writer(token) as writer:
             writer.update_attributes(updates, token=token)
 
     def advance_upper(self, upper: Time) -> c.Appended:
@@ -299,8 +317,13 @@ class Shard:
         return send(self._transport, self.name, command, self._settings.write.retry_s)
 
     @contextmanager
-    def _writer(self) -> Iterator[WriteHandle]:
-        """A writer that nobody else uses meanwhile: one writer's calls are serialised."""
+    def _writer(self, token: Token | None = None) -> Iterator[WriteHandle]:
+        """A writer that nobody else uses meanwhile, or the one by which the given token is remembered."""
+        if token is not None:
+            yield WriteHandle(
+                self._transport, self.name, self._current_schema, self._settings.write, writer_of(parse(Token, token))
+            )
+            return
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
         writer = writer or self.open_writer()

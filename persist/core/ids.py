@@ -62,6 +62,11 @@ def written(kind: object) -> Meta:
     return Meta(pattern=rf"\A{_LETTERS[kind]}[0-9a-f]{{32}}\Z")
 
 
+def writer_of(token: Token) -> WriterId:
+    """The writer by which a token is remembered that comes alone: the same one, whoever repeats it."""
+    return WriterId(_LETTERS[WriterId] + token[1:])
+
+
 def shard_id_of(name: str) -> ShardId:
     """The id of the shard of that name: names are used once, so the id follows from the name."""
     return ShardId("s" + hashlib.sha256(b"persist shard\0" + name.encode()).hexdigest()[:32])

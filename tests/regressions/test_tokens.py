@@ -1,0 +1,91 @@
+"""A token makes a write happen once, whoever repeats it: another handle, client, process or server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.core.errors import InvalidUsage, UpperMismatch
+from tests.support.server import Server
+
+SCHEMA = pa.schema([pa.field("k", pa.string())])
+ROWS = [{"k": "a"}]
+KEY = bytes(range(16))
+
+WRITES: dict[str, Callable[[persist.Shard, Any], object]] = {
+    "insert": lambda shard, token: shard.insert(ROWS, token=token),
+    "compare_and_append": lambda shard, token: shard.compare_and_append(ROWS, 0, 1, token=token),
+    "append": lambda shard, token: shard.append(ROWS, 0, 1, token=token),
+}
+
+
+@pytest.fixture(params=["directory", "server"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], persist.Client]]:
+    """Opens one more client of the same shards."""
+    if request.param == "directory":
+        yield lambda: persist.connect(f"persist://{tmp_path}/data")
+        return
+    with Server(tmp_path / "data") as server:
+        yield lambda: persist.connect(server.url)
+
+
+def fail(shard: persist.Shard) -> None:
+    """A call that is refused, after which a handle takes another writer."""
+    with pytest.raises(UpperMismatch):
+        shard.compare_and_append(ROWS, 77, 78)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_that_is_repeated_is_answered_as_the_first_time(
+    connect: Callable[[], persist.Client], write: str
+) -> None:
+    with connect() as client, connect() as other:
+        shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
+        first = WRITES[write](shard, token)
+        fail(shard)
+        assert WRITES[write](shard, token) == first, "on the same handle"
+        shard.insert([{"k": "between"}])
+        assert WRITES[write](client.shard("orders"), token) == first, "on another handle"
+        assert WRITES[write](other.shard("orders"), token) == first, "by another client"
+        assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}, {"k": "between", "__diff": 1}]
+
+
+def test_threads_that_repeat_a_write_at_one_time_write_it_once(connect: Callable[[], persist.Client]) -> None:
+    with connect() as client:
+        shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
+        answers: list[object] = []
+        threads = [
+            threading.Thread(target=lambda: answers.append(shard.insert(ROWS, token=token)), daemon=True)
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert answers == [answers[0]] * 4
+        assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}]
+
+
+def test_an_attribute_is_added_to_once(connect: Callable[[], persist.Client]) -> None:
+    with connect() as client, connect() as other:
+        shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
+        add = persist.AttributeUpdate.accumulate(KEY, 5)
+        for each in (shard, client.shard("orders"), other.shard("orders")):
+            each.attributes.update(add, token=token)
+            fail(each)
+        assert shard.attributes.get(KEY) == 5
+
+
+def test_what_is_no_token_is_refused(connect: Callable[[], persist.Client]) -> None:
+    with connect() as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for token in ("load-17", 17, "i" + "\ud800" * 32, ""):
+            with pytest.raises(InvalidUsage, match="Token is 'i' and 32 hex digits"):
+                shard.insert(ROWS, token=token)  # type: ignore[arg-type]
+        assert shard.upper().element == 0
