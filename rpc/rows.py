@@ -75,8 +75,11 @@ def read(data: bytes, form: str, schema: ShardSchema, rows_max: int) -> pa.Table
 def _read_arrow(data: bytes, _schema: ShardSchema, _rows_max: int) -> pa.Table:
     if not data.endswith(_END_OF_STREAM):  # Arrow itself takes a stream that ends between two messages for whole
         raise InvalidUsage("the Arrow stream does not end with its end-of-stream mark: it was cut; nothing was written")
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+    source = pa.BufferReader(data)
+    with pa.ipc.open_stream(source) as reader:
         table = reader.read_all()
+    if source.tell() < len(data):
+        raise InvalidUsage("the body goes on after the end of its Arrow stream: send one stream; nothing was written")
     table.validate(full=True)
     return table
 

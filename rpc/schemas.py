@@ -15,6 +15,7 @@ from persist.parts import ShardSchema
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([A-Za-z0-9_+:/-]{1,64})\]\Z")
 _LIST = re.compile(r"list<(.+)>\Z")
+TYPE_CHARS_MAX = 1_000
 _FIXED = re.compile(r"fixed_size_binary\[(\d{1,5})\]\Z")
 
 
@@ -55,12 +56,14 @@ def _field(value: Any) -> tuple[pa.Field, bool]:
     key, nullable = value.get("key", False), value.get("nullable", True)
     if type(key) is not bool or type(nullable) is not bool:
         raise InvalidUsage(f"field {value['name']!r}: key and nullable are true or false")
-    return pa.field(value["name"], read_type(value["type"]), nullable), key
+    return _made(pa.field, value["name"], read_type(value["type"]), nullable, text=value["name"]), key
 
 
 def read_type(text: str) -> pa.DataType:
     """A type as Arrow prints it: int64, timestamp[us], timestamp[us, tz=UTC], decimal128(10, 2), list<int64>."""
     text = text.strip()
+    if len(text) > TYPE_CHARS_MAX:
+        raise InvalidUsage(f"a column type of {len(text)} characters is too long; at most {TYPE_CHARS_MAX} are read")
     if found := _DECIMAL.match(text):
         make = pa.decimal256 if found.group(1) == "256" else pa.decimal128
         return _made(make, int(found.group(2)), int(found.group(3)), text=text)

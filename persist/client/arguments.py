@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from persist.core.errors import InvalidUsage
+
+NUMBER_MAX = 2**62
 
 
 def checked(what: str, value: object, *kinds: type) -> None:
@@ -10,6 +15,18 @@ def checked(what: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise InvalidUsage(f"{what} is {value!r:.100}; it must be {wanted}")
+    if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+        raise InvalidUsage(f"{what} is {value!a:.100}; it is no Unicode text, since it has half a surrogate pair")
+
+
+def check_numbers(settings: Any) -> None:
+    """Check the numbers of a dataclass of settings: whole ones are positive, seconds are not negative."""
+    for field in fields(settings):
+        value, is_whole = getattr(settings, field.name), field.type == "int"
+        if is_whole or field.type == "float":
+            checked(field.name, value, int, *(() if is_whole else (float,)))
+            if not is_whole <= value <= NUMBER_MAX:
+                raise InvalidUsage(f"{field.name} is {value!r}; it must be in [{int(is_whole)}, {NUMBER_MAX}]")
 
 
 def names(what: str, value: object) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from blob import without_secrets
-from persist.client.arguments import checked, names
+from persist.client.arguments import check_numbers, checked, names
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
@@ -46,7 +46,7 @@ class Connection:
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
             checked(name, getattr(self, name), str, type(None))
-        checked("timeout_s", self.timeout_s, int, float)
+        check_numbers(self)
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
 
@@ -90,7 +90,8 @@ class Client:
         """Create a shard, or open the one of that name if it has this schema. Repeating it is safe.
 
         Args:
-            name: 1 to 128 of `A-Z a-z 0-9 . _ -`, or two such names with a slash between them.
+            name: 1 to 128 of `A-Z a-z 0-9 . _ -` and not only dots, or two such names with a slash between them, which
+                are at most 256 characters together.
             schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`.
             key: the columns by which rows are ordered and found. Several rows may have one key.
         Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored).

@@ -21,6 +21,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from persist.attributes.handle import Attributes
+from persist.client.arguments import check_numbers
 from persist.client.write import Updates, WriteHandle, as_updates
 from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
@@ -53,6 +54,9 @@ class PipelineSettings:
     command_appends_max: int = 1_000
     command_bytes_target: int = 4 * 1024 * 1024
     retry_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 class PipelinedWriter:

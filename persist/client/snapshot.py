@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from blob import BlobNotFound, optional
-from persist.client.arguments import checked
+from persist.client.arguments import check_numbers, checked
 from persist.client.expanding import expanded
 from persist.client.retry import send
 from persist.client.show import html_table
@@ -46,6 +46,9 @@ class ReadSettings:
     lease_ms: int = 900_000
     retry_s: float = 120.0
     memory_bytes: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 class ReadLease:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.client.arguments import check_numbers
 from persist.client.retry import send
 from persist.client.transport import Transport
 from persist.commit.system import OwnProcess
@@ -36,6 +37,9 @@ class WriteSettings:
     lease_ms: int = 3_600_000
     retry_s: float = 120.0
     part_bytes_target: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 class WriteHandle:

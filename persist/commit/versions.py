@@ -9,7 +9,7 @@ from blob import Blob, BlobNotFound
 from consensus import Consensus
 from persist.commit.levels import read_level
 from persist.core import state_diff
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, SeqNo
 from persist.core.keys import rollup_key
 from persist.core.record import replace
@@ -52,8 +52,13 @@ class Versions:
         return max(self._level_read, self._level)
 
     def encode(self, change: StateDiff) -> bytes:
-        """The log entry of a state diff."""
-        return encode_diff(change, self.level, self._build)
+        """The log entry of a state diff. InvalidUsage: nobody could read it, since a value in it has a wrong type."""
+        data = encode_diff(change, self.level, self._build)
+        try:
+            decode_diff(data, self._build)
+        except Corruption as error:
+            raise InvalidUsage(f"a command holds a value of a wrong type; nothing was written: {error}") from error
+        return data
 
     def decode(self, data: bytes) -> StateDiff:
         """The state diff of a log entry."""

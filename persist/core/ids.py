@@ -14,6 +14,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.record import Meta
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
+NAME_CHARS_MAX = 256  # what every consensus store takes for a key
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})?\Z")
 
 
@@ -81,6 +82,8 @@ def check_shard_name(name: object) -> str:
     """A shard's human name, `[A-Za-z0-9._-]{1,128}`, optionally `region/name`. Raises InvalidUsage."""
     if not isinstance(name, str) or not _NAME.match(name) or name.strip("./") == "" or ".." in name.split("/"):
         raise InvalidUsage(
-            f"shard name {name!r} is not of the form name or region/name with letters, digits, '.', '_' and '-'"
+            f"shard name {name!r:.300} is not of the form name or region/name with letters, digits, '.', '_' and '-'"
         )
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidUsage(f"shard name {name!r} has {len(name)} characters; at most {NAME_CHARS_MAX} are possible")
     return name

@@ -97,6 +97,25 @@ def test_a_serialized_schema_and_a_list_of_fields_mean_the_same(http: TestClient
 
 
 @pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        ({"name": "\ud800", "type": "int64"}, "is not a column type that is known"),
+        ({"name": "id", "type": "list<" * 3_000}, "a column type of 15000 characters is too long"),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused(http: TestClient, field: dict[str, str], sentence: str) -> None:
+    assert sentence in problem(http.put("/v1/shards/x", content=json.dumps({"fields": [field]})), 400, "invalid_usage")
+
+
+def test_rows_after_the_end_of_an_arrow_stream_are_not_lost_in_silence(http: TestClient) -> None:
+    stream = ipc(pa.table({"id": ["a"], "amount": [1]}))
+    header = {"content-type": "application/vnd.apache.arrow.stream"}
+    said = problem(http.post("/v1/shards/orders/insert", content=stream * 2, headers=header), 400, "invalid_usage")
+    assert "goes on after the end of its Arrow stream" in said
+    assert http.get("/v1/shards/orders").json()["upper"] == [0]
+
+
+@pytest.mark.parametrize(
     ("form", "body"),
     [
         ("application/x-ndjson", b'{"id": "a", "amount": 1}\n'),

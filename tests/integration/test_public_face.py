@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import inspect
+import math
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy
 import pandas
 import polars
 import pyarrow as pa
@@ -360,6 +362,15 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("a cursor of nothing", lambda c, s: s.critical_reader(5), "cursor is 5; it must be str"),  # type: ignore[arg-type]
     ("a prefix of nothing", lambda c, s: c.shards(5), "prefix is 5; it must be str"),  # type: ignore[arg-type]
     ("keys of nothing", lambda c, s: s.attributes.get_many(5), "keys come as a list"),  # type: ignore[type-var]
+    ("half a character", lambda c, s: s.critical_reader("\ud800"), "half a surrogate pair"),
+    ("a lease of true", lambda c, s: persist.WriteSettings(lease_ms=True), "lease_ms is True; it must be int"),
+    ("a lease of half", lambda c, s: persist.WriteSettings(lease_ms=60000.0), "lease_ms is 60000.0; it must be int"),  # type: ignore[arg-type]
+    ("a lease of NumPy", lambda c, s: persist.ReadSettings(lease_ms=numpy.int64(1)), "it must be int"),  # type: ignore[arg-type]
+    ("no lease", lambda c, s: persist.ReadSettings(lease_ms=0), r"lease_ms is 0; it must be in \[1, "),
+    ("a wait of nan", lambda c, s: persist.WriteSettings(retry_s=math.nan), "retry_s is nan"),
+    ("no window", lambda c, s: persist.PipelineSettings(window_appends_max=0), "window_appends_max is 0"),
+    ("a call of less than nothing", lambda c, s: persist.connect("mem:", timeout_s=-1), "timeout_s is -1"),
+    ("a name too long", lambda c, s: c.shard("a" * 128 + "/" + "b" * 128), "257 characters; at most 256"),
     ("settings of a pipeline", lambda c, s: s.pipelined_writer("w", 5), "must be PipelineSettings or None"),  # type: ignore[arg-type]
 ]
 

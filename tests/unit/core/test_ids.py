@@ -60,7 +60,7 @@ def test_what_is_no_id(kind: Any, text: str) -> None:
         msgspec.convert(given, Annotated[str, written(kind)])
 
 
-@pytest.mark.parametrize("name", ["a", "orders.v2", "eu-west_1/orders", "x" * 128, "x" * 128 + "/" + "y" * 128, "a..b"])
+@pytest.mark.parametrize("name", ["a", "orders.v2", "eu-west_1/orders", "x" * 128, "x" * 128 + "/" + "y" * 127, "a..b"])
 def test_shard_names(name: str) -> None:
     assert check_shard_name(name) == name
 

@@ -45,7 +45,7 @@ class Interruption:
         if event == "opcode" and not self.struck:
             before = self._was.get(frame, "")
             self._was[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            # What follows the call of `with lock: return call()` is not covered by the `with`; the place of a signal is.
+            # What follows the call in `with lock: return call()` lies outside of the `with`; a signal never does.
             if before.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) and self._was[frame] != "SWAP":
                 self.left -= 1
                 if self.left < 0:

@@ -359,3 +359,14 @@ def test_rows_that_find_room_nowhere_are_refused_and_cost_nothing_that_is_there(
     blob.full = False
     machine.apply(commands[2])
     assert contents(shard) == list(range(300))
+
+
+@pytest.mark.parametrize("lease_ms", [True, 60_000.0])
+def test_a_value_of_a_wrong_type_is_refused_before_it_is_in_the_log(
+    location: Location, shard: Shard, lease_ms: int
+) -> None:
+    """Nobody could read the shard any more."""
+    with pytest.raises(InvalidUsage, match="a value of a wrong type; nothing was written"):
+        location.machine("orders").apply(c.RegisterWriter(mint(WriterId, location.ids), lease_ms))
+    shard.insert(rows(1))
+    assert contents(Client(EmbeddedTransport(location)).shard("orders")) == [1]
