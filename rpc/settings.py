@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
@@ -73,10 +74,19 @@ class ServerSettings:
             raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
         if not 1 <= self.workers <= 64:
             raise InvalidUsage(f"workers is {self.workers}; it must be in [1, 64]")
+        if self.port + self.workers > 65536:
+            most = 65536 - self.workers
+            raise InvalidUsage(f"port is {self.port}; with {self.workers} workers it must be in [0, {most}]")
         if self.maintenance_token is not None and len(self.maintenance_token) < TOKEN_CHARS_MIN:
             raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InvalidUsage("TLS needs both a certificate and a key file")
+        if self.tls_certificate:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_certificate, self.tls_key)
+            except OSError as error:
+                files = f"{self.tls_certificate} and {self.tls_key}"
+                raise InvalidUsage(f"the TLS files {files} cannot be used: {error.strerror or error}") from error
         if not self.is_loopback and not self.tokens_file and not self.insecure:
             raise InvalidUsage(
                 f"without tokens the server listens on loopback only, not on {self.host}; "

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
                 threads=arguments.threads,
                 read_ahead=1,
             ),
-            bytes_per_s=None if arguments.rate is None else int(arguments.rate * MIB),
+            bytes_per_s=None if arguments.rate is None else max(1, int(arguments.rate * MIB)),
         )
         metrics = Metrics()
         engine = _engine(arguments, location, settings) or local_engine(location, settings, metrics)
@@ -123,6 +123,4 @@ def _engine(arguments: argparse.Namespace, location: Location, settings: WorkerS
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    running.check_positive(arguments, "concurrency", "memory", "threads", "part_size")
-    if arguments.rate is not None and arguments.rate <= 0:
-        raise InvalidUsage(f"--rate is {arguments.rate}; it must be more than 0 MiB/s")
+    running.check_positive(arguments, "concurrency", "memory", "threads", "part_size", "rate")

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    running.check_positive(arguments, "concurrency", "delete_threads")
+    running.check_positive(arguments, "concurrency", "delete_threads", "orphan_age")
     if arguments.dry_run and not arguments.orphans:
         raise InvalidUsage("--dry-run is for --orphans")
     running.prepare(arguments)

@@ -14,6 +14,8 @@ from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.errors import InvalidUsage
 
+NUMBER_MAX = 2**31  # of any number among the arguments
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -32,10 +34,11 @@ def prepare(arguments: argparse.Namespace) -> None:
     """The parent to end with, priority and logs, as the arguments say. Commands call it before anything else."""
     if arguments.end_with_parent is not None:
         end_with_parent(arguments.end_with_parent)
-    if arguments.interval <= 0:
-        raise InvalidUsage(f"--interval is {arguments.interval}; it must be more than 0 seconds")
-    if arguments.nice:
+    check_positive(arguments, "interval")
+    try:
         os.nice(arguments.nice)
+    except (OSError, OverflowError) as error:
+        raise InvalidUsage(f"--nice {arguments.nice} is not possible: {error}") from error
     configure_logs("info" if arguments.verbose else "warning")
 
 
@@ -46,20 +49,22 @@ def open_location(arguments: argparse.Namespace) -> Location:
 
 
 def check_positive(arguments: argparse.Namespace, *names: str) -> None:
-    """Raises InvalidUsage unless these arguments are more than 0."""
+    """Raises InvalidUsage unless these arguments are more than 0, at most NUMBER_MAX, or None."""
     for name in names:
-        if getattr(arguments, name) <= 0:
-            raise InvalidUsage(f"--{name.replace('_', '-')} is {getattr(arguments, name)}; it must be more than 0")
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value <= NUMBER_MAX:
+            wanted = f"more than 0 and at most {NUMBER_MAX}"
+            raise InvalidUsage(f"--{name.replace('_', '-')} is {value}; it must be {wanted}")
 
 
 def run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: str) -> int:
-    """Work until a signal, or through every shard once; print what was done. The exit code."""
+    """Work until a signal, or through every shard once; tell what was done. The exit code."""
     on_signals(loop.stop)
-    failures = 0
-    if arguments.once:
-        failures = loop.once()
-    else:
+    if not arguments.once:
         announce("running", command=command)
         loop.run()
+        announce("ended", command=command, **metrics.to_json())
+        return 0
+    failures = loop.once()
     print(json.dumps(metrics.to_json()))
     return 1 if failures else 0

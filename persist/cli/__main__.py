@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -37,9 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     sub = argparse.ArgumentParser(prog=f"persist {command}", description=COMMANDS[command][1])
     module.add_arguments(sub)
     try:
-        return int(module.run(sub.parse_args(arguments[1:])))
+        code = int(module.run(sub.parse_args(arguments[1:])))
+        sys.stdout.flush()
+        return code
     except PersistError as error:
         print(f"persist {command}: {error.message}", file=sys.stderr)
+        return EXIT_ERROR
+    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
     except KeyboardInterrupt:
         return 130

@@ -56,9 +56,12 @@ def _tokens(path: Path) -> list[dict[str, Any]]:
 def _replace(path: Path, content: dict[str, Any]) -> None:
     """Write the file whole, for its owner only: a server that reads it meanwhile sees the old or the new one."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError as error:
+        raise InvalidUsage(f"the tokens file {path} cannot be written: {error.strerror}") from error

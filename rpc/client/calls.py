@@ -46,7 +46,10 @@ class HttpCalls:
         self._process = OwnProcess("this client")
         self._clock = clock
         self._timeout_s = timeout_s
-        self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
+        try:
+            self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
+        except OSError as error:
+            raise InvalidUsage(f"ca_file {ca_file!r} cannot be used: {error.strerror or error}") from error
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 

@@ -90,7 +90,9 @@ def test_compactors_keep_up_and_end_gracefully(tmp_path: Path) -> None:
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(WAIT_S) == 0
                 assert process.stderr is not None
-                assert all("logger" in json.loads(line) for line in process.stderr.read().decode().splitlines())
+                lines = [json.loads(line) for line in process.stderr.read().decode().splitlines()]
+                assert all({"at", "level", "logger", "message"} <= set(line) for line in lines)
+                assert (lines[-1]["message"], lines[-1]["merges_failed"]) == ("ended", 0)
         table = shard.snapshot().to_arrow()
         assert pa.compute.sum(table.column("__diff")).as_py() == 300 * 50
 

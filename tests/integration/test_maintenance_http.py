@@ -134,7 +134,9 @@ def test_a_server_maintains_itself_with_a_token_of_its_own(tmp_path: Path) -> No
         table = shard.snapshot().to_arrow()
         assert pa.compute.sum(table.column("__diff")).as_py() == 200 * 50
         assert server.stop() == 0
-    figures = json.loads(server.said().splitlines()[-1])
+    lines = [json.loads(line) for line in server.said().splitlines() if line.startswith("{")]
+    assert all({"at", "level", "logger", "message"} <= set(line) for line in lines)
+    figures = lines[-1]
     assert (figures["gc_failed"], figures["merges_failed"]) == (0, 0)
 
 

@@ -1,0 +1,67 @@
+"""What is wrong with the arguments of a command is one sentence, before anything is done or printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from tests.support.waiting import WAIT_S
+
+HUGE = "9" * 30
+WRONG = [
+    (["compactor", "--interval", "nan"], "--interval is nan; it must be more than 0"),
+    (["compactor", "--interval", "inf"], "--interval is inf"),
+    (["compactor", "--nice", HUGE], f"--nice {HUGE} is not possible"),
+    (["compactor", "--rate", "nan"], "--rate is nan"),
+    (["compactor", "--memory", HUGE], f"--memory is {HUGE}"),
+    (["compactor", "--part-size", HUGE], f"--part-size is {HUGE}"),
+    (["gc", "--concurrency", "0"], "--concurrency is 0"),
+    (["gc", "--orphans", "--orphan-age", "nan"], "--orphan-age is nan"),
+    (["gc", "--orphans", "--orphan-age", "inf"], "--orphan-age is inf"),
+    (["gc", "--orphans", "--orphan-age", "1e308"], "--orphan-age is 1e+308"),
+    (["serve", "--port", "65535", "--workers", "2"], "port is 65535; with 2 workers it must be in [0, 65534]"),
+    (["serve", "--tls-certificate", "c.pem", "--tls-key", "k.pem"], "the TLS files c.pem and k.pem cannot be used"),
+    (["token", "a", "--file", "missing/tokens.json"], "the tokens file missing/tokens.json cannot be written"),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        for number in range(3):
+            client.create_shard(f"s{number}", pa.schema([("id", pa.int64())]), ["id"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(row[0])[:40] for row in WRONG])
+def test_a_wrong_argument_is_told_in_a_sentence(
+    place: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    where = [] if arguments[0] == "token" else ["--dir", "data"]
+    assert main([*arguments, *where]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"persist {arguments[0]}: {said}")
+    assert len(told.err.splitlines()) == 1
+
+
+def test_output_that_nobody_reads_ends_a_command_quietly(place: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "persist.cli", "shards", "--dir", "data"]
+    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=WAIT_S)
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (1, "")
+
+
+def test_a_file_of_authorities_that_is_missing_is_named() -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"ca_file 'missing\.pem' cannot be used: No such file"):
+        persist.connect("https://127.0.0.1:1", ca_file="missing.pem")
