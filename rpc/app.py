@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import persist
@@ -18,6 +18,7 @@ from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
 from rpc.routes import blobs, health, listen, rows, shards
 from rpc.routes import location as locations
+from rpc.routes.parameters import only_known
 from rpc.service import Service
 from rpc.settings import ServerSettings
 
@@ -59,6 +60,7 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        dependencies=[Depends(only_known)],
     )
     app.state.service = service
     app.edge = Edge(super(_App, app).__call__, service)

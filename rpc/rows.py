@@ -74,7 +74,10 @@ def read(data: bytes, form: str, schema: ShardSchema, rows_max: int) -> pa.Table
 
 def _read_arrow(data: bytes, _schema: ShardSchema, _rows_max: int) -> pa.Table:
     if not data.endswith(_END_OF_STREAM):  # Arrow itself takes a stream that ends between two messages for whole
-        raise InvalidUsage("the Arrow stream does not end with its end-of-stream mark: it was cut; nothing was written")
+        raise InvalidUsage(
+            "the body was read as Arrow and does not end with its end-of-stream mark: it was cut, or has another form, "
+            "which its Content-Type must then name, such as application/x-ndjson; nothing was written"
+        )
     source = pa.BufferReader(data)
     with pa.ipc.open_stream(source) as reader:
         table = reader.read_all()

@@ -298,7 +298,7 @@ class Shard:
 
         Args:
             force: also while readers hold it.
-        Raises: InvalidUsage (readers hold it). Repeating it is safe.
+        Raises: Conflict (readers hold it), UnknownShard (it was dropped, and maintenance has deleted its data).
         """
         self._send(c.Drop(force))
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from persist.commit.system import Clock, OwnProcess
-from persist.core.errors import Indeterminate, Overloaded, PersistError, Unavailable
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
 from rpc.client.connections import NotSent, Pool

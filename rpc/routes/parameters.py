@@ -1,4 +1,4 @@
-"""Query parameters that several routes read."""
+"""Query parameters that several routes read, and the check that a request has no others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Request
 
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
@@ -34,6 +34,14 @@ IdempotencyToken = Annotated[
 WriterParameter = Annotated[
     str | None, Query(description="A writer id of one's own (`w` and 32 hex digits).", max_length=33)
 ]
+
+
+async def only_known(request: Request) -> None:
+    """Raises InvalidUsage at a query parameter that the route does not have: a misspelt one would mean its default."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            raise InvalidUsage(f"there is no parameter {name[:100]!r} here; there is {', '.join(known) or 'none'}")
 
 
 def frontier(text: str, name: str) -> Antichain:

@@ -258,6 +258,30 @@ def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | No
     assert http.get("/v1/shards").json()["shards"] == ["orders"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("GET", "/v1/shards/orders/snapshot?asof=0", "'asof' here; there is as_of, columns, format, expand, wait"),
+        ("POST", "/v1/shards/orders/insert?tokn=k2", "'tokn' here; there is"),
+        ("GET", "/v1/shards?prefx=eu/", "'prefx' here; there is prefix, after, limit"),
+        ("GET", "/v1/shards/orders?wait=1", "'wait' here; there is past, timeout"),
+        ("DELETE", "/v1/shards/orders?forse=true", "'forse' here; there is force"),
+        ("GET", "/v1/shards/orders/listen?form=csv", "'form' here; there is after, until"),
+        ("GET", "/v1/location?a=1", "'a' here; there is none"),
+    ],
+)
+def test_a_misspelt_parameter_is_refused(http: TestClient, method: str, path: str, says: str) -> None:
+    assert says in problem(http.request(method, path), 400, "invalid_usage")
+    assert http.get("/v1/shards/orders").json()["upper"] == [0]
+
+
+def test_rows_without_a_content_type_are_told_of_it(http: TestClient) -> None:
+    answer = http.post("/v1/shards/orders/insert", content=b'{"id": "a"}')
+    said = problem(answer, 400, "invalid_usage")
+    assert "read as Arrow" in said
+    assert "Content-Type must then name, such as application/x-ndjson" in said
+
+
 def test_a_truncated_arrow_body_writes_nothing(http: TestClient) -> None:
     body = ipc(pa.table({"id": ["a"] * 50, "amount": list(range(50))}))
     for size in (0, 10, len(body) // 2, len(body) - 8, len(body) - 1):
