@@ -28,8 +28,9 @@ def frame(event: ListenEvent) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, event.updates.schema) as writer:
         writer.write_table(event.updates)
-    data: bytes = sink.getvalue().to_pybytes()
-    return _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": len(data)}) + data
+    data = sink.getvalue()
+    header = _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": data.size})
+    return b"".join((header, data))
 
 
 def sse(event: ListenEvent) -> bytes:

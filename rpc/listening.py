@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from typing import Any
 
 from persist.client.listen import Listen, ListenEvent
 from persist.client.snapshot import ReadLease, ReadSettings
@@ -27,9 +26,11 @@ from rpc.watching import Watcher, is_past
 from rpc.work import Work
 
 SHARED_ROWS_MAX = 20_000  # a step with more updates is made for each listener by itself
+SHARED_STEP_BYTES_MAX = 32 * 1024 * 1024  # so is one with more bytes
 SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that come a little later
 LARGE_STEPS_MAX = 4  # made at a time
 _Encode = Callable[[ListenEvent], bytes]
+_Step = list[tuple[Antichain, bytes]]
 
 
 class Listeners:
@@ -41,7 +42,7 @@ class Listeners:
         self._work = work
         self._watcher = watcher
         self._settings = ReadSettings(lease_ms=LEASE_MS, memory_bytes=limits.listen_memory_bytes)
-        self._shared: OrderedDict[tuple[str, str, Antichain, Antichain], asyncio.Future[list[Any]]] = OrderedDict()
+        self._shared: OrderedDict[tuple[str, str, Antichain, Antichain], asyncio.Future[_Step | None]] = OrderedDict()
         self._shared_bytes = 0
         self._large = asyncio.Semaphore(LARGE_STEPS_MAX)
         self.leases = Leases(location, work)
@@ -70,32 +71,32 @@ class Listeners:
         self, name: str, state: State, frontier: Antichain, until: Antichain, form: str
     ) -> AsyncIterator[tuple[Antichain, bytes]]:
         """(frontier afterwards, frame) up to exactly `until`, which the State has reached."""
-        rows = sum(batch.rows for batch in state.trace.batches[-1:])
-        for batch in reversed(state.trace.batches[:-1]):
-            if batch.desc.upper <= frontier or rows > SHARED_ROWS_MAX:
+        rows = size = 0
+        for batch in reversed(state.trace.batches):
+            if batch.desc.upper <= frontier or rows > SHARED_ROWS_MAX or size > SHARED_STEP_BYTES_MAX:
                 break
-            rows += batch.rows
-        if rows <= SHARED_ROWS_MAX:
-            for item in await self._shared_step(name, frontier, until, form):
-                yield item
-            return
+            rows, size = rows + batch.rows, size + batch.size
+        if rows <= SHARED_ROWS_MAX and size <= SHARED_STEP_BYTES_MAX:
+            step = await self._shared_step(name, frontier, until, form)
+            if step is not None:
+                for item in step:
+                    yield item
+                return
         async with self._large:
             events = self._events(name, frontier, until, form)
             while (made := await self._work.run(next, events, None)) is not None:
                 yield made
 
-    async def _shared_step(
-        self, name: str, frontier: Antichain, until: Antichain, form: str
-    ) -> list[tuple[Antichain, bytes]]:
+    async def _shared_step(self, name: str, frontier: Antichain, until: Antichain, form: str) -> _Step | None:
         key = (name, form, frontier, until)
         found = self._shared.get(key)
         if found is None:
-            found = asyncio.ensure_future(self._work.run(lambda: list(self._events(name, frontier, until, form))))
+            found = asyncio.ensure_future(self._work.run(lambda: _bounded(self._events(name, frontier, until, form))))
             self._shared[key] = found
             found.add_done_callback(lambda done: self._made(key, done))
         return await asyncio.shield(found)
 
-    def _made(self, key: tuple[str, str, Antichain, Antichain], done: asyncio.Future[list[Any]]) -> None:
+    def _made(self, key: tuple[str, str, Antichain, Antichain], done: asyncio.Future[_Step | None]) -> None:
         """A shared step is ready: keep it for a while, within bounds; a failed one is made anew by who asks next."""
         if done.cancelled() or done.exception() is not None:
             self._shared.pop(key, None)
@@ -128,5 +129,17 @@ class _HeldElsewhere(ReadLease):
         return
 
 
-def _size(made: asyncio.Future[list[Any]]) -> int:
-    return sum(len(data) for _, data in made.result()) + 256
+def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:
+    """All of a step, or None where that is too much to keep."""
+    step: _Step = []
+    left = SHARED_STEP_BYTES_MAX
+    for item in events:
+        left -= len(item[1])
+        if left < 0:
+            return None
+        step.append(item)
+    return step
+
+
+def _size(made: asyncio.Future[_Step | None]) -> int:
+    return sum(len(data) for _, data in made.result() or ()) + 256

@@ -32,7 +32,7 @@ class Limits:
     listeners_max: int = 20_000  # listen streams
     snapshots_max: int = 8  # snapshots that are streamed through the server
     snapshot_memory_bytes: int = 64 * 1024 * 1024  # what each of them holds while it consolidates
-    listen_memory_bytes: int = 64 * 1024 * 1024  # what one step of a listener holds
+    listen_memory_bytes: int = 64 * 1024 * 1024  # what a listener takes for one event
     wait_s_max: float = 60.0  # longest wait of one request
     slow_listener_s: float = 60.0  # a listener that takes nothing for so long is cut off; it resumes where it was
     lead_threads: int = 16  # commits under way, one a shard

@@ -29,8 +29,8 @@ class ListenEvent:
     """Updates with times in `[lower, upper)`, complete: no more will come for these times.
 
     `updates` has the user's columns, `__time` and `__diff`, consolidated and ordered by time. A batch of more than
-    EVENT_ROWS updates comes as several events, one key range after another, of which only the last moves the
-    frontier: `lower == upper` says "more to come".
+    EVENT_ROWS updates, or of more bytes than the reader's `memory_bytes`, comes as several events, one key range after
+    another, of which only the last moves the frontier: `lower == upper` says "more to come".
     """
 
     lower: Antichain
@@ -105,7 +105,7 @@ class Listen:
             return
         schema, reader = part_reader(self._transport, view, self._settings)
         batches = [b for b in view.batches if lower < b.desc.upper and b.desc.lower < upper]
-        for group in _groups(batches):
+        for group in _groups(batches, self._settings.memory_bytes):
             yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
         self._downgrade(view.seqno)
 
@@ -116,17 +116,17 @@ class Listen:
         lower = self.frontier
         parts = [part for batch in batches for part in batch.parts()]
         pieces = kept(reader.read_updates(parts, lower, upper), self._lease)
-        last = schema.updates_schema.empty_table()
-        if sum(batch.rows for batch in batches) <= EVENT_ROWS:
-            held = list(pieces)
-            if held:
-                last = pa.concat_tables(held)
-                last = last.take(pc.sort_indices(last, sort_keys=[(TIME, "ascending")])) if len(held) > 1 else last
-        else:
-            for piece in pieces:
-                if last.num_rows:
-                    yield ListenEvent(lower, lower, last)
-                last = piece
+        held: list[pa.Table] = []
+        left = self._settings.memory_bytes if sum(batch.rows for batch in batches) <= EVENT_ROWS else 0
+        for piece in pieces:
+            left -= piece.nbytes
+            if left < 0:
+                yield from (ListenEvent(lower, lower, table) for table in held)
+                held = []
+            held.append(piece)
+        last = pa.concat_tables(held) if held else schema.updates_schema.empty_table()
+        if len(held) > 1:
+            last = last.take(pc.sort_indices(last, sort_keys=[(TIME, "ascending")]))
         self.frontier = upper
         yield ListenEvent(lower, upper, last)
 
@@ -155,15 +155,15 @@ class Listen:
         self.close()
 
 
-def _groups(batches: Sequence[HollowBatch]) -> Iterator[list[HollowBatch]]:
-    """The batches in order, small ones taken together."""
+def _groups(batches: Sequence[HollowBatch], bytes_max: int) -> Iterator[list[HollowBatch]]:
+    """The batches in order, small ones taken together: up to EVENT_ROWS updates and `bytes_max` encoded bytes."""
     group: list[HollowBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
-        if group and rows + batch.rows > EVENT_ROWS:
+        if group and (rows + batch.rows > EVENT_ROWS or size + batch.size > bytes_max):
             yield group
-            group, rows = [], 0
+            group, rows, size = [], 0, 0
         group.append(batch)
-        rows += batch.rows
+        rows, size = rows + batch.rows, size + batch.size
     if group:
         yield group

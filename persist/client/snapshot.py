@@ -41,7 +41,7 @@ LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold 
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """`memory_bytes` bounds what one split holds while it consolidates."""
+    """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event."""
 
     lease_ms: int = 900_000
     retry_s: float = 120.0

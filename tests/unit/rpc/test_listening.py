@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from base64 import b85encode
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
+from random import Random
 
 import pyarrow as pa
+import pytest
 
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.client.shard import Shard
+from persist.client.shard import HandleSettings, Shard
+from persist.client.snapshot import ReadSettings
 from persist.commit.location import Location, LocationSettings
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.view import ViewRequest
+from persist.parts import codec
+from rpc import listening as listening_module
 from rpc.listen_frames import FRAMES, frames
 from rpc.listening import Listeners
 from rpc.settings import Limits
@@ -27,6 +33,7 @@ from tests.support.location import InlineBackground, memory_location
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.string())])
+WIDE = 100_000
 Event = tuple[list[int | None], list[str]]
 
 
@@ -42,6 +49,11 @@ async def listeners(location: Location, limits: Limits | None = None) -> AsyncIt
         watcher.stop()
         found.leases.stop()
         work.close()
+
+
+def wide(seed: int) -> str:
+    """Text that no compression makes much smaller."""
+    return b85encode(Random(seed).randbytes(WIDE))[:WIDE].decode()
 
 
 def small_location(machines_max: int) -> Location:
@@ -116,3 +128,37 @@ def test_listeners_and_waits_go_on_where_more_shards_are_watched_than_machines_a
             assert {state.upper for state in await asyncio.gather(*waits)} == {Antichain(2)}
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("step_bytes_max", [10 * WIDE, 3 * WIDE, 10])
+def test_a_step_of_wide_rows_comes_in_bounded_events(step_bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps were cut by rows only: a few hundred wide ones took gigabytes."""
+    monkeypatch.setattr(listening_module, "SHARED_STEP_BYTES_MAX", step_bytes_max)
+
+    async def scenario() -> None:
+        location = memory_location(small_merges=False)
+        shard = shard_of(location)
+        for number in range(4):
+            shard.compare_and_append([{"id": f"{number}{wide(number)}"}], number, number + 1)
+        async with listeners(location, replace(Limits(), listen_memory_bytes=11 * WIDE // 5)) as (listening, _, _):
+            found = [event async for event in events(listening, Antichain(4))]
+        assert [times for times, _ in found] == [[0, 2], [2, 4]]
+        assert [[text[0] for text in texts] for _, texts in found] == [["0", "1"], ["2", "3"]]
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_of_more_bytes_than_an_event_takes_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "ROW_GROUP_BYTES", WIDE)
+    location = memory_location()
+    client = Client(EmbeddedTransport(location), HandleSettings(read=ReadSettings(memory_bytes=3 * WIDE)))
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.compare_and_append([{"id": f"{number:02}{wide(number)}"} for number in range(20)], 0, 1)
+    shard.compare_and_append([{"id": "small"}], 1, 2)
+    with shard.listen(None, until=2) as listen:
+        found = list(listen)
+    assert len(found) > 2
+    assert all(event.updates.nbytes < 4 * WIDE for event in found)
+    assert [str(event.upper) for event in found] == ["[0]"] * (len(found) - 2) + ["[1]", "[2]"]
+    texts = [text[:2] for event in found for text in event.updates.column("id").to_pylist()]
+    assert texts == [*(f"{number:02}" for number in range(20)), "sm"]
