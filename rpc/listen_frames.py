@@ -91,7 +91,16 @@ def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
                 return
             body = bytes(buffer[4 + size : total])
             event = ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
-        except (ValueError, KeyError, TypeError, OSError, InvalidUsage) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            ArithmeticError,
+            OSError,
+            RecursionError,
+            pa.ArrowException,
+            InvalidUsage,
+        ) as error:
             raise Unavailable(f"the stream holds a frame that cannot be read: {error}") from error
         del buffer[:total]
         yield event

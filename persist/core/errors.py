@@ -36,7 +36,7 @@ class PersistError(Exception):
 
     kind: ClassVar[str] = "persist_error"
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __init__(self, message: str, /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details: dict[str, Any] = details

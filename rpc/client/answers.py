@@ -10,6 +10,7 @@ from __future__ import annotations
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 HEADER_BYTES_MAX = 64 * 1024  # of a header, interim answers before it included; and of trailers
+PARSED_BYTES = 4 * 1024  # at a time, so that the length of a trailer is known about as well
 INTERIM_MAX = 16  # interim answers (100 to 199) before the real one
 
 
@@ -29,7 +30,8 @@ class Reply:
 
 
 class Answer:
-    """Feed it what arrives until `is_whole`. However the bytes are cut, the outcome is the same.
+    """Feed it what arrives until `is_whole`. However the bytes are cut, the outcome is the same, but for trailers that
+    are at most PARSED_BYTES longer than they may be.
 
     `reply` is None until the header is complete; `take` gives the body as it comes.
     """
@@ -50,15 +52,19 @@ class Answer:
         """Take what has arrived; no bytes mean that the connection has ended. Raises Broken."""
         if not data and not self.is_whole:
             raise Broken("the server closed the connection")
-        if self._left:  # nothing but body is to come: the parser would only copy it
+        start = 0
+        while start < len(data) and not self._left and not self.is_whole:
+            room = PARSED_BYTES if self.reply else min(PARSED_BYTES, HEADER_BYTES_MAX - self._idle_bytes)
+            self._parse(data[start : start + room])
+            start += room
+        data = data[start:]
+        if self._left and data:  # nothing but body is to come: the parser would only copy it
             piece, data = data[: self._left], data[self._left :]
             self._left -= len(piece)
             self._pieces.append(piece)
             self.is_whole = not self._left
-        elif not self.is_whole:
-            self._parse(data)
-            return
-        self._check_end(data)
+        if data:
+            self._check_end(data)
 
     def take(self) -> bytes:
         """What has come of the body since the last call."""
@@ -68,20 +74,16 @@ class Answer:
     def _parse(self, data: bytes) -> None:
         assert self._parser is not None
         try:
-            while data:
-                room = HEADER_BYTES_MAX - self._idle_bytes if self.reply is None else len(data)
-                self._idle_bytes += len(data[:room])
-                self._parser.feed_data(data[:room])
-                if self._idle_bytes >= HEADER_BYTES_MAX:
-                    raise Broken(f"the answer's header or trailer is longer than {HEADER_BYTES_MAX} bytes")
-                data = data[room:]
+            self._idle_bytes += len(data)
+            self._parser.feed_data(data)
+            if self._idle_bytes >= HEADER_BYTES_MAX:
+                raise Broken(f"the answer's header or trailer is longer than {HEADER_BYTES_MAX} bytes")
         except HttpParserCallbackError as error:
             raise Broken(str(error.__context__)) from error
         except (HttpParserError, HttpParserUpgrade) as error:
             raise Broken(f"the answer is not HTTP: {error}") from error
-        if self.reply is not None and not self.is_whole:
-            length = int(self._headers.get("content-length", 0))  # the parser has checked that it is a length
-            self._left = max(0, length - sum(map(len, self._pieces)))
+        if self.reply is not None and not self.is_whole and "content-length" in self._headers:
+            self._left = int(self._headers["content-length"]) - sum(map(len, self._pieces))  # the parser checked it
         if self.is_whole or self._left:
             self._parser = None  # it refers back to this answer: without the circle both are freed at once
 

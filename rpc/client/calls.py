@@ -8,14 +8,18 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
 
 from persist.commit.system import Clock, OwnProcess
-from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
+from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
 from rpc.client.connections import NotSent, Pool
 from rpc.client.servers import Servers
 
+T = TypeVar("T")
 CONNECT_S = 0.8
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 0.5
@@ -127,13 +131,21 @@ def _is_secure(servers: Servers) -> bool:
     return any(url.startswith("https") for url in servers.urls)
 
 
+def decoded_json(reply: Reply, kind: type[T]) -> T:
+    """What an answer says. Raises Corruption on anything that is no JSON of this kind."""
+    try:
+        return msgspec.json.decode(reply.data, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise Corruption(f"the server's answer is not what was asked for: {error}; is it a persist server?") from error
+
+
 def error_of(server: str, reply: Reply, *, safe: bool) -> PersistError:
     """The error that an answer of 400 or more tells of. `safe`: the request changes nothing, or may happen twice.
 
     Only a persist server knows whether something happened. A proxy may answer any 5xx after it has forwarded a request.
     """
     if reply.headers.get("content-type", "").partition(";")[0].strip() == PROBLEM_JSON:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             told = json.loads(reply.data)
             if isinstance(told, dict) and isinstance(told.get("kind"), str):
                 return error_from_json(told)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import cast
 
 import urllib3
 
@@ -13,7 +12,7 @@ from blob.interface import check_key, check_range
 from persist.core.errors import Conflict, PersistError
 from rpc.blob_errors import BlobMissing
 from rpc.client.answers import Reply
-from rpc.client.calls import Call, HttpCalls
+from rpc.client.calls import Call, HttpCalls, decoded_json
 
 PRESIGNED_READ_S = 120.0
 PRESIGNED_TRIES_MAX = 4
@@ -63,7 +62,10 @@ class HttpBlob(Blob):
         answer = self._call("HEAD", check_key(key))
         if answer.status == 404:
             return None
-        return BlobStat(key, int(answer.headers["content-length"]), int(answer.headers["persist-modified-ms"]))
+        try:
+            return BlobStat(key, int(answer.headers["content-length"]), int(answer.headers["persist-modified-ms"]))
+        except (KeyError, ValueError) as error:
+            raise BlobUnavailable(f"blob {key}: the answer lacks the header {error}; does a proxy drop it?") from error
 
     def delete(self, keys: Sequence[str]) -> None:
         raise BlobMisconfigured("blobs cannot be deleted through a server; maintenance opens the store itself")
@@ -104,8 +106,7 @@ class HttpBlob(Blob):
         """The bytes by a presigned URL; None where there is none: then the server is asked."""
         if not self._presigned or self._direct is None:
             return None
-        answer: Any = json.loads(self._call("GET", f"{key}?presign=true").data)
-        url = answer.get(kind)
+        url = decoded_json(self._call("GET", f"{key}?presign=true"), dict[str, str | None]).get(kind)
         if url is None:
             return None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):

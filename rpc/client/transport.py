@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
+from msgspec import Struct
+
 from blob import Blob, BlobError, open_blob
 from persist.client import identity
 from persist.client.listen import ListenEvent
@@ -22,7 +24,7 @@ from persist.core.view import ShardView, ViewRequest
 from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, decode_result, decode_view
 from persist.formats.records import encoded
 from rpc.client.answers import Reply
-from rpc.client.calls import Call, HttpCalls
+from rpc.client.calls import Call, HttpCalls, decoded_json
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers, with_port
@@ -35,6 +37,25 @@ _CREATE = {"content-type": "application/json", **_VIEW}
 _LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
+
+
+class _Names(Struct):
+    shards: list[str]
+
+
+class _Version(Struct):
+    version: int
+
+
+class _BlobAt(Struct):
+    url: str
+    proof: str
+
+
+class _Location(Struct):
+    blob: _BlobAt
+    policy: dict[str, int]
+    ports: list[int]
 
 
 class HttpTransport:
@@ -65,8 +86,7 @@ class HttpTransport:
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
-        found = _json(self._calls.call(Call("GET", path)))
-        return [str(name) for name in found["shards"]]
+        return decoded_json(self._calls.call(Call("GET", path)), _Names).shards
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
@@ -100,50 +120,43 @@ def open_transport(connection: Connection) -> HttpTransport:
     try:
         location = _location(calls.call(_LOCATION))
         calls.add(Servers(_with_workers(servers, calls, connection, location, clock), clock))
-        proof = str(location["blob"]["proof"])
-        blob = _open_blob(calls, str(location["blob"]["url"]), proof)
+        proof = location.blob.proof
+        blob = _open_blob(calls, location.blob.url, proof)
     except BaseException:
         calls.close()
         raise
-    return HttpTransport(calls, blob, _policy(location["policy"]), clock, ids, proof)
+    return HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
 
 
 def _with_workers(
-    servers: Servers, calls: HttpCalls, connection: Connection, location: dict[str, Any], clock: Clock
+    servers: Servers, calls: HttpCalls, connection: Connection, location: _Location, clock: Clock
 ) -> list[str]:
     """All workers of all servers. A server that does not answer now counts as one."""
     found = []
     for url in servers.urls:
-        ports = location["ports"] if len(servers.urls) == 1 else []
+        ports = location.ports if len(servers.urls) == 1 else []
         if len(servers.urls) > 1:
             alone = HttpCalls(
                 Servers([url], clock), clock, token=connection.token, ca_file=connection.ca_file, timeout_s=1.0
             )
             try:
-                ports = _location(alone.call(_LOCATION))["ports"]
+                ports = _location(alone.call(_LOCATION)).ports
             except PersistError:
                 ports = []
             finally:
                 alone.close()
-        found += [with_port(url, int(port)) for port in ports] if len(ports) > 1 else [url]
+        found += [with_port(url, port) for port in ports] if len(ports) > 1 else [url]
     return found
 
 
-def _json(reply: Reply) -> Any:
+def _location(reply: Reply) -> _Location:
     try:
-        return json.loads(reply.data)
-    except ValueError as error:
-        raise Corruption(f"the server's answer is not JSON: {error}") from error
-
-
-def _location(reply: Reply) -> dict[str, Any]:
-    try:
-        found = json.loads(reply.data)
-        if found["version"] != PROTOCOL_VERSION:
-            raise UpgradeNeeded(f"the server speaks version {found['version']!r}, this client {PROTOCOL_VERSION}")
-        return {key: found[key] for key in ("blob", "policy", "ports")}
-    except (ValueError, KeyError, TypeError) as error:
+        version = decoded_json(reply, _Version).version
+        if version == PROTOCOL_VERSION:
+            return decoded_json(reply, _Location)
+    except Corruption as error:
         raise InvalidUsage("this is not a persist server: its /v1/location cannot be read") from error
+    raise UpgradeNeeded(f"the server speaks version {version!r}, this client {PROTOCOL_VERSION}")
 
 
 def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
@@ -161,8 +174,8 @@ def _open_blob(calls: HttpCalls, url: str, proof: str) -> Blob:
     return HttpBlob(calls, url, presigned=parts.scheme == "s3")
 
 
-def _policy(value: Any) -> Policy:
-    return Policy(**{name: int(number) for name, number in dict(value).items() if name in Policy.__struct_fields__})
+def _policy(limits: dict[str, int]) -> Policy:
+    return Policy(**{name: limit for name, limit in limits.items() if name in Policy.__struct_fields__})
 
 
 def _time(lower: Any) -> str:

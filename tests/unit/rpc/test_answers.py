@@ -104,6 +104,8 @@ MALFORMED = {
     "a header that does not end": OK + b"x: " + b"y" * 100_000,
     "a header that is too long": OK + b"x: y\r\n" * 20_000 + b"content-length: 5\r\n\r\nhello",
     "a trailer that does not end": CHUNKED + b"0\r\nx: " + b"y" * 300_000,
+    "a trailer that is too long": CHUNKED + b"5\r\nhello\r\n0\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
+    "an extension of a chunk that is too long": CHUNKED + b"5;x=" + b"y" * 70_000 + b"\r\nhello\r\n0\r\n\r\n",
     "a header with a zero byte": OK + b"x: a\0b\r\ncontent-length: 5\r\n\r\nhello",
     "a folded header": OK + b"content-length: 5\r\n folded\r\n\r\nhello",
     "an answer after its end": (OK + b"content-length: 5\r\n\r\nhello") * 2,

@@ -131,6 +131,8 @@ BAD: Sequence[bytes] = [
     (2).to_bytes(4, "big") + b"{]",
     (2).to_bytes(4, "big") + b"[]",
     header(bytes=-1),
+    header(bytes=float("inf")),
+    (200_000).to_bytes(4, "big") + b"[" * 200_000,
     header(bytes=10**18),
     header(bytes="many"),
     header(upper=7),
