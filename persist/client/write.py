@@ -231,9 +231,13 @@ def as_updates(updates: Updates, schema: ShardSchema) -> Any:
         return _from_rows(updates, schema)
     if type(updates).__module__.split(".")[0] == "pandas" and hasattr(updates, "columns"):
         try:
-            return pa.Table.from_pandas(updates, preserve_index=False)
+            table = pa.Table.from_pandas(updates, preserve_index=False)
         except pa.ArrowException as error:
             raise InvalidUsage(f"the frame cannot be read as Arrow: {error}") from error
+        for number, field in enumerate(table.schema):
+            if pa.types.is_date(field.type):  # Arrow makes dates of times that stand among dates
+                column_of(field.name, updates.iloc[:, number].dropna().tolist(), field.type)
+        return table
     if hasattr(updates, "__arrow_c_stream__"):  # a Polars frame, a DuckDB relation
         return pa.RecordBatchReader.from_stream(updates)
     if isinstance(updates, Iterable) and not isinstance(updates, (str, bytes, Mapping)):

@@ -351,6 +351,11 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ("half a row's id", lambda c, s: s.insert([{"id": 1.5}]), "column 'id' does not fit int64: 1.5 would be cut"),
     ("half a time", lambda c, s: s.compare_and_append([{"id": 1, "__time": 0.5}], 0, 1), "column '__time' does not"),
     ("half a row", lambda c, s: s.insert([{"id": 1, "__diff": 1.5}]), "column '__diff' does not fit"),
+    (
+        "a time among dates",
+        lambda c, s: s.insert(pandas.DataFrame({"id": [dt.date(2024, 1, 1), pandas.Timestamp("2024-01-01T23:59")]})),
+        "column 'id' does not fit date32",
+    ),
     ("a key of nothing", lambda c, s: persist.named_key(5), "the name of a key is text, not 5"),  # type: ignore[arg-type]
     ("a path's ?", lambda c, s: persist.connect("persist:///a?b"), "%3F for"),
     ("a token of nothing", lambda c, s: s.insert([], token="again"), "Token is 'i' and 32 hex digits"),  # type: ignore[arg-type]
