@@ -15,6 +15,8 @@ from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
 
 PRESIGNED_READ_S = 120.0
+SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call that a line of this speed can carry it
+BLOB_BYTES_UNTOLD = 64 * 1024 * 1024  # of a blob whose size is not known before
 PRESIGNED_TRIES_MAX = 4
 
 
@@ -35,12 +37,12 @@ class HttpBlob(Blob):
     def put(self, key: str, data: bytes | memoryview) -> None:
         check_key(key)
         if self._straight("PUT", key, "put", data) is None:
-            self._call("PUT", key, body=data)
+            self._call("PUT", key, len(data), body=data)
 
     def get(self, key: str) -> bytes:
         check_key(key)
         found = self._straight("GET", key, "get")
-        return self._call("GET", key).data if found is None else found
+        return self._call("GET", key, BLOB_BYTES_UNTOLD).data if found is None else found
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_key(key)
@@ -53,7 +55,7 @@ class HttpBlob(Blob):
         headers = {"range": f"bytes={start}-{start + length - 1}"}
         data = self._straight("GET", key, "get", headers=headers)
         if data is None:
-            data = self._call("GET", key, headers=headers).data
+            data = self._call("GET", key, length, headers=headers).data
         if len(data) != length:
             raise BlobNotFound(f"blob {key} ends before byte {start + length}")
         return data
@@ -84,10 +86,17 @@ class HttpBlob(Blob):
             self._direct.clear()
 
     def _call(
-        self, method: str, key: str, *, body: bytes | memoryview | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        key: str,
+        nbytes: int = 0,
+        *,
+        body: bytes | memoryview | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Reply:
+        slow_s = nbytes / SLOW_BYTES_PER_S
         try:
-            return self._calls.call(Call(method, f"/v1/blobs/{key}", _shard(key), body, headers or {}))
+            return self._calls.call(Call(method, f"/v1/blobs/{key}", _shard(key), body, headers or {}, wait_s=slow_s))
         except BlobMissing as error:
             raise BlobNotFound(error.message) from error
         except Conflict as error:
