@@ -280,16 +280,17 @@ class Shard:
         assert isinstance(found, c.CriticalReaderState)
         return CriticalReaderHandle(self, cursor, reader, found)
 
-    def downgrade_since(self, since: Time, cursor: str = "default") -> Antichain:
+    def downgrade_since(self, since: Time, cursor: str = "default", *, force: bool = False) -> Antichain:
         """Let history before `since` be forgotten, as far as other readers allow. Repeating it is safe.
 
         Args:
             since: the earliest time to keep; None gives up all reads.
             cursor: the critical reader whose hold is moved.
+            force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
         Returns: the shard's since afterwards.
-        Raises: InvalidUsage (no such time), OpaqueMismatch (somebody else moves this hold now).
+        Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (somebody else moves this hold now).
         """
-        return self.critical_reader(cursor).downgrade_since(since)
+        return self.critical_reader(cursor).downgrade_since(since, force=force)
 
     # --- its end
 
@@ -346,22 +347,26 @@ class CriticalReaderHandle:
     def __repr__(self) -> str:
         return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"
 
-    def downgrade_since(self, since: Time, *, expected: str | None = None, opaque: str | None = None) -> Antichain:
+    def downgrade_since(
+        self, since: Time, *, expected: str | None = None, opaque: str | None = None, force: bool = False
+    ) -> Antichain:
         """Move the hold to `since`, and perhaps its token.
 
         Args:
             since: the earliest time to keep; None gives up all reads.
             expected: the token that the hold must have; None is the one that this handle knows.
             opaque: the token that it has afterwards, which fences everybody else; None leaves it.
+            force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
         Returns: the shard's since afterwards.
-        Raises: OpaqueMismatch (another holder has changed the token), Expired (the hold was given up), Indeterminate
-            (it may have happened: open the hold anew and look).
+        Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (another holder has changed the token),
+            Expired (the hold was given up), Indeterminate (it may have happened: open the hold anew and look).
         """
         before = self.opaque if expected is None else expected
         after = before if opaque is None else opaque
         checked("expected", before, str)
         checked("opaque", after, str)
-        command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since))
+        checked("force", force, bool)
+        command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since), force)
         result = self._shard._send(command)
         assert isinstance(result, c.CriticalReaderState)
         self.opaque, self.since = result.opaque, result.since

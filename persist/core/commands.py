@@ -215,12 +215,16 @@ class RegisterCriticalReader(WriteCommand, frozen=True):
 
 
 class CompareAndDowngradeSince(WriteCommand, frozen=True):
-    """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState"""
+    """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState
+
+    `force`: also beyond the shard's upper. Nothing can be read then before somebody writes that far.
+    """
 
     reader: _Critical
     expected_opaque: str
     new_opaque: str
     since: Antichain
+    force: bool = False
 
 
 class ExpireCriticalReader(WriteCommand, frozen=True):

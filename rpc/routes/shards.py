@@ -142,6 +142,7 @@ async def downgrade_since(
     request: Request,
     since: Frontier,
     cursor: Annotated[str, Query(min_length=1, max_length=200, description="Whose hold on since moves.")] = "default",
+    force: Annotated[bool, Query(description="Also beyond the shard's upper.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
@@ -149,7 +150,7 @@ async def downgrade_since(
     reader = critical_reader_id_of(cursor)
     found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor))
     assert isinstance(found, c.CriticalReaderState)
-    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target)
+    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force)
     return _json(result_to_json(await _apply(service, name, command)))
 
 

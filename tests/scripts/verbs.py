@@ -282,7 +282,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "expire-reader": lambda a: c.ExpireReader(_reader(a)),
     "register-critical": lambda a: c.RegisterCriticalReader(_critical(a), a.named("opaque"), a.named("purpose", "")),
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
-        _critical(a), a.named("expected"), a.named("opaque"), _frontier(a)
+        _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force")
     ),
     "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected")),
     "evolve-schema": lambda a: c.EvolveSchema(

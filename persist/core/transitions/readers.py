@@ -50,6 +50,7 @@ def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tup
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
     known = _registered(state, command.reader)
     since = max(known.since, command.since)
+    _check_reached(state, known.since, since)
     seqno = max(known.seqno, min(command.seqno, state.seqno))
     fresh = context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY
     if since == known.since and seqno - known.seqno < context.policy.rollup_every and fresh:
@@ -86,6 +87,8 @@ def compare_and_downgrade_since(
     if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
         return state, c.CriticalReaderState(known.since, known.opaque, state.since)  # a retry of what landed
     _check_opaque(state, command.reader, known, command.expected_opaque)
+    if not command.force:
+        _check_reached(state, known.since, since)
     state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
     state = _with_since_recomputed(state, context)
     return state, c.CriticalReaderState(since, new_opaque, state.since)
@@ -137,6 +140,15 @@ def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader,
             expected=expected,
             actual=known.opaque,
             since=known.since.to_json(),
+        )
+
+
+def _check_reached(state: State, held: Antichain, since: Antichain) -> None:
+    """A since beyond the upper is a time of a wrong unit, or a typo. It could never be taken back."""
+    if since > held and state.upper < since and not since.is_empty:
+        raise InvalidUsage(
+            f"since {since} lies beyond the upper {state.upper} of shard {state.name!r}: nothing could be read until "
+            "somebody writes that far, and since never moves back; give at most the upper"
         )
 
 

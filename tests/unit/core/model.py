@@ -151,7 +151,9 @@ class Model:
         since, held = self.critical.setdefault(reader, (self.since, opaque))
         return (since, held, self.since)
 
-    def downgrade_critical(self, reader: str, expected: str, opaque: str, since: float) -> tuple[float, str, float]:
+    def downgrade_critical(
+        self, reader: str, expected: str, opaque: str, since: float, force: bool
+    ) -> tuple[float, str, float]:
         self._alive()
         if reader not in self.critical:
             raise Refused("expired")
@@ -160,6 +162,8 @@ class Model:
         if not retried:
             if held != expected:
                 raise Refused("opaque_mismatch")
+            if not force and max(held_since, self.upper) < since:
+                raise Refused("invalid_usage")
             self.critical[reader] = (max(held_since, since), opaque)
             self._recompute()
         return (*self.critical[reader], self.since)

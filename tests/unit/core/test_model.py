@@ -195,8 +195,11 @@ class ShardAgainstModel(RuleBasedStateMachine):
             self.model.downgrade(reader, since, is_noted)
             assert number(result.reader_since) == self.model.readers[reader]
             assert number(result.shard_since) == self.model.since
+            return
+        assert isinstance(result, PersistError)
+        if result.kind == "invalid_usage":
+            assert max(self.model.readers[reader], self.model.upper) < since
         else:
-            assert isinstance(result, PersistError)
             assert result.kind == ("unknown_shard" if self.model.tombstone else "expired")
             assert reader not in self.model.readers
 
@@ -205,11 +208,11 @@ class ShardAgainstModel(RuleBasedStateMachine):
         command = c.RegisterCriticalReader(reader, opaque)
         self.told(command, lambda: self.model.register_critical(reader, opaque), critical)
 
-    @rule(reader=criticals, expected=opaques, opaque=opaques, since=times)
-    def downgrade_critical(self, reader: CriticalReaderId, expected: str, opaque: str, since: int) -> None:
+    @rule(reader=criticals, expected=opaques, opaque=opaques, since=times, force=st.booleans())
+    def downgrade_critical(self, reader: CriticalReaderId, expected: str, opaque: str, since: int, force: bool) -> None:
         self.told(
-            c.CompareAndDowngradeSince(reader, expected, opaque, Antichain(since)),
-            lambda: self.model.downgrade_critical(reader, expected, opaque, since),
+            c.CompareAndDowngradeSince(reader, expected, opaque, Antichain(since), force),
+            lambda: self.model.downgrade_critical(reader, expected, opaque, since, force),
             critical,
         )
 
