@@ -115,8 +115,8 @@ class HttpBlob(Blob):
         """The bytes by a presigned URL; None where there is none: then the server is asked."""
         if not self._presigned or self._direct is None:
             return None
-        url = decoded_json(self._call("GET", f"{key}?presign=true"), dict[str, str | None]).get(kind)
-        if url is None:
+        url = decoded_json(self._call("GET", f"{key}?presign=true"), dict[str, object]).get(kind)
+        if not isinstance(url, str):
             return None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
             try:

@@ -163,6 +163,7 @@ def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
 
     with Client(Overtaken(open_stores("mem:fence", "mem:fence"))) as client:
         shard = client.create_shard("orders", SCHEMA, ["k"])
+        shard.insert([row("a")])
         cursor = shard.critical_reader("cursor")
         with pytest.raises(Indeterminate):
             cursor.downgrade_since(1, opaque="mine")
