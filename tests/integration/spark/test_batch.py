@@ -99,7 +99,7 @@ def test_key_ranges_and_prefixes_prune_rows(client: Any, load: Any) -> None:
     assert keys(keyPrefix='["ab", 2]', startKey="b") == []
 
 
-@pytest.mark.parametrize("splits", [1, 2, 7, 32])
+@pytest.mark.parametrize("splits", [7, *(pytest.param(splits, marks=pytest.mark.proof) for splits in (1, 2, 32))])
 def test_a_snapshot_of_many_batches_equals_spark_s_group_by(spark: Any, client: Any, load: Any, splits: int) -> None:
     """200 batches, two rows in three retracted somewhere, sizes on both sides of the inline limit."""
     rng = random.Random(7)
@@ -211,6 +211,7 @@ def test_times_outside_the_interval_are_refused(spark: Any, client: Any, save: A
     assert client.shard("orders").upper().element == 0
 
 
+@pytest.mark.proof
 def test_a_lapsed_lease_is_an_error_and_never_a_missing_row(client: Any, load: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "a", "n": 1, "x": 1.0}])

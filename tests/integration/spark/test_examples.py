@@ -22,6 +22,7 @@ pytestmark = pytest.mark.spark
 KILLS = 2  # bench/spark.py does it twenty times
 
 
+@pytest.mark.proof
 def test_batch_etl(spark: Any, client: Any, url: str) -> None:
     total = sum(n % 7 for n in range(1000))
     expected = [(day, 1000, total) for day in range(3)]
@@ -43,6 +44,7 @@ def test_change_capture(spark: Any, url: str) -> None:
     ]
 
 
+@pytest.mark.proof
 def test_streaming(spark: Any, client: Any, url: str, tmp_path: Path) -> None:
     for _ in range(2):
         streaming.feed(client, 3)

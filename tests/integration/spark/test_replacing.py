@@ -104,6 +104,7 @@ def test_an_overwrite_replaces_what_others_wrote_meanwhile_too(spark: Any, clien
     assert contents(client) == {("a", 5): 1}
 
 
+@pytest.mark.proof
 def test_random_upserts_and_deletes_equal_a_dict(spark: Any, client: Any, url: str) -> None:
     """Several tasks a job, inserts by others between staging and publishing, keys from a small set."""
     rng = random.Random(11)

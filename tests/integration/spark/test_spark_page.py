@@ -20,6 +20,7 @@ COLUMNS = pa.schema([("customer", pa.string()), ("amount", pa.int64()), ("paid",
 TIMES = 18  # one example reads as of 17
 
 
+@pytest.mark.proof
 def test_every_example_of_the_page_runs(
     spark: Any, client: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

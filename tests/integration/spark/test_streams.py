@@ -86,6 +86,7 @@ def test_a_shard_flows_into_another_once(client: Any, stream: Any, pump: Any) ->
     assert client.shard("copy").upper().element == 2
 
 
+@pytest.mark.proof
 def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for time in range(4):
@@ -139,6 +140,7 @@ def test_the_change_feed_is_there_in_batch_as_well(client: Any, load: Any) -> No
     assert load("orders", readChangeFeed="true", startingVersion=7).count() == 0
 
 
+@pytest.mark.proof
 def test_a_retraction_cannot_be_shown_as_a_row(client: Any, stream: Any, pump: Any) -> None:
     client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "gone", "n": 1, "__diff": -1}])
     with pytest.raises(StreamingQueryException, match=r"retracts a row at time 0.*'k': 'gone'.*readChangeFeed"):
@@ -182,6 +184,7 @@ def test_a_stream_begins_at_a_time(client: Any, stream: Any, pump: Any) -> None:
     assert contents(client, "copy") == Counter({("a", 2): 1, ("a", 3): 1})
 
 
+@pytest.mark.proof
 def test_a_cursor_keeps_the_history_that_a_stopped_stream_needs(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "a", "n": 0}])
@@ -243,6 +246,7 @@ def test_a_stream_of_upserts(client: Any, stream: Any, pump: Any) -> None:
     assert contents(client, "latest") == Counter({("a", 2): 1, ("k0", 0): 1, ("k1", 1): 1, ("k2", 2): 1})
 
 
+@pytest.mark.proof
 def test_a_committed_batch_that_is_replayed_is_skipped(client: Any, stream: Any, pump: Any, tmp_path: Path) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(3):
