@@ -22,7 +22,7 @@ from tests.simulation.world import CLOCK_JUMP_MS_MAX
 ORPHAN_AGE_MS = 60_000
 SWEEP = SweepSettings(age_ms=ORPHAN_AGE_MS, delete_batch=5)
 READ_TIMES_MAX = 3  # times that are read at the end
-SETTLE_ROUNDS_MAX = 30
+SETTLE_ROUNDS_MAX = 100
 SETTLED_LOG_MAX = 3 * POLICY.rollup_every  # entries of a log at rest
 SETTLED_ROLLUPS_MAX = 2
 SETTLED_BATCHES_MAX = 12

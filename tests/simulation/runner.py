@@ -62,12 +62,14 @@ class Plan:
     @classmethod
     def of(cls, seed: int) -> Plan:
         pick = random.Random(f"plan {seed}")
-        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate", "hibernate")]
+        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate", "hibernate", "outage")]
         faults = pick.sample(usual, pick.randrange(3, len(usual) + 1))
         if pick.random() < 0.15:
             faults += ["flip", "truncate"]
         if pick.random() < 0.1:
             faults += ["hibernate"]
+        if pick.random() < 0.15:
+            faults += ["outage"]
         push = pick.random() < 0.5
         if not push:
             faults = [fault for fault in faults if fault != "drop_push"]
