@@ -60,11 +60,10 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        dependencies=[Depends(only_known)],
     )
     app.state.service = service
     app.edge = Edge(super(_App, app).__call__, service)
     errors.install(app)
     for module in (health, locations, shards, rows, listen, blobs):
-        app.include_router(module.router)
+        app.include_router(module.router, dependencies=[] if module is health else [Depends(only_known)])
     return app

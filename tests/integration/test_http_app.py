@@ -275,6 +275,12 @@ def test_a_misspelt_parameter_is_refused(http: TestClient, method: str, path: st
     assert http.get("/v1/shards/orders").json()["upper"] == [0]
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_a_probe_may_carry_a_query(http: TestClient, path: str) -> None:
+    """Proxies and monitors append what they like; a server must not look dead for it."""
+    assert http.get(f"{path}?probe=17").status_code == 200
+
+
 def test_rows_without_a_content_type_are_told_of_it(http: TestClient) -> None:
     answer = http.post("/v1/shards/orders/insert", content=b'{"id": "a"}')
     said = problem(answer, 400, "invalid_usage")
