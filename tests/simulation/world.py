@@ -55,7 +55,7 @@ RATES = {
     "freeze": 0.8,
     "hibernate": 0.8,
     "clock_jump": 0.8,
-    "outage": 0.3,
+    "outage": 0.8,
 }
 DELAY_S = 2.5  # most of a lease
 LATE_S_MAX = 8.0  # beyond several leases and retries
