@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import msgspec
 import urllib3
 
 from blob import Blob, BlobExists, BlobMisconfigured, BlobNotFound, BlobStat, BlobUnavailable
@@ -18,6 +19,13 @@ PRESIGNED_READ_S = 120.0
 SLOW_BYTES_PER_S = 256 * 1024  # a blob has so much longer than another call that a line of this speed can carry it
 BLOB_BYTES_UNTOLD = 64 * 1024 * 1024  # of a blob whose size is not known before
 PRESIGNED_TRIES_MAX = 4
+
+
+class _Presigned(msgspec.Struct):
+    """Of what the server answers only this is used. None: the store signs no URLs."""
+
+    get: str | None = None
+    put: str | None = None
 
 
 class HttpBlob(Blob):
@@ -115,8 +123,8 @@ class HttpBlob(Blob):
         """The bytes by a presigned URL; None where there is none: then the server is asked."""
         if not self._presigned or self._direct is None:
             return None
-        url = decoded_json(self._call("GET", f"{key}?presign=true"), dict[str, object]).get(kind)
-        if not isinstance(url, str):
+        url: str | None = getattr(decoded_json(self._call("GET", f"{key}?presign=true"), _Presigned), kind)
+        if url is None:
             return None
         for left in reversed(range(PRESIGNED_TRIES_MAX)):
             try:
