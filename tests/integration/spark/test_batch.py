@@ -160,6 +160,7 @@ BAD_OPTIONS = [
 ]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[str(o) for o, _ in BAD_OPTIONS])
 def test_a_bad_read_option_is_one_clear_sentence(client: Any, load: Any, options: dict[str, str], message: str) -> None:
     client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
@@ -179,6 +180,7 @@ BAD_WRITES = [
 ]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("ddl", "options", "message"), BAD_WRITES, ids=[f"{d} {o}" for d, o, _ in BAD_WRITES])
 def test_a_bad_write_is_one_clear_sentence_and_writes_nothing(
     spark: Any, client: Any, save: Any, ddl: str, options: dict[str, str], message: str

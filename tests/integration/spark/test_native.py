@@ -49,12 +49,14 @@ def test_random_shards_read_alike(spark: Any, client: Any, load: Any, url: str, 
         )
 
 
+@pytest.mark.proof
 def test_multiplicities_are_expanded(spark: Any, client: Any, load: Any, url: str) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": f"k{n:05d}", "n": n, "v": "x" * 50, "__diff": 1 + n % 3} for n in range(3000)])
     assert rows_of(persist.spark.table(spark, "orders", url=url)) == rows_of(load("orders"))
 
 
+@pytest.mark.proof
 def test_filters_and_columns_reach_the_files(spark: Any, client: Any, url: str) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": f"k{n:05d}", "n": n, "v": f"{n}" * 20} for n in range(5000)])
@@ -65,17 +67,20 @@ def test_filters_and_columns_reach_the_files(spark: Any, client: Any, url: str) 
     assert "ReadSchema: struct<k:string,n:bigint>" in plan
 
 
+@pytest.mark.proof
 def test_a_shard_without_writes_is_empty(spark: Any, client: Any, url: str) -> None:
     client.create_shard("orders", SCHEMA, ["k"])
     assert persist.spark.table(spark, "orders", url=url).collect() == []
 
 
+@pytest.mark.proof
 def test_what_spark_would_read_otherwise_is_refused(spark: Any, client: Any, url: str) -> None:
     client.create_shard("orders", pa.schema([("k", pa.string()), ("n", pa.uint64())]), ["k"]).insert([{"k": "a"}])
     with pytest.raises(InvalidUsage, match=r"column 'n' is uint64.*use format\('persist'\)"):
         persist.spark.table(spark, "orders", url=url)
 
 
+@pytest.mark.proof
 def test_a_negative_multiplicity_is_an_error(spark: Any, client: Any, url: str) -> None:
     client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a", "__diff": -2}])
     with pytest.raises(Exception, match="a row has the multiplicity -2"):

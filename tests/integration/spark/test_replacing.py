@@ -44,7 +44,7 @@ def test_an_upsert_creates_its_shard(spark: Any, client: Any, save: Any) -> None
     assert contents(client) == {("a", 1): 1}
 
 
-@pytest.mark.parametrize("tasks", [1, 2])
+@pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.proof), 2])
 def test_a_key_that_comes_twice_is_refused_by_name(spark: Any, client: Any, save: Any, tasks: int) -> None:
     save(spark.createDataFrame([("a", 1)], DDL), "orders", key="k")
     rows = [("a", 2), ("b", 1), ("c", 1), ("a", 3)]

@@ -15,7 +15,7 @@ from persist.spark.batch_read import SnapshotReader
 from persist.spark.batch_write import BatchWriter
 from persist.spark.options import Options, Target, WriteOptions
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.proof]
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
