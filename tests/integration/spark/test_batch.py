@@ -59,6 +59,7 @@ def test_a_shard_can_be_closed_by_its_last_write(spark: Any, client: Any, save: 
     assert client.shard("orders").upper().is_empty
 
 
+@pytest.mark.proof
 def test_a_negative_multiplicity_is_an_error_that_names_the_key(client: Any, load: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "a", "n": 1}, {"k": "bad", "n": 2, "__diff": -3}])
@@ -67,6 +68,7 @@ def test_a_negative_multiplicity_is_an_error_that_names_the_key(client: Any, loa
     assert sorted(load("orders", "k string, __diff bigint", multiplicity="column").collect()) == [("a", 1), ("bad", -3)]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("how", ["schema", "columns"])
 def test_columns_are_pruned_by_schema_or_option(client: Any, load: Any, how: str) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
@@ -76,6 +78,7 @@ def test_columns_are_pruned_by_schema_or_option(client: Any, load: Any, how: str
     assert df.collect() == [(1,), (1,)]
 
 
+@pytest.mark.proof
 def test_a_schema_may_widen_but_not_lose(client: Any, load: Any) -> None:
     shard = client.create_shard("orders", pa.schema([("k", pa.int32()), ("n", pa.int64())]), ["k"])
     shard.insert([{"k": 1, "n": 2**40}])
@@ -84,6 +87,7 @@ def test_a_schema_may_widen_but_not_lose(client: Any, load: Any) -> None:
         load("orders", "n int").collect()
 
 
+@pytest.mark.proof
 def test_key_ranges_and_prefixes_prune_rows(client: Any, load: Any) -> None:
     schema = pa.schema([("k", pa.string()), ("m", pa.int32()), ("n", pa.int64())])
     shard = client.create_shard("orders", schema, ["k", "m"])
@@ -128,6 +132,7 @@ def test_a_snapshot_of_many_batches_equals_spark_s_group_by(spark: Any, client: 
     assert by_split.collect() == []
 
 
+@pytest.mark.proof
 def test_a_task_that_is_tried_again_writes_once(spark: Any, client: Any, load: Any, save: Any, tmp_path: Any) -> None:
     marker = str(tmp_path / "failed")
 
@@ -191,6 +196,7 @@ def test_a_bad_write_is_one_clear_sentence_and_writes_nothing(
     assert client.shards() == []
 
 
+@pytest.mark.proof
 def test_columns_must_be_those_of_the_shard(spark: Any, client: Any, save: Any) -> None:
     client.create_shard("orders", SCHEMA, ["k"])
     with pytest.raises(PySparkException, match="shard 'orders' has no column 'z'"):
@@ -206,6 +212,7 @@ def test_an_unknown_shard_is_named(load: Any) -> None:
         load("nowhere")
 
 
+@pytest.mark.proof
 def test_times_outside_the_interval_are_refused(spark: Any, client: Any, save: Any) -> None:
     frame = spark.createDataFrame([("a", 1, 30)], "k string, n bigint, at bigint")
     with pytest.raises(PySparkException, match=r"not from \[0\] to before \[20\]"):

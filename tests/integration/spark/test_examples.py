@@ -31,6 +31,7 @@ def test_batch_etl(spark: Any, client: Any, url: str) -> None:
     assert client.shard("readings").snapshot().to_arrow().num_rows == 3000
 
 
+@pytest.mark.proof
 def test_change_capture(spark: Any, url: str) -> None:
     people, told = change_capture.run(spark, url)
     assert people == [("ann", "Narvik"), ("bob", "Bodo"), ("dan", "Oslo")]

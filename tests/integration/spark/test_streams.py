@@ -111,6 +111,7 @@ def test_bytes_per_trigger_are_admitted(client: Any, stream: Any, pump: Any) -> 
     assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [10] * 4
 
 
+@pytest.mark.proof
 def test_changes_carry_what_spark_calls_them(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "a", "n": 1}])
@@ -127,6 +128,7 @@ def test_changes_carry_what_spark_calls_them(client: Any, stream: Any, pump: Any
     )
 
 
+@pytest.mark.proof
 def test_the_change_feed_is_there_in_batch_as_well(client: Any, load: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(3):
