@@ -23,6 +23,7 @@ def test_a_dataframe_becomes_a_shard_and_comes_back(spark: Any, client: Any, loa
     assert sorted(load("orders").collect()) == sorted(frame.collect())
 
 
+@pytest.mark.proof
 def test_each_append_takes_the_next_time(spark: Any, client: Any, load: Any, save: Any) -> None:
     for n in range(3):
         save(spark.createDataFrame([("a", n)], "k string, n bigint"), "orders", key="k")
@@ -103,7 +104,8 @@ def test_key_ranges_and_prefixes_prune_rows(client: Any, load: Any) -> None:
     assert keys(keyPrefix='["ab", 2]', startKey="b") == []
 
 
-@pytest.mark.parametrize("splits", [7, *(pytest.param(splits, marks=pytest.mark.proof) for splits in (1, 2, 32))])
+@pytest.mark.proof
+@pytest.mark.parametrize("splits", [1, 2, 7, 32])
 def test_a_snapshot_of_many_batches_equals_spark_s_group_by(spark: Any, client: Any, load: Any, splits: int) -> None:
     """200 batches, two rows in three retracted somewhere, sizes on both sides of the inline limit."""
     rng = random.Random(7)
