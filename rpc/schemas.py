@@ -12,10 +12,10 @@ from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ShardSchema
 
+TYPE_CHARS_MAX = 1_000
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns),\s*(?:tz=)?([A-Za-z0-9_+:/-]{1,64})\]\Z")
 _LIST = re.compile(r"list<(.+)>\Z")
-TYPE_CHARS_MAX = 1_000
 _FIXED = re.compile(r"fixed_size_binary\[(\d{1,5})\]\Z")
 
 

@@ -21,7 +21,7 @@ from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, W
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import InvalidUsage
-from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of, parse, writer_of
+from persist.core.ids import CriticalReaderId, Token, WriterId, critical_reader_id_of, parse, writer_of
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 
@@ -106,7 +106,7 @@ class Shard:
 
     def open_writer(self) -> WriteHandle:
         """A writer of its own: one for each thread that writes much. Close it when done. Raises nothing."""
-        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write)
+        return self._handle()
 
     def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
         """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
@@ -317,13 +317,14 @@ class Shard:
     def _send(self, command: c.Command) -> c.Result:
         return send(self._transport, self.name, command, self._settings.write.retry_s)
 
+    def _handle(self, writer: WriterId | None = None) -> WriteHandle:
+        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write, writer)
+
     @contextmanager
     def _writer(self, token: Token | None = None) -> Iterator[WriteHandle]:
         """A writer that nobody else uses meanwhile, or the one by which the given token is remembered."""
         if token is not None:
-            yield WriteHandle(
-                self._transport, self.name, self._current_schema, self._settings.write, writer_of(parse(Token, token))
-            )
+            yield self._handle(writer_of(parse(Token, token)))
             return
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
