@@ -1,8 +1,9 @@
 """The level of a location: the version of the durable bytes that are written there.
 
 Every build writes the level of the location, not the newest one that it knows, so that two builds can serve one
-location. An administrator raises the level (`persist upgrade`) when no older build is left. The level is kept in
-write-once blobs, `level/3`, `level/4`, …: it is the last of them without a gap.
+location. An administrator raises the level (`persist upgrade`) when no older build is left. A new location has the
+newest level of the build that first uses it. The level is kept in write-once blobs, `level/3`, `level/4`, …: it is the
+last of them without a gap.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from blob import Blob, BlobNotFound
 from consensus import Consensus
-from persist.commit.levels import read_level
+from persist.commit.levels import raise_level, read_level
 from persist.core import state_diff
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, SeqNo
@@ -49,6 +49,8 @@ class Versions:
         """The level to write. Who sees a frame of a higher one than was read knows that it was raised meanwhile."""
         if not self._level_read:
             self._level_read = read_level(self.blob, self._build)
+            if self._level_read < self._build.newest and self._is_new():
+                self._level_read = raise_level(self.blob, self._build)[1]
         return max(self._level_read, self._level)
 
     def encode(self, change: StateDiff) -> bytes:
@@ -119,6 +121,11 @@ class Versions:
         with translated():
             self.blob.put(key, data)
         return key, len(data)
+
+    def _is_new(self) -> bool:
+        """Whether the location has no shards yet."""
+        with translated():
+            return not self.consensus.keys("", "", 1)
 
     def _rollup(self, newest: StateDiff) -> State | None:
         try:

@@ -8,12 +8,22 @@ Making one in Python checks nothing; decoding one checks every field.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """The base of every record."""
+    """The base of every record.
+
+    `levels` names the fields that came later, in their order, with the level from which on they are written. In a
+    location of a lower level those in `droppable` are left out; a record that needs one of the others is refused there.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = {}
+    droppable: ClassVar[frozenset[str]] = frozenset()
 
 
 __all__ = ["Meta", "Record", "asdict", "replace"]

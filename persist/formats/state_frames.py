@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
+from persist.core.record import Record
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
-from persist.formats.records import decoded, encoded
+from persist.formats.records import decoded, encoded, encoded_at
 
 MAGIC = b"PSST"
 KIND_DIFF = b"D"
@@ -36,8 +37,12 @@ _DIFF = msgspec.msgpack.Decoder(StateDiff)
 class Build:
     """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
 
-    levels: tuple[int, ...] = (2,)
+    levels: tuple[int, ...] = (2, 3)
     features: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> int:
+        return self.levels[-1]
 
     @property
     def known(self) -> str:
@@ -46,11 +51,12 @@ class Build:
 
 THIS_BUILD = Build()
 FIRST_LEVEL = THIS_BUILD.levels[0]  # of a location that was never raised
+NEWEST_LEVEL = THIS_BUILD.newest  # of a new location
 
 
-def encode_diff(change: StateDiff, level: int = FIRST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_diff(change: StateDiff, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a state diff."""
-    return _frame(KIND_DIFF, encoded(change), change.features or (), level, build)
+    return _frame(KIND_DIFF, _body(change, level), change.features or (), level, build)
 
 
 def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
@@ -60,9 +66,9 @@ def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
     return change
 
 
-def encode_state(state: State, level: int = FIRST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+def encode_state(state: State, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a whole State: a rollup."""
-    return _frame(KIND_ROLLUP, encoded(state), state.features, level, build)
+    return _frame(KIND_ROLLUP, _body(state, level), state.features, level, build)
 
 
 def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
@@ -75,6 +81,10 @@ def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
 def level_of(data: bytes) -> int:
     """The level of a frame that was read before."""
     return data[_LEVEL_AT]
+
+
+def _body(record: Record, level: int) -> bytes:
+    return encoded(record) if level >= NEWEST_LEVEL else encoded_at(record, level)
 
 
 def _frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:

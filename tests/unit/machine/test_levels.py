@@ -17,10 +17,11 @@ from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, UpgradeNeeded
 from persist.core.record import replace
 from persist.core.state import State, initial_state
-from persist.formats.state_frames import THIS_BUILD, Build, level_of
+from persist.formats.state_frames import Build, level_of
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME, SCHEMA
 
+OLD = Build(levels=(2,))
 NEXT = Build(levels=(2, 3), features={"colours": 3})
 
 
@@ -54,8 +55,8 @@ def advance(machine: Machine, time: int) -> None:
 
 
 def test_until_it_is_raised_both_builds_serve_a_location(world: World) -> None:
-    ours, theirs = (world.process(build).machine(NAME) for build in (THIS_BUILD, NEXT))
-    theirs.create(first(world.process(NEXT)))
+    ours, theirs = (world.process(build).machine(NAME) for build in (OLD, NEXT))
+    ours.create(first(world.process(OLD)))
     for time in range(1, 7):
         advance((ours, theirs)[time % 2], time)
     assert ours.refresh() == theirs.refresh()
@@ -63,22 +64,22 @@ def test_until_it_is_raised_both_builds_serve_a_location(world: World) -> None:
 
 
 def test_once_it_is_raised_the_older_build_stops_and_writes_nothing(world: World) -> None:
-    ours = world.process(THIS_BUILD)
+    ours = world.process(OLD)
     ours.machine(NAME).create(first(ours))
     assert raise_level(world.blob, NEXT) == (2, 3)
     advance(world.process(NEXT).machine(NAME), 1)
     assert world.levels() == [2, 3]
-    for process in (ours, world.process(THIS_BUILD)):
+    for process in (ours, world.process(OLD)):
         with pytest.raises(UpgradeNeeded, match="level 3; this persist knows level 2: upgrade it"):
             advance(process.machine(NAME), 2)
     assert world.levels() == [2, 3]
 
 
 def test_an_older_build_that_starts_after_it_was_raised_writes_nothing(world: World) -> None:
-    ours = world.process(THIS_BUILD)
+    ours = world.process(OLD)
     ours.machine(NAME).create(first(ours))
     raise_level(world.blob, NEXT)
-    late = world.process(THIS_BUILD)
+    late = world.process(OLD)
     assert late.machine(NAME).state().upper == Antichain(0)  # what is there it can read
     with pytest.raises(UpgradeNeeded, match="this location has level 3"):
         advance(late.machine(NAME), 1)
@@ -89,20 +90,22 @@ def test_an_older_build_that_starts_after_it_was_raised_writes_nothing(world: Wo
 
 
 def test_a_running_process_writes_the_new_level_once_it_has_seen_it(world: World) -> None:
-    early = world.process(NEXT)
-    early.machine(NAME).create(first(early))
+    old, early = world.process(OLD), world.process(NEXT)
+    old.machine(NAME).create(first(old))
+    advance(early.machine(NAME), 1)
     raise_level(world.blob, NEXT)
-    advance(early.machine(NAME), 1)  # it has read the level before it was raised
-    advance(world.process(NEXT).machine(NAME), 2)
-    advance(early.machine(NAME), 3)
-    assert world.levels() == [2, 2, 3, 3]
+    advance(early.machine(NAME), 2)  # it has read the level before it was raised
+    advance(world.process(NEXT).machine(NAME), 3)
+    advance(early.machine(NAME), 4)
+    assert world.levels() == [2, 2, 2, 3, 3]
 
 
 def test_a_feature_waits_for_its_level_and_stops_builds_that_do_not_know_it(world: World) -> None:
-    location = world.process(NEXT)
+    old, location = world.process(OLD), world.process(NEXT)
+    old.machine("other").create(replace(first(old), name="other"))
     with pytest.raises(InvalidUsage, match="colours needs level 3, and this location has level 2: run `persist upg"):
         location.machine(NAME).create(first(location, "colours"))
-    assert world.consensus.keys("", "", 10) == []
+    assert world.consensus.keys("", "", 10) == ["other"]
     raise_level(world.blob, NEXT)
     location = world.process(NEXT)
     location.machine(NAME).create(first(location, "colours"))
@@ -123,15 +126,22 @@ def test_raising_goes_through_every_level_and_may_be_repeated(world: World) -> N
         raise_level(world.blob, NEXT)
 
 
+def test_a_new_location_has_the_newest_level_of_the_build_that_first_uses_it(world: World) -> None:
+    ours = world.process(NEXT)
+    ours.machine(NAME).create(first(ours, "colours"))
+    assert world.levels() == [3]
+    with pytest.raises(UpgradeNeeded):
+        world.process(OLD).machine(NAME).state()
+
+
 def test_the_command_says_what_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = ["upgrade", "--dir", str(tmp_path)]
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 2: nothing to do\n"
-    monkeypatch.setattr("persist.cli.upgrade.THIS_BUILD", NEXT)
-    assert main(where) == 0
     assert capsys.readouterr().out == "level 2 raised to 3\n"
-    monkeypatch.undo()
+    assert main(where) == 0
+    assert capsys.readouterr().out == "level 3: nothing to do\n"
+    monkeypatch.setattr("persist.cli.upgrade.THIS_BUILD", OLD)
     assert main(where) == 1
     assert "this location has level 3; this persist knows level 2: upgrade it" in capsys.readouterr().err
