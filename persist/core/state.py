@@ -48,6 +48,11 @@ class Leased:
     heartbeat_ms: int
     lease_ms: int
 
+    @property
+    def lapses_ms(self) -> int:
+        """The last moment of the lease."""
+        return self.heartbeat_ms + self.lease_ms
+
     def lapsed(self, now_ms: int, leases: int = 1) -> bool:
         """Whether so many leases have passed since the last heartbeat."""
         return self.heartbeat_ms + leases * self.lease_ms < now_ms

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import HollowBatch
+from persist.core.entries import difference, with_changes
 from persist.core.errors import Corruption
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId
 from persist.core.record import Record, replace
@@ -51,6 +52,9 @@ class MapDiff(Record, Generic[_K, _V], frozen=True):
 
     set: Mapping[_K, _V]
     deleted: tuple[_K, ...]
+
+
+_NO_CHANGE: MapDiff[Any, Any] = MapDiff({}, ())
 
 
 class TraceDiff(Record, frozen=True):
@@ -97,8 +101,8 @@ def diff(old: State, new: State, commit_id: str) -> StateDiff:
     changed: dict[str, Any] = {}
     for name in MAPPINGS:
         before, after = getattr(old, name), getattr(new, name)
-        if before is not after and before != after:
-            changed[name] = _diff_mapping(before, after)
+        if before is not after and (change := MapDiff(*difference(before, after))) != _NO_CHANGE:
+            changed[name] = change
     for name in SCALARS:
         if getattr(old, name) != getattr(new, name):
             changed[name] = getattr(new, name)
@@ -122,22 +126,10 @@ def apply(change: StateDiff, state: State) -> State:
     fields = {name: value for name in SCALARS if (value := getattr(change, name)) is not None}
     for name in MAPPINGS:
         if (map_diff := getattr(change, name)) is not None:
-            fields[name] = _apply_mapping(getattr(state, name), map_diff)
+            fields[name] = with_changes(getattr(state, name), map_diff.set, map_diff.deleted)
     if change.trace is not None:
         fields["trace"] = _apply_trace(state, change.trace)
     return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, **fields)
-
-
-def _diff_mapping(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> MapDiff[Any, Any]:
-    changed = {k: v for k, v in after.items() if k not in before or (before[k] is not v and before[k] != v)}
-    return MapDiff(changed, tuple(k for k in before if k not in after))
-
-
-def _apply_mapping(before: Mapping[Any, Any], change: MapDiff[Any, Any]) -> dict[Any, Any]:
-    after = {**before, **change.set}
-    for key in change.deleted:
-        after.pop(key, None)
-    return after
 
 
 def _diff_trace(old: Trace, new: Trace) -> TraceDiff | None:

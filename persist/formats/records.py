@@ -12,7 +12,16 @@ from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.record import Record
 
 _T = TypeVar("_T")
-_encoder = msgspec.msgpack.Encoder()
+
+
+def _plain(value: object) -> object:
+    """What msgspec cannot write, as what it can."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"it holds a {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 # What msgspec says of a record with more fields, of another kind of record, and of another word than it knows.
 _NEWER = re.compile(r"^(Expected `array` of at most length|Invalid (enum )?value ')")
 

@@ -14,6 +14,7 @@ from persist.core.attribute import (
     is_core_key,
     updated,
 )
+from persist.core.entries import with_changes
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.core.keys import belongs_to
 from persist.core.record import replace
@@ -45,7 +46,7 @@ def with_updates(state: State, updates: Sequence[AttributeUpdate], context: Cont
         )
     check_updates(updates)
     changed = updated(updates, lambda key: value_of(state, key, context))
-    attributes = {**state.attributes, **changed}
+    attributes = with_changes(state.attributes, changed)
     if len(attributes) > max(context.policy.attributes_overlay_max, len(state.attributes)):
         raise Overloaded(
             f"shard {state.name!r} has {len(state.attributes)} attributes that wait to be written to its index",

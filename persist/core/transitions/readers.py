@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from persist.core import commands as c
 from persist.core.antichain import Antichain
+from persist.core.entries import with_changes
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
 from persist.core.ids import CriticalReaderId, ReaderId
 from persist.core.record import replace
@@ -63,8 +64,7 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
 def expire(state: State, command: c.ExpireReader, context: Context) -> tuple[State, c.Done]:
     if command.reader not in state.leased_readers:
         return state, c.Done()
-    kept = {k: r for k, r in state.leased_readers.items() if k != command.reader}
-    return replace(state, leased_readers=kept), c.Done()
+    return replace(state, leased_readers=with_changes(state.leased_readers, {}, (command.reader,))), c.Done()
 
 
 def register_critical(
@@ -110,7 +110,7 @@ def _with_since_recomputed(state: State, context: Context) -> State:
 
 
 def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> State:
-    return replace(state, leased_readers={**state.leased_readers, reader_id: reader})
+    return replace(state, leased_readers=with_changes(state.leased_readers, {reader_id: reader}))
 
 
 def _with_critical(state: State, reader_id: CriticalReaderId, reader: CriticalReader) -> State:

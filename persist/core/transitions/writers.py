@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
+from persist.core.entries import with_changes
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
 from persist.core.ids import PartId, Token, WriterId, parse
 from persist.core.keys import belongs_to
@@ -48,7 +49,7 @@ def heartbeat(state: State, command: c.HeartbeatWriter, context: Context) -> tup
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
     if command.writer not in state.writers:
         return state, c.Done()
-    return replace(state, writers={k: w for k, w in state.writers.items() if k != command.writer}), c.Done()
+    return replace(state, writers=with_changes(state.writers, {}, (command.writer,))), c.Done()
 
 
 def compare_and_append(state: State, command: c.CompareAndAppend, context: Context) -> tuple[State, c.Appended]:
@@ -180,7 +181,7 @@ def _recorded(state: State, command: _Written, result: c.Appended, context: Cont
 
 
 def _with_writer(state: State, writer: WriterId, entry: WriterState) -> State:
-    return replace(state, writers={**state.writers, writer: entry})
+    return replace(state, writers=with_changes(state.writers, {writer: entry}))
 
 
 def _registered(state: State, writer: WriterId) -> WriterState:

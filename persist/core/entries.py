@@ -1,0 +1,112 @@
+"""Mappings that share what did not change: a State has tens of thousands of entries, and a commit changes a few.
+
+A change costs what is changed, on average, not what is there; so does telling two mappings apart of which one came from
+the other. Both are a dict that is never changed again, and a small dict of changes beside it. When the changes become
+many they are folded into a new dict (as log-structured stores do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import isqrt
+from typing import Any, Generic, TypeVar
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+_DELETED: Any = object()
+_SAME: Any = object()  # as in the dict below
+CHANGES_MIN = 32  # beside the square root of the entries: by then copying the changes costs as much as folding them
+
+
+class Entries(Mapping[_K, _V], Generic[_K, _V]):
+    """An immutable mapping. `with_changes` makes one from another mapping.
+
+    `due` is for entries that end by themselves: a time before which none of them does. None: not known.
+    """
+
+    __slots__ = ("_base", "_changes", "_length", "due")
+
+    def __init__(self, base: Mapping[_K, _V], changes: dict[_K, _V], length: int, due: int | None = None) -> None:
+        self._base = base
+        self._changes = changes
+        self._length = length
+        self.due = due
+
+    def __getitem__(self, key: _K) -> _V:
+        found = self._changes.get(key, _SAME)
+        if found is _SAME:
+            return self._base[key]
+        if found is _DELETED:
+            raise KeyError(key)
+        value: _V = found
+        return value
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = self._changes.get(key, _SAME)
+        if found is _SAME:
+            return self._base.get(key, default)
+        return default if found is _DELETED else found
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key, _DELETED) is not _DELETED
+
+    def __iter__(self) -> Iterator[_K]:
+        changes = self._changes
+        for key in self._base:
+            if changes.get(key) is not _DELETED:
+                yield key
+        for key, value in changes.items():
+            if value is not _DELETED and key not in self._base:
+                yield key
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        return len(self) == len(other) and difference(other, self) == ({}, ())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Entries({dict(self)})"
+
+
+def with_changes(before: Mapping[_K, _V], changed: Mapping[_K, _V], deleted: Iterable[_K] = ()) -> Entries[_K, _V]:
+    """The mapping with these entries set and these keys deleted, of which some may be missing."""
+    length, changes = len(before), dict(changed)
+    for key in changed:
+        length += key not in before
+    for key in deleted:
+        length -= key in before
+        changes[key] = _DELETED
+    base, due = before, None
+    if isinstance(before, Entries):
+        base, due = before._base, before.due
+        changes = {**before._changes, **changes}
+    if len(changes) > CHANGES_MIN + isqrt(len(base)):
+        folded = {**base, **changes}
+        base, changes = {key: value for key, value in folded.items() if value is not _DELETED}, {}
+    if due is not None:
+        due = min([due, *(entry.lapses_ms for entry in changed.values())])  # type: ignore[attr-defined]
+    return Entries(base, changes, length, due)
+
+
+def difference(before: Mapping[_K, _V], after: Mapping[_K, _V]) -> tuple[dict[_K, _V], tuple[_K, ...]]:
+    """What `with_changes` takes to make `after` of `before`: the entries to set, and the keys to delete."""
+    if isinstance(before, Entries) and isinstance(after, Entries) and before._base is after._base:
+        keys: Iterable[_K] = {**before._changes, **after._changes}
+    elif isinstance(after, Entries) and after._base is before:
+        keys = after._changes
+    else:
+        keys = {**before, **after}
+    changed, deleted = {}, []
+    for key in keys:
+        if key not in after:
+            if key in before:
+                deleted.append(key)
+        elif key not in before or (before[key] is not after[key] and before[key] != after[key]):
+            changed[key] = after[key]
+    return changed, tuple(deleted)
