@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from persist.core.batch import Part, Run
-from persist.core.ids import IdSource, WriterId, shard_id_of
+from persist.core.ids import IdSource, shard_id_of
+from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ShardSchema, ahead, plan_splits
 
-# Whose parts these are shows in their keys; it is never registered, so it can never append.
-COMPACTOR = WriterId("w" + "c0" * 16)
 RANGES_MAX = 10_000
 HEARTBEAT_POLL_S = 1.0
 

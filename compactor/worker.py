@@ -16,12 +16,13 @@ from typing import Protocol
 
 from blob import BlobError, BlobNotFound
 from compactor.committing import Committer, CommitterOf
-from compactor.engine import COMPACTOR, Engine, EngineSettings, LocalEngine, MergeJob
+from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.metering import MeteredBlobs, Metrics, Throttle
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import Corruption, PersistError, Unavailable
+from persist.core.keys import COMPACTOR
 from persist.core.merge_plan import MergePolicy, plan
 from persist.core.state import State
 from persist.formats.store_errors import translate

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from persist.commit.commit_plan import Outcome
+from persist.commit.inspector import BRINGING, is_at_once
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import Unavailable
+from persist.core.transitions.context import SOUND
 from rpc.settings import Limits
 from rpc.slots import Slots
 
@@ -39,6 +41,10 @@ class Work:
     async def apply(self, machine: Machine, command: c.Command) -> c.Result:
         """Commit a command. The caller may go away meanwhile: the commit goes on."""
         with self.commands:
+            verdict = SOUND
+            if isinstance(command, BRINGING):
+                known = machine.cached is not None and is_at_once(command)
+                verdict = machine.verdict(command) if known else await self.run(machine.verdict, command)
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[c.Result] = loop.create_future()
 
@@ -46,7 +52,7 @@ class Work:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(_settle, waiter, outcome)
 
-            machine.submit(command, self._lead, answered)
+            machine.submit(command, self._lead, answered, verdict)
             return await waiter
 
     def close(self) -> None:

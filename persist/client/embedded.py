@@ -5,8 +5,9 @@ from __future__ import annotations
 from persist.client import identity
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.batch import Run
 from persist.core.errors import ShardExists
-from persist.core.ids import check_shard_name
+from persist.core.ids import check_shard_name, shard_id_of
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
 
@@ -38,6 +39,9 @@ class EmbeddedTransport:
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.location.names(prefix, after, limit)
+
+    def vouched(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return self.location.versions.receipts.given(shard_id_of(name), runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         return self.location.machine(check_shard_name(name)).apply(command)

@@ -7,6 +7,7 @@ from typing import Protocol
 from blob import Blob
 from persist.commit.system import Clock
 from persist.core import commands as c
+from persist.core.batch import Run
 from persist.core.ids import IdSource
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -42,6 +43,10 @@ class Transport(Protocol):
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         """Names of shards, ascending, beyond `after`."""
+        ...
+
+    def vouched(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        """The runs, which this client has just staged, with receipts if it may give them itself. Calls nobody."""
         ...
 
     def apply(self, name: str, command: c.Command) -> c.Result: ...

@@ -150,7 +150,7 @@ class WriteHandle:
         """
         schema_id, schema = self._schema()
         with translated():
-            return stage(
+            runs = stage(
                 as_updates(updates, schema),
                 PartSink(schema, schema_id, self._transport.blob, self._shard_id, self.writer_id, self._transport.ids),
                 default_time=default_time,
@@ -158,6 +158,7 @@ class WriteHandle:
                 part_bytes_target=self._settings.part_bytes_target,
                 on_part=on_part,
             )
+        return self._transport.vouched(self._name, runs)
 
     def commit_insert(
         self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()

@@ -14,13 +14,13 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
-from persist.core.ids import IdSource, WriterId
+from persist.core.ids import IdSource
+from persist.core.keys import FLUSHER
 from persist.core.record import replace
 from persist.core.state import State
 from persist.formats.store_errors import translated
 from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, spill_inline
 
-FLUSHER = WriterId("w" + "f0" * 16)
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 

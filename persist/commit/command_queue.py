@@ -18,7 +18,7 @@ from msgspec import Struct
 from persist.commit.commit_plan import Outcome
 from persist.core import commands as c
 from persist.core.errors import Overloaded
-from persist.core.transitions.context import RETRY_SOON_S
+from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 
 
 class Pending(Struct, frozen=True, eq=False):
@@ -31,6 +31,7 @@ class Pending(Struct, frozen=True, eq=False):
     command: c.Command
     answer: Callable[[Outcome], None]
     lead: Callable[[], None]
+    verdict: Verdict = UNCHECKED  # of the parts that the command brings
 
 
 class Waiter:

@@ -29,7 +29,8 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.context import Indexed
+from persist.core.transitions.context import SOUND, UNCHECKED, Indexed, Verdict
+from persist.core.transitions.naming import departed
 
 RELIEFS_MAX = 4  # merges that one commit takes along
 
@@ -71,6 +72,7 @@ class Given(Struct, frozen=True):
 
     `indexed` is what was read in the index of attributes for these commands. `merging` are the parts that merges under
     way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
+    `verdicts` say of each command, in order, what was found of its parts.
     """
 
     now_ms: int
@@ -79,6 +81,7 @@ class Given(Struct, frozen=True):
     indexed: Indexed
     merging: Set[str] | None = frozenset()
     check_all: bool = False
+    verdicts: Sequence[Verdict] = ()
 
 
 class Commit(Struct, frozen=True):
@@ -114,7 +117,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
     wanted = held + sum(map(_inline_bytes, commands))
     roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
-    state, outcomes = yield from _stepped(base, commands, roomy)
+    verdicts = given.verdicts or [UNCHECKED] * len(commands)
+    state, outcomes = yield from _stepped(base, commands, verdicts, roomy)
     added = state.trace.inline_bytes - held
     if added > 0:
         for turn in range(RELIEFS_MAX):
@@ -123,17 +127,19 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
             if not isinstance(merge, c.MergeResult):
                 break  # nothing is due, or the blob store did not take it: another commit asks again
             with contextlib.suppress(PersistError):
-                state = step(state, merge, context)[0]
+                state = step(state, merge, replace(context, verdict=SOUND))[0]
         if state.trace.inline_bytes > room:
-            state, outcomes = yield from _stepped(base, commands, context)
+            state, outcomes = yield from _stepped(base, commands, verdicts, context)
     if state is base:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
     following = replace(expire_lapsed(state, now_ms), seqno=SeqNo(base.seqno + 1), walltime_ms=now_ms)
+    gone = state_diff.gone_between(base, following)
+    following = departed(following, gone, given.policy)
     invariants.check_step(base, following)
     if given.check_all or following.trace.batches[: len(base.trace.batches)] != base.trace.batches:
         invariants.check_state(following)
-    change = state_diff.diff(base, following, given.commit_id)
+    change = state_diff.diff(base, following, given.commit_id, gone)
     if given.check_all:
         invariants.check_diff(change, base, following)
     return Commit(change, following, outcomes, following, commands)
@@ -152,12 +158,14 @@ def supplied(planning: Planning, supply: Callable[[Spill | Merge], Supply]) -> C
 
 
 def _stepped(
-    base: State, commands: list[c.Command], context: Context
+    base: State, commands: list[c.Command], verdicts: Sequence[Verdict], context: Context
 ) -> Generator[Spill, Supply, tuple[State, list[Outcome]]]:
     """The State after all commands, and their outcomes. A command that is spilled takes the place of the first one."""
     state = base
     outcomes: list[Outcome] = []
     for index, command in enumerate(commands):
+        if verdicts[index] is not context.verdict:
+            context = replace(context, verdict=verdicts[index])
         try:
             try:
                 following, result = step(state, command, context)

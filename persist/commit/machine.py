@@ -21,14 +21,16 @@ from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import Commit, Given, Merge, Outcome, Spill, Supply, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
+from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
+from persist.core.batch import Run
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable
 from persist.core.state import Policy, State
-from persist.core.transitions.context import Indexed
+from persist.core.transitions.context import SOUND, Indexed, Verdict
 
 LOST_FIRST_S = 0.001
 LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a machine that waits long keeps losing
@@ -71,6 +73,7 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._blobs = BlobWorker(versions, self._attributes, system.ids, self.metrics)
+        self._inspector = Inspector(versions.blob, versions.receipts)
         self._upkeep = Upkeep(policy, settings.small_merges)
 
     def create(self, state: State) -> State:
@@ -90,10 +93,29 @@ class Machine(CachedState):
 
         Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token.
         """
+        return self._applied(command, self.verdict(command))
+
+    def verdict(self, command: c.Command) -> Verdict:
+        """What is found of the parts that the command brings, for `submit`. Calls the blob store unless
+
+        `is_at_once(command)`. What is wrong is in the verdict.
+        """
+        if isinstance(command, BRINGING):
+            return self._inspector.verdict(command, self._knowing(command))
+        return SOUND
+
+    def receipted(self, runs: Sequence[Run]) -> tuple[Run, ...]:
+        """Staged runs with receipts, by which they are committed without another look. Raises what is wrong with one.
+
+        Repeating it is safe.
+        """
+        return self._inspector.receipted(runs, self.state())
+
+    def _applied(self, command: c.Command, verdict: Verdict) -> c.Result:
         if self._queue.is_led:  # the leader should not have to read the index for this command
             self._warm(command)
         waiter = Waiter()
-        pending = Pending(command, waiter.answer, waiter.lead)
+        pending = Pending(command, waiter.answer, waiter.lead, verdict)
         try:
             if self._queue.enqueue(pending) or waiter.must_lead():
                 self._lead()
@@ -103,21 +125,27 @@ class Machine(CachedState):
         return waiter.result()
 
     def submit(
-        self, command: c.Command, run: Callable[[Callable[[], None]], object], answered: Callable[[Outcome], None]
+        self,
+        command: c.Command,
+        run: Callable[[Callable[[], None]], object],
+        answered: Callable[[Outcome], None],
+        verdict: Verdict | None = None,
     ) -> None:
-        """As `apply`, without waiting: `answered(outcome)` is called once, on any thread.
+        """As `apply`, without waiting for the commit: `answered(outcome)` is called once, on any thread.
+
+        `verdict` is what `verdict(command)` said; None: it is asked for here.
 
         `run` runs a commit on another thread when it falls to this command to lead. Nobody can cancel it: others are
         committed with it.
         """
 
-        once = Lock()
+        once, verdict = Lock(), verdict or self.verdict(command)
 
         def lead() -> None:
             if once.acquire(blocking=False):
                 run(self._lead)
 
-        if self._queue.enqueue(Pending(command, answered, lead)):
+        if self._queue.enqueue(Pending(command, answered, lead, verdict)):
             lead()
 
     def _lead(self) -> None:
@@ -126,7 +154,7 @@ class Machine(CachedState):
         outcomes: Sequence[Outcome] = [self._interrupted()] * len(group)
         upkeep: State | None = None
         try:
-            commit = self._commit([pending.command for pending in group])
+            commit = self._commit([pending.command for pending in group], [pending.verdict for pending in group])
             outcomes, upkeep = commit.outcomes, commit.upkeep
         except Exception as error:  # even a bug: nobody may be left waiting
             outcomes = [error] * len(group)
@@ -138,12 +166,20 @@ class Machine(CachedState):
         if upkeep is not None:
             self._begin_upkeep(upkeep)
 
+    def _knowing(self, command: c.Command) -> State:
+        """The cached State, or a newer one where that does not know the schema of a part."""
+        state = self.state()
+        runs = getattr(command, "runs", ())
+        if any(part.schema_id not in state.schemas for run in runs for part in run.parts):
+            return self.refresh()
+        return state
+
     def _interrupted(self) -> Indeterminate:
         return Indeterminate(
             f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
         )
 
-    def _commit(self, commands: Sequence[c.Command]) -> Commit:
+    def _commit(self, commands: Sequence[c.Command], verdicts: Sequence[Verdict]) -> Commit:
         """Commit the commands together, and publish the State. Raises the error that is then the outcome of each."""
         deadline, commit_id = self._deadline(), self._system.ids.uuid7()
         base, is_fresh = self.cached, False
@@ -151,7 +187,7 @@ class Machine(CachedState):
             base, is_fresh = self.refresh(), True
         lost = 0
         while True:
-            commit = self._planned(base, commands, commit_id, lost)
+            commit = self._planned(base, commands, verdicts, commit_id, lost)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
@@ -168,7 +204,9 @@ class Machine(CachedState):
             commands = commit.commands
             base, is_fresh = self.refresh(), True
 
-    def _planned(self, base: State, commands: Sequence[c.Command], commit_id: str, lost: int) -> Commit:
+    def _planned(
+        self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], commit_id: str, lost: int
+    ) -> Commit:
         """The plan, with all that it needs of the stores.
 
         A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
@@ -181,6 +219,7 @@ class Machine(CachedState):
             indexed,
             self._upkeep.merging if self._settings.small_merges and not lost else None,
             self._settings.check_all,
+            verdicts,
         )
         return supplied(plan_commit(base, commands, given), self._supply)
 
@@ -219,7 +258,7 @@ class Machine(CachedState):
         try:
             command = self._blobs.done(duty.task, self.state())
             if command is not None:
-                self.metrics.upkept(self.apply(command))
+                self.metrics.upkept(self._applied(command, SOUND))  # it has just written the parts itself
         except (PersistError, StaleIndex):
             self.metrics.upkeep_failed += 1
         finally:

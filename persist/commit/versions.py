@@ -8,6 +8,7 @@ from __future__ import annotations
 from blob import Blob, BlobNotFound
 from consensus import Consensus
 from persist.commit.levels import raise_level, read_level
+from persist.commit.receipts import Receipts
 from persist.core import state_diff
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import IdSource, SeqNo
@@ -39,6 +40,7 @@ class Versions:
     def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build = THIS_BUILD) -> None:
         self.blob = blob
         self.consensus = consensus
+        self.receipts = Receipts(ids)
         self._ids = ids
         self._build = build
         self._level = 0  # the highest that was seen in a frame

@@ -6,8 +6,8 @@ overlap from one part to the next; a part is one blob (Parquet) or, when small, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Final, Literal
 
 from persist.core.antichain import Antichain
 from persist.core.ids import PartId
@@ -42,8 +42,12 @@ class Part(Record, frozen=True):
     `footer_size`/`footer_checksum` that of the file's tail, so that a pruned read is checked as well.
     `sorted` says that rows are ordered by key and no (key, value, time) occurs twice. `clip`, when set, hides
     the rows before that time (a replicated append of which the shard had the beginning already).
-    `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits.
+    `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits. `receipt` says that the other
+    fields were checked against the rows (`persist.commit.receipts`); what the State holds was, and needs none.
     """
+
+    levels: ClassVar[Mapping[str, int]] = {"receipt": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"receipt"})
 
     id: PartId
     key: str | None
@@ -65,6 +69,7 @@ class Part(Record, frozen=True):
     diff_sum: int | None
     sorted: bool
     clip: int | None = None
+    receipt: bytes = b""
 
     @property
     def is_inline(self) -> bool:
@@ -72,7 +77,10 @@ class Part(Record, frozen=True):
 
     def at(self, time: int) -> Part:
         """The same rows, all at `time`."""
-        return replace(self, time=time, time_min=time, time_max=time)
+        return replace(self, time=time, time_min=time, time_max=time, receipt=b"")
+
+    def without_receipt(self) -> Part:
+        return replace(self, receipt=b"") if self.receipt else self
 
 
 class Run(Record, frozen=True):

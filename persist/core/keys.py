@@ -11,6 +11,9 @@ import re
 
 from persist.core.ids import IdSource, PartId, SeqNo, ShardId, WriterId
 
+FLUSHER = WriterId("w" + "f0" * 16)  # under these maintenance writes; never registered, so they can never append
+COMPACTOR = WriterId("w" + "c0" * 16)
+
 _KEY = re.compile(
     r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.parquet|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes)\Z"
 )
@@ -24,6 +27,11 @@ def rollup_key(shard: ShardId, seqno: SeqNo, ids: IdSource) -> str:
     return f"{shard}/v{int(seqno):020d}/r{ids.uuid7()}.rollup"
 
 
+def part_id_of(key: str) -> PartId:
+    """The id of the part whose well-formed blob key this is."""
+    return PartId(key.rpartition("/")[2].removesuffix(".parquet"))
+
+
 def chunk_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/a/x{ids.uuid7()}.nodes"
 
@@ -31,6 +39,16 @@ def chunk_key(shard: ShardId, ids: IdSource) -> str:
 def shard_prefix(shard: ShardId) -> str:
     """Every blob of the shard starts with this, and no other shard's does."""
     return f"{shard}/"
+
+
+def is_part_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a part."""
+    return key.endswith(".parquet")
+
+
+def is_of_maintenance(key: str) -> bool:
+    """Whether a merge has written the part with this well-formed key."""
+    return key.split("/", 2)[1] in (FLUSHER, COMPACTOR)
 
 
 def is_rollup_key(key: str) -> bool:

@@ -7,6 +7,7 @@ compared by identity. Mappings are never mutated after they are put into a State
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 from persist.core.antichain import MINIMUM, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
@@ -26,6 +27,7 @@ class Policy(Record, frozen=True):
     finalise_batches_per_step: int = 100
     reader_lease_ms_max: int = 24 * 3600 * 1000
     writer_lease_ms_max: int = 24 * 3600 * 1000
+    left_parts_max: int = 100_000  # staged parts that left the State which it remembers
     staged_ms_max: int = 12 * 3600 * 1000  # a blob must be committed so soon after it was made; the sweep waits longer
     writers_max: int = 100_000
     readers_max: int = 100_000
@@ -118,7 +120,13 @@ class State(Record, frozen=True):
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
     what a build must know to read this State and to go on from it (see `persist.formats.builds`).
+
+    `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
+    that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age.
     """
+
+    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms"})
 
     name: str
     shard_id: ShardId
@@ -139,6 +147,8 @@ class State(Record, frozen=True):
     attribute_root: IndexRoot = NO_INDEX
     attribute_chunks: Mapping[int, IndexChunk] = {}
     features: tuple[str, ...] = ()
+    left: Mapping[bytes, int] = {}
+    left_before_ms: int = 0
 
     @property
     def upper(self) -> Antichain:

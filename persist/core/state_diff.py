@@ -8,7 +8,7 @@ change, never that of the State.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
@@ -41,8 +41,9 @@ MAPPINGS = (
     "claims",
     "attributes",
     "attribute_chunks",
+    "left",
 )
-SCALARS = ("since", "tombstone", "event_count", "byte_count", "attribute_root", "features")
+SCALARS = ("since", "tombstone", "event_count", "byte_count", "attribute_root", "features", "left_before_ms")
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks")
 
@@ -73,6 +74,9 @@ class StateDiff(Record, frozen=True):
     name the newest rollup as of the later State: where one who only has this diff starts to load.
     """
 
+    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms"})
+
     seqno: SeqNo
     walltime_ms: int
     commit_id: str
@@ -94,10 +98,12 @@ class StateDiff(Record, frozen=True):
     schemas: MapDiff[int, SchemaRecord] | None = None
     tombstone: bool | None = None
     features: tuple[str, ...] | None = None
+    left: MapDiff[bytes, int] | None = None
+    left_before_ms: int | None = None
 
 
-def diff(old: State, new: State, commit_id: str) -> StateDiff:
-    """The state diff that leads from `old` to `new`."""
+def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:
+    """The state diff that leads from `old` to `new`. `gone`: what `gone_between` found, where it is known already."""
     changed: dict[str, Any] = {}
     for name in MAPPINGS:
         before, after = getattr(old, name), getattr(new, name)
@@ -113,7 +119,7 @@ def diff(old: State, new: State, commit_id: str) -> StateDiff:
         commit_id=commit_id,
         rollup_seqno=rollup_seqno,
         rollup_key=new.rollups[rollup_seqno].key if new.rollups else "",
-        gone=_gone(old, new),
+        gone=gone_between(old, new) if gone is None else gone,
         trace=_diff_trace(old.trace, new.trace),
         **changed,
     )
@@ -153,13 +159,11 @@ def _apply_trace(state: State, change: TraceDiff) -> Trace:
     if change.first + change.count > len(trace.batches):
         raise Corruption(f"a state diff of shard {state.name!r} replaces batches that are not there")
     if change.count == 0 and change.first == len(trace.batches):
-        inline = sum(batch.inline_size for batch in change.batches)
-        rows = sum(batch.rows for batch in change.batches)
-        return Trace((*trace.batches, *change.batches), trace.inline_bytes + inline, trace.rows + rows)
+        return trace.append(change.batches)
     return trace.splice(change.first, change.count, change.batches)
 
 
-def _gone(old: State, new: State) -> tuple[str, ...]:
+def gone_between(old: State, new: State) -> tuple[str, ...]:
     """Blobs named before and not after. Only what changed is looked at."""
     gone: set[str] = set()
     change = _diff_trace(old.trace, new.trace)

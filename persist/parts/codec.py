@@ -84,7 +84,15 @@ def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id:
     if table.column(0).num_chunks != 1:
         table = join([table])
     batch = table.to_batches()[0] if table.schema.equals(schema.updates_schema) else _as_batch(table, schema)
-    data = batch.serialize().to_pybytes()
+    return _inline(batch, schema, schema_id, part_id, batch.serialize().to_pybytes())
+
+
+def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:
+    """What `encode_inline` would say of these rows in the bytes of `part`."""
+    return _inline(batch, schema, part.schema_id, part.id, part.data or b"")
+
+
+def _inline(batch: pa.RecordBatch, schema: ShardSchema, schema_id: int, part_id: PartId, data: bytes) -> Part:
     lower, upper = _bounds(batch, schema)
     return _part(
         batch, lower, upper, part_id, schema_id, key=None, data=data, format=FORMAT_IPC, size=len(data),
@@ -150,7 +158,7 @@ class ParquetEncoder:
         self._sink = _Sink()
         self._writer: Any = None
         self._groups: list[_Group] = []
-        self._stats = _Stats()
+        self._stats = Stats()
 
     @property
     def size(self) -> int:
@@ -246,6 +254,12 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"part {part.id} does not have the {part.rows} rows it should have", part=str(part.id))
     return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()), has_one_time)
+
+
+def empty_metadata(schema: ShardSchema) -> Any:
+    """The Parquet metadata of a part of this schema that has no rows."""
+    _, data = ParquetEncoder(schema).finish(1, PartId(""), "")
+    return pq.read_metadata(pa.BufferReader(data))
 
 
 def decode_row_groups(
@@ -383,7 +397,7 @@ class _Sink(io.BytesIO):
 
 
 @dataclass(slots=True)
-class _Stats:
+class Stats:
     """Bounds of the rows seen; zeros before the first."""
 
     seen: bool = False
@@ -414,7 +428,7 @@ class _Stats:
 
 
 def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:
-    stats = _Stats()
+    stats = Stats()
     stats.add(batch)
     return Part(
         id=part_id, schema_id=schema_id, rows=batch.num_rows, key_lower=lower, key_upper=upper, time=None,

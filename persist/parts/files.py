@@ -130,6 +130,11 @@ class PartFile:
         return {column.path_in_schema: column.statistics for column in columns if column.statistics is not None}
 
     @property
+    def metadata(self) -> Any:
+        """What the Parquet footer says."""
+        return self._footer.metadata
+
+    @property
     def is_whole(self) -> bool:
         """Whether all its bytes are here already."""
         return self._whole is not None

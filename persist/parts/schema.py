@@ -133,6 +133,26 @@ class ShardSchema:
             return "the columns change their order; add new ones without moving old ones"
         return None
 
+    @cached_property
+    def _picky(self) -> tuple[tuple[int, pa.Field], ...]:
+        """The columns that do not take every value of their type, with their places."""
+        kinds = pa.types
+        return tuple(
+            (place, field)
+            for place, field in enumerate(self.updates_schema)
+            if not field.nullable
+            or kinds.is_date64(field.type)
+            or (kinds.is_timestamp(field.type) and field.type.unit == "s")
+        )
+
+    def check_values(self, rows: Any) -> None:
+        """Raise InvalidUsage where rows in `updates_schema` hold a null that is not allowed, or what Parquet cannot."""
+        for place, field in self._picky:
+            column = rows.column(place)
+            if not field.nullable and column.null_count:
+                raise InvalidUsage(f"column {field.name!r} holds {column.null_count} nulls but does not allow them")
+            _check_storable(column, field)
+
     def migrate(self, table: pa.Table) -> pa.Table:
         """Rows of an older schema (all or some of its columns) in this one; added columns are null."""
         if table.schema.equals(self.updates_schema):
@@ -172,6 +192,10 @@ class ShardSchema:
         if TIME in names and len(table):
             span = pc.min_max(table.column(TIME)).as_py()
             _check_times(span["min"], span["max"])
+        try:
+            table.validate(full=True)
+        except (pa.ArrowException, ValueError) as error:  # text that is not UTF-8: no reader could show it
+            raise InvalidUsage(f"the rows are not sound: {str(error).splitlines()[0]}") from error
         return table
 
 

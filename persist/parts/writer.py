@@ -17,7 +17,7 @@ from persist.core.state import SchemaRecord
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
 from persist.parts.keycodec import SortedKeys
-from persist.parts.schema import ShardSchema
+from persist.parts.schema import TIME, ShardSchema
 
 PART_BYTES = 64 * 1024 * 1024  # rows in memory that a writer buffers for a part
 COMPACTED_BYTES = 128 * 1024 * 1024  # encoded bytes of a compacted part
@@ -63,15 +63,15 @@ def stage(
 ) -> tuple[Run, ...]:
     """Write updates as parts that nobody sees until a batch names them.
 
-    Rows are taken as `ShardSchema.conform` says. `default_time` None with no `__time` column means that the
-    service chooses the time at commit: the rows carry time 0 until `Part.at`. At most about `part_bytes_target`
-    bytes of rows are buffered, whatever the size of the input; every full buffer becomes one blob, and `on_part`
-    hears of it once it is durable. Updates that encode to at most `inline_bytes_max` bytes become one inline
+    Rows are taken as `ShardSchema.conform` says. `default_time` None means that the service chooses the time at commit:
+    the rows carry time 0 until `Part.at`, and a column `__time` is refused. At most about `part_bytes_target` bytes of
+    rows are buffered, whatever the size of the input; every full buffer becomes one blob, and `on_part` hears of it
+    once it is durable. Updates that encode to at most `inline_bytes_max` bytes become one inline
     part instead. No updates give no runs. Errors of the blob store pass through; staging again is safe.
     """
-    schema, time = sink.schema, UNASSIGNED_TIME if default_time is None else default_time
+    schema = sink.schema
     runs: list[list[Part]] = []
-    for rows, nbytes, is_all in _buffers(updates, schema, time, part_bytes_target):
+    for rows, nbytes, is_all in _buffers(updates, schema, default_time, part_bytes_target):
         if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
             part = encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids))
             if part.size <= inline_bytes_max:
@@ -188,13 +188,20 @@ def _follows(last: Part, part: Part) -> bool:
     return last.key_upper is not None and part.key_lower > last.key_upper
 
 
-def _buffers(updates: Updates, schema: ShardSchema, time: int, target: int) -> Iterator[tuple[pa.Table, int, bool]]:
+def _buffers(
+    updates: Updates, schema: ShardSchema, default_time: int | None, target: int
+) -> Iterator[tuple[pa.Table, int, bool]]:
     """The rows in buffers of about `target` bytes, their bytes in memory, and whether the buffer holds all of them."""
     pending: list[pa.Table] = []
     size = 0
     flushed = False
     for piece in _pieces(updates):
-        for rows, nbytes in _slices(schema.conform(piece, time), target):
+        if default_time is None and TIME in piece.schema.names:
+            raise InvalidUsage(
+                f"rows of an insert have a column {TIME}, but the service chooses the time of an insert; leave the "
+                "column out, or use compare_and_append"
+            )
+        for rows, nbytes in _slices(schema.conform(piece, default_time or UNASSIGNED_TIME), target):
             if pending and size + nbytes > target:
                 yield pa.concat_tables(pending), size, False
                 pending, size, flushed = [], 0, True

@@ -17,6 +17,7 @@ from persist.client.listen import ListenEvent
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
+from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.ids import IdSource, check_shard_name
 from persist.core.state import Policy, SchemaRecord
@@ -87,6 +88,9 @@ class HttpTransport:
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
         return decoded_json(self._calls.call(Call("GET", path)), _Names).shards
+
+    def vouched(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return runs
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"

@@ -10,8 +10,10 @@ from persist.core.invariants import check_state, check_step
 from persist.core.keys import part_key
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State, initial_state
-from persist.core.state_diff import apply, diff
+from persist.core.state_diff import apply, diff, gone_between
 from persist.core.transitions import Context, expire_lapsed, step
+from persist.core.transitions.context import SOUND
+from persist.core.transitions.naming import departed
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 
 NAME = "orders"
@@ -79,7 +81,8 @@ class Shard:
         inserted_at: int | None = None
         for command in commands:
             try:
-                following, result = step(state, command, Context(self.now_ms, self.policy, inserted_at))
+                context = Context(self.now_ms, self.policy, inserted_at, verdict=SOUND)
+                following, result = step(state, command, context)
             except PersistError as error:
                 results.append(error)
                 continue
@@ -104,6 +107,7 @@ class Shard:
         if state is self.state:
             return
         new = replace(state, seqno=SeqNo(self.state.seqno + 1), walltime_ms=self.now_ms)
+        new = departed(new, gone_between(self.state, new), self.policy)
         self._check(self.state, new)
         self.state = new
 

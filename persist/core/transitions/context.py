@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from persist.core.attribute import AttributeKey
+from persist.core.errors import InvalidUsage, from_kind
 from persist.core.keys import born_ms
 from persist.core.record import Record
 from persist.core.state import Policy
@@ -35,18 +37,39 @@ class Indexed(Record, frozen=True):
 NOTHING_INDEXED = Indexed(0, {}, {})
 
 
+class Verdict(Record, frozen=True):
+    """What the committer found of the parts of a command, which it compared with their rows before it planned.
+
+    `kind` is that of the error with which the command is refused; "" where the parts are what they say.
+    """
+
+    kind: str = ""
+    message: str = ""
+    details: Mapping[str, Any] = {}
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.kind:
+            raise from_kind(self.kind, self.message, self.details)
+
+
+SOUND = Verdict()
+UNCHECKED = Verdict(InvalidUsage.kind, "nobody has compared the parts of this command with their rows")
+
+
 class Context(Record, frozen=True):
     """`now_ms` is the committer's clock, never before the State's walltime.
 
     `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
     may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
-    attributes for the commands of this commit.
+    attributes for the commands of this commit. `verdict` is what was found of the parts of this command.
     """
 
     now_ms: int
     policy: Policy
     inserted_at: int | None = None
     indexed: Indexed = NOTHING_INDEXED
+    verdict: Verdict = UNCHECKED
 
     def may_be_swept(self, key: str) -> bool:
         """Whether a blob that nothing names yet is so old that the orphan sweep may have taken it."""

@@ -13,6 +13,7 @@ from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
+from persist.core.transitions.naming import check_merged
 
 CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
 
@@ -64,14 +65,15 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
         return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
     if _are_swept(held, command.done, context):
         return state, c.Claimed(False, command.owner)
-    if held.inputs not in ((), command.inputs) or command.done[: len(held.done)] != held.done:
+    done = tuple(part.without_receipt() for part in command.done)
+    if held.inputs not in ((), command.inputs) or done[: len(held.done)] != held.done:
         raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
-    _check_outputs(state, command.done)
+    check_merged(state, command.done, held.done, context)
     claim = replace(
         held,
         heartbeat_ms=context.now_ms,
         inputs=command.inputs,
-        done=command.done,
+        done=done,
         resume_key=command.resume_key,
         since=command.since,
     )
@@ -100,17 +102,18 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
             f"a merge to since {command.since} is beyond the since {state.since} of shard {state.name!r}"
         )
     first, count = _with_empty_neighbours(state, *found)
-    merged = _merged(state, inputs, command, state.trace.batches[first : first + count])
+    merged = _merged(state, inputs, command, state.trace.batches[first : first + count], context)
     trace = state.trace.splice(first, count, [merged])
     return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
 
 
 def _merged(
-    state: State, inputs: frozenset[str], command: c.MergeResult, batches: tuple[HollowBatch, ...]
+    state: State, inputs: frozenset[str], command: c.MergeResult, batches: tuple[HollowBatch, ...], context: Context
 ) -> HollowBatch:
     taken = [part for batch in batches for part in batch.parts() if part.id in inputs]
     outputs = [part for run in command.outputs for part in run.parts]
-    _check_outputs(state, outputs)
+    held = state.claims.get(command.claim_key) if command.claim_key else None
+    check_merged(state, outputs, held.done if held is not None else (), context)
     if sum(part.rows for part in outputs) > sum(part.rows for part in taken):
         raise InvalidUsage("the output of a merge has more rows than its inputs")
     before, after = diff_sum_of(taken), diff_sum_of(outputs)
@@ -122,7 +125,8 @@ def _merged(
     # Runs that were not merged keep the since that their batches had; so does the batch that holds them.
     since = meet(batch.desc.since for batch in batches if batch.runs) if kept else command.since
     desc = Description(batches[0].desc.lower, batches[-1].desc.upper, since)
-    return batch_of(desc, (*kept, *(run for run in command.outputs if run.parts)))
+    named = (Run(tuple(part.without_receipt() for part in run.parts)) for run in command.outputs if run.parts)
+    return batch_of(desc, (*kept, *named))
 
 
 def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
@@ -169,14 +173,6 @@ def _with_empty_neighbours(state: State, first: int, count: int) -> tuple[int, i
 def _runs_without(batch: HollowBatch, inputs: frozenset[str]) -> list[Run]:
     runs = [Run(tuple(part for part in run.parts if part.id not in inputs)) for run in batch.runs]
     return [run for run in runs if run.parts]
-
-
-def _check_outputs(state: State, outputs: tuple[Part, ...] | list[Part]) -> None:
-    for part in outputs:
-        if part.schema_id not in state.schemas:
-            raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}")
-        if part.key is not None and not belongs_to(part.key, state.shard_id):
-            raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
 
 
 def _without(state: State, key: str) -> dict[str, Claim]:

@@ -9,14 +9,14 @@ from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.core.entries import with_changes
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
-from persist.core.ids import PartId, Token, WriterId, parse
-from persist.core.keys import belongs_to
+from persist.core.ids import Token, WriterId
 from persist.core.record import replace
 from persist.core.state import State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_writers
+from persist.core.transitions.naming import check_staged
 
 _Written = c.CompareAndAppend | c.Append | c.Insert | c.UpdateAttributes  # what a writer sends under a token
 
@@ -56,7 +56,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     lower, upper = command.expected_upper, command.new_upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
-    _check_parts(state, command.runs, context)
+    check_staged(state, command.runs, context)
     if state.upper != lower:
         raise UpperMismatch(
             f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
@@ -70,14 +70,14 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
         return _with_writer(state, command.writer, entry), result
     if lower == upper:
         return _recorded(state, command, result, context), result
-    return _push(state, command, result, command.runs, context)
+    return _push(state, command, result, _named(command.runs), context)
 
 
 def append(state: State, command: c.Append, context: Context) -> tuple[State, c.Appended]:
     lower, upper = command.lower, command.upper
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
-    _check_parts(state, command.runs, context)
+    check_staged(state, command.runs, context)
     if command.attributes and state.upper != lower:
         # Whether the other replica changed the attributes cannot be known, so half of a command would happen.
         raise UpperMismatch(
@@ -94,12 +94,13 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             actual=state.upper.to_json(),
         )
     state = with_updates(state, command.attributes, context)
-    runs = command.runs if state.upper == lower else _clipped(command.runs, state.upper)
+    runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
     return _push(state, command, c.Appended(state.upper, upper), runs, context)
 
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
-    _check_parts(state, command.runs, context)
+    _check_no_times(command.runs)
+    check_staged(state, command.runs, context)
     time = state.upper.element
     if time is None or time > TIME_MAX:
         raise UpperMismatch(
@@ -220,26 +221,21 @@ def _check_times(runs: Iterable[Run], lower: Antichain, upper: Antichain) -> Non
             )
 
 
-def _check_parts(state: State, runs: Iterable[Run], context: Context) -> None:
+def _check_no_times(runs: Iterable[Run]) -> None:
+    """The service gives an insert its time. Rows that have times of their own were meant for other ones."""
     for part in _parts(runs):
-        parse(PartId, part.id)
-        if (part.key is None) == (part.data is None):
-            raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
-        if part.key is not None and not belongs_to(part.key, state.shard_id):
-            raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
-        if part.key is not None and context.may_be_swept(part.key):
-            raise Expired(
-                f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
-                "since; write its rows again"
-            )
-        if part.key is not None and part.key in state.trace.blob_keys:
-            raise InvalidUsage(f"part {part.id} is in shard {state.name!r} already: its rows must not count twice")
-        if part.schema_id not in state.schemas:
+        if part.time_min or part.time_max:
             raise InvalidUsage(
-                f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}"
+                f"rows of an insert have times in [{part.time_min}, {part.time_max}], but the service chooses the time "
+                "of an insert; leave out the column __time, or use compare_and_append"
             )
-        if part.rows <= 0:
-            raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+
+
+def _named(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """The runs as the State keeps them: what was checked once needs no receipt any more."""
+    if not any(part.receipt for part in _parts(runs)):
+        return tuple(runs)
+    return tuple(Run(tuple(part.without_receipt() for part in run.parts)) for run in runs)
 
 
 def _check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> None:

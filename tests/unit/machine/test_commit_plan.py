@@ -12,7 +12,7 @@ from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, 
 from persist.core.ids import Token, WriterId
 from persist.core.merge_plan import INLINE_BATCHES_MAX
 from persist.core.state import Policy, State
-from persist.core.transitions.context import NOTHING_INDEXED
+from persist.core.transitions.context import NOTHING_INDEXED, SOUND
 from tests.support.shard import Shard, make_part, make_run, numbered
 
 ROOM = 1_000
@@ -33,7 +33,7 @@ def insert(number: int, *, inline: int | None = 100) -> c.Insert:
 
 
 def given(now_ms: int = 5, merging: frozenset[str] | None = frozenset(), policy: Policy = POLICY) -> Given:
-    return Given(now_ms, "commit", policy, NOTHING_INDEXED, merging, True)
+    return Given(now_ms, "commit", policy, NOTHING_INDEXED, merging, True, [SOUND] * 1_000)
 
 
 def planned(

@@ -19,7 +19,7 @@ from persist.commit.upkeep import Upkeep
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.state import Policy, initial_state
-from persist.core.transitions.context import NOTHING_INDEXED
+from persist.core.transitions.context import NOTHING_INDEXED, SOUND
 from tests.support.location import memory_location
 from tests.support.shard import NAME, SCHEMA
 
@@ -30,7 +30,7 @@ POLICY = Policy(rollup_every=3)
 def manual_lead() -> Any:
     [source] = re.findall(r"```python\n(.*?)```", MANUAL.read_text(encoding="utf-8"), re.DOTALL)
     assert source.count("\n") <= 30
-    names = {"Given": Given, "NOTHING_INDEXED": NOTHING_INDEXED, "Pending": Pending}
+    names = {"Given": Given, "NOTHING_INDEXED": NOTHING_INDEXED, "Pending": Pending, "SOUND": SOUND}
     names |= {"plan_commit": plan_commit, "supplied": supplied}
     exec(source, names)
     return names["lead"]

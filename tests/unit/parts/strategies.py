@@ -182,7 +182,7 @@ class Shard:
         return PartSink(self.schema, 1, self.blob, SHARD, self.writer, self.ids)
 
     def stage(self, updates: Any, **options: Any) -> tuple[Run, ...]:
-        given = {"default_time": None, "inline_bytes_max": 0, **options}
+        given = {"default_time": 0, "inline_bytes_max": 0, **options}
         return stage(updates, self.sink, **given)
 
     def part(self, updates: Any, **options: Any) -> Part:

@@ -1,0 +1,121 @@
+"""Compares the parts of a command with their rows before the command is queued.
+
+This is done on the thread of the caller, so that a command with much to look at keeps nobody else waiting. What was
+found is a value, a Verdict, which goes with the command: a command that happened already is answered all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from blob import Blob, BlobError
+from persist.commit.receipts import Receipts
+from persist.core import commands as c
+from persist.core.batch import Part, Run
+from persist.core.errors import PersistError
+from persist.core.state import SchemaRecord, State
+from persist.core.transitions.context import SOUND, Verdict
+from persist.formats.store_errors import translate
+from persist.parts import ShardSchema
+from persist.parts.check import PartCheck, check_presence
+
+THREADS_MAX = 8
+STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
+AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
+SCHEMAS_MAX = 16
+BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress)  # commands with parts
+
+
+class Inspector:
+    """Looks at parts of one shard. Thread-safe."""
+
+    def __init__(self, blob: Blob, receipts: Receipts) -> None:
+        self._blob = blob
+        self._receipts = receipts
+        self._checks: dict[SchemaRecord, PartCheck] = {}
+
+    def verdict(self, command: c.Command, state: State) -> Verdict:
+        """What is found of the parts that the command brings. Never raises an error of the tree: it is in the verdict.
+
+        At most `THREADS_MAX` blobs are looked at together; memory is bounded by that.
+        """
+        parts = _brought(command, state)
+        if not parts:
+            return SOUND
+        try:
+            unknown, present = [], []
+            for part in parts:
+                is_good = self._receipts.is_good(state.shard_id, part)
+                if not is_good:
+                    unknown.append(part)
+                elif part.key is not None:
+                    present.append(part)
+            self._look(unknown, state.schemas)
+            if len(present) <= STATS_MAX:
+                for part in present:
+                    check_presence(part, self._blob)
+        except PersistError as error:
+            return Verdict(error.kind, error.message, error.details)
+        except BlobError as error:
+            told = translate(error)
+            return Verdict(told.kind, told.message, told.details)
+        return SOUND
+
+    def receipted(self, runs: Iterable[Run], state: State) -> tuple[Run, ...]:
+        """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
+        held = tuple(runs)
+        try:
+            self._look([part for run in held for part in run.parts], state.schemas)
+        except BlobError as error:
+            raise translate(error) from error
+        return self._receipts.given(state.shard_id, held)
+
+    def _look(self, parts: Sequence[Part], schemas: Mapping[int, SchemaRecord]) -> None:
+        blobs = []
+        for part in parts:
+            if part.schema_id not in schemas:
+                continue  # the plan refuses it
+            if part.key is None:
+                self._check_of(schemas[part.schema_id]).inline(part)
+            else:
+                blobs.append((self._check_of(schemas[part.schema_id]), part))
+        if len(blobs) < 2:
+            for check, part in blobs:
+                check.blob(part, self._blob)
+            return
+        with ThreadPoolExecutor(min(THREADS_MAX, len(blobs)), thread_name_prefix="persist-check") as pool:
+            for start in range(0, len(blobs), 1_000):  # the first error ends it before the others are begun
+                for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + 1_000]):
+                    pass
+
+    def _check_of(self, record: SchemaRecord) -> PartCheck:
+        found = self._checks.get(record)
+        if found is None:
+            if len(self._checks) >= SCHEMAS_MAX:
+                self._checks = {}
+            found = self._checks[record] = PartCheck(ShardSchema.from_record(record))
+        return found
+
+
+def is_at_once(command: c.Command) -> bool:
+    """Whether looking at the parts of the command takes no call of a store, and but a moment."""
+    parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
+    return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
+
+
+def _brought(command: c.Command, state: State) -> list[Part]:
+    """The parts that the command names, without those of a merge that its claim holds: they were looked at before."""
+    parts = [part for run in _runs(command) for part in run.parts]
+    if isinstance(command, (c.MergeResult, c.SaveMergeProgress)):
+        claim = state.claims.get(command.claim_key if isinstance(command, c.MergeResult) else command.key)
+        held = {part.id: part for part in claim.done} if claim is not None else {}
+        parts += command.done if isinstance(command, c.SaveMergeProgress) else ()
+        parts = [part for part in parts if held.get(part.id) != part.without_receipt()]
+    return parts
+
+
+def _runs(command: c.Command) -> Iterable[Run]:
+    if isinstance(command, c.MergeResult):
+        return command.outputs
+    return command.runs if isinstance(command, (c.Insert, c.CompareAndAppend, c.Append)) else ()

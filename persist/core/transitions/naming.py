@@ -1,0 +1,138 @@
+"""Which parts a command may name: new ones, of this shard, of which the committer found that they are what they say.
+
+A part is named once, for ever. Ids of parts that are in the State show by themselves. `State.left` has those of parts
+that writers staged and that left the State; what it had to forget is refused by its age. So whoever commits staged
+parts a second time, late or by mistake, is refused, and no State names a blob that is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from persist.core.antichain import TIME_MAX
+from persist.core.batch import Part, Run
+from persist.core.entries import with_changes
+from persist.core.errors import Expired, InvalidUsage
+from persist.core.ids import PartId, parse
+from persist.core.keys import belongs_to, born_ms, is_of_maintenance, is_part_key, part_id_of
+from persist.core.record import replace
+from persist.core.state import Policy, State
+from persist.core.transitions.context import Context
+
+DIFF_MAX = 2**32  # of a multiplicity that is written: it takes two thousand million such updates of a row to overflow
+
+
+def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
+    """Refuse the parts of a writer's command, or accept them all. Only the verdict knows of their rows."""
+    parts = [part for run in runs for part in run.parts]
+    if not parts:
+        return
+    for part in parts:
+        _check_fields(state, part, context)
+    _check_new(state, parts)
+    context.verdict.check()
+
+
+def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], context: Context) -> None:
+    """Refuse the outputs of a merge, or accept them all. Those that a claim has `kept` were accepted before."""
+    for part in outputs:
+        if part.schema_id not in state.schemas:
+            raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}")
+        _check_place(state, part)
+    known = {part.id: part for part in kept}
+    new = [part for part in outputs if known.get(part.id) != part.without_receipt()]
+    if len({part.id for part in outputs}) < len(outputs):
+        raise InvalidUsage(f"a merge in shard {state.name!r} names a part twice")
+    for part in new:
+        if state.trace.holds(part.id) or _has_left(state, part):
+            raise InvalidUsage(f"part {part.id} is or was in shard {state.name!r}: a merge writes new parts")
+    if new:
+        context.verdict.check()
+
+
+def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
+    """The State that remembers which staged parts left it: `gone` are the blob keys that it names no more.
+
+    At most `left_parts_max` are remembered. Parts as old as one that was forgotten are refused from then on.
+    """
+    went = {_compact(part_id_of(key)): int(state.seqno) for key in gone if is_part_key(key) and _is_staged(key)}
+    if not went:
+        return state
+    left = with_changes(state.left, went)
+    forgotten = list(islice(left, max(0, len(left) - policy.left_parts_max)))
+    born = max((int.from_bytes(part_id[:6]) for part_id in forgotten), default=-1)
+    before_ms = max(state.left_before_ms, min(born + 1, state.walltime_ms))  # a writer's clock may be far ahead
+    return replace(state, left=with_changes(left, {}, forgotten) if forgotten else left, left_before_ms=before_ms)
+
+
+def _check_fields(state: State, part: Part, context: Context) -> None:
+    """What a part says, as far as the State alone can tell."""
+    parse(PartId, part.id)
+    if (part.key is None) == (part.data is None):
+        raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
+    _check_place(state, part)
+    if part.key is not None and not _is_staged(part.key):
+        raise InvalidUsage(f"part {part.id} was written by maintenance, not by a writer; write its rows again")
+    if part.key is not None and context.may_be_swept(part.key):
+        raise Expired(
+            f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
+            "since; write its rows again"
+        )
+    if part.schema_id not in state.schemas:
+        raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")
+    if part.rows <= 0:
+        raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+    if part.data is not None and part.size != len(part.data):
+        raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes and says that it has {part.size}")
+    if part.time is not None or part.clip is not None:
+        raise InvalidUsage(f"part {part.id} comes with a time or a clip, which only a commit gives it")
+    if not 0 <= part.time_min <= part.time_max <= TIME_MAX:
+        raise InvalidUsage(f"part {part.id} has times in [{part.time_min}, {part.time_max}]; times begin at 0")
+    if max(-part.diff_min, part.diff_max) > DIFF_MAX:
+        raise InvalidUsage(
+            f"part {part.id} has multiplicities from {part.diff_min} to {part.diff_max}; at most {DIFF_MAX} can be "
+            "written at once, so that sums of them stay exact"
+        )
+
+
+def _check_place(state: State, part: Part) -> None:
+    if part.key is None:
+        return
+    if not belongs_to(part.key, state.shard_id) or not is_part_key(part.key):
+        raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
+    if part_id_of(part.key) != part.id:
+        raise InvalidUsage(f"part key {part.key!r} is not that of part {part.id}")
+
+
+def _check_new(state: State, parts: Sequence[Part]) -> None:
+    under_way = {part.id for claim in state.claims.values() for part in claim.done} if state.claims else ()
+    seen = set()
+    for part in parts:
+        if part.id in seen:
+            raise InvalidUsage(f"part {part.id} occurs twice in one command: its rows must not count twice")
+        seen.add(part.id)
+        if state.trace.holds(part.id) or part.id in under_way:
+            raise InvalidUsage(f"part {part.id} is in shard {state.name!r} already: its rows must not count twice")
+        if part.key is None:
+            continue
+        if _has_left(state, part):
+            raise InvalidUsage(f"part {part.id} was in shard {state.name!r} before: its rows must not count twice")
+        if born_ms(part.key) < state.left_before_ms:
+            raise Expired(
+                f"part {part.id} was staged before {state.left_before_ms} ms, and shard {state.name!r} no longer knows "
+                "which parts of that time it had; write its rows again"
+            )
+
+
+def _has_left(state: State, part: Part) -> bool:
+    return bool(state.left) and _compact(part.id) in state.left
+
+
+def _compact(part_id: str) -> bytes:
+    return bytes.fromhex(part_id[1:])
+
+
+def _is_staged(key: str) -> bool:
+    """Whether a writer has staged the part with this key; maintenance writes its own, which no writer may name."""
+    return not is_of_maintenance(key)

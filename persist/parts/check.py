@@ -1,0 +1,140 @@
+"""Is a part what it says? Everything that the State will believe of it is compared with its bytes.
+
+Inline rows are decoded whole. Of a blob up to `WHOLE_BYTES_MAX` so are all rows; of a larger one the footer is read,
+and the columns `__time` and `__diff` row group by row group. What does not fit is the caller's mistake: InvalidUsage.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from blob.errors import BlobNotFound
+from persist.core.antichain import TIME_MAX
+from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.record import asdict
+from persist.parts.codec import Stats, decode_inline, described_inline, empty_metadata
+from persist.parts.files import WHOLE_BYTES_MAX, BlobReads, Files, PartFile
+from persist.parts.schema import DIFF, TIME, ShardSchema
+
+_SAID = ("rows", "time_min", "time_max", "diff_min", "diff_max", "diff_sum")
+
+
+class PartCheck:
+    """Checks parts of one schema. Thread-safe."""
+
+    def __init__(self, schema: ShardSchema) -> None:
+        self._schema = schema
+
+    @cached_property
+    def _columns(self) -> Any:
+        """The columns of every file of this schema, as Parquet has them."""
+        return empty_metadata(self._schema).schema
+
+    def inline(self, part: Part) -> None:
+        """Raise InvalidUsage unless the inline part is what `encode_inline` makes of its rows."""
+        if part.format != FORMAT_IPC or part.data is None or part.key is not None:
+            raise InvalidUsage(f"part {part.id} is {part.format}; inline rows are one Arrow IPC batch")
+        if part.rows <= 0:
+            raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+        try:
+            batch = decode_inline(part, {part.schema_id: self._schema}).to_batches()[0]
+        except Corruption as error:
+            raise InvalidUsage(f"{error.message}; encode its rows again") from error
+        _check_values(batch, self._schema, part.id)
+        _check_same(part, described_inline(batch, self._schema, part))
+
+    def blob(self, part: Part, blob: BlobReads) -> None:
+        """Raise InvalidUsage unless the blob of the part is there and says what the part says.
+
+        Other errors of the blob store pass through. Memory: a row group of two columns, or the blob where it is small.
+        """
+        if part.format != FORMAT_PARQUET or not 0 < part.footer_size <= part.size or not part.sorted:
+            raise InvalidUsage(f"part {part.id} is {part.format}; a blob is one sorted Parquet file")
+        check_presence(part, blob)
+        try:
+            file = Files(blob, {part.schema_id: self._schema}).open(part)
+            self._check_footer(part, file)
+            stats, is_small = Stats(), part.size <= WHOLE_BYTES_MAX
+            names = self._schema.updates_schema.names if is_small else [TIME, DIFF]
+            for group in range(len(file.groups)):
+                rows = file.read([group], names)
+                if is_small:
+                    check_rows(rows, self._schema, part.id)
+                stats.add(rows)
+        except BlobNotFound:
+            raise _missing(part) from None
+        except Corruption as error:
+            raise InvalidUsage(f"{error.message}; write its rows again") from error
+        _check_said(part, stats)
+
+    def _check_footer(self, part: Part, file: PartFile) -> None:
+        metadata, groups = file.metadata, file.groups
+        if not metadata.schema.equals(self._columns):
+            raise InvalidUsage(f"the file of part {part.id} does not have the columns of schema {part.schema_id}")
+        if not groups or metadata.num_rows != part.rows or metadata.num_row_groups != len(groups):
+            raise InvalidUsage(f"the file of part {part.id} has {metadata.num_rows} rows, not {part.rows}")
+        body = part.size - part.footer_size
+        for number, group in enumerate(groups):
+            if metadata.row_group(number).num_rows != group.rows or len(group.chunks) != metadata.num_columns:
+                raise InvalidUsage(f"the index of part {part.id} does not fit its file")
+            if any(chunk.start < 0 or chunk.size < 0 or chunk.start + chunk.size > body for chunk in group.chunks):
+                raise InvalidUsage(f"the index of part {part.id} names bytes outside its file")
+        if (part.key_lower, part.key_upper) != (groups[0].key_lower, groups[-1].key_upper):
+            raise InvalidUsage(f"part {part.id} says other bounds of its keys than its file")
+        if any(after.key_lower < before.key_lower for before, after in pairwise(groups)):
+            raise InvalidUsage(f"the row groups of part {part.id} are not in the order of their keys")
+
+
+def check_presence(part: Part, blob: BlobReads) -> None:
+    """Raise InvalidUsage unless the blob of the part is there, with its size. Errors of the blob store pass through."""
+    found = blob.stat(part.key or "")
+    if found is None:
+        raise _missing(part)
+    if found.size != part.size:
+        raise InvalidUsage(f"the blob of part {part.id} has {found.size} bytes, not {part.size}; write its rows again")
+
+
+def _missing(part: Part) -> InvalidUsage:
+    return InvalidUsage(f"the blob of part {part.id} is not there; write its rows again")
+
+
+def check_rows(rows: Any, schema: ShardSchema, part_id: str) -> None:
+    """Raise InvalidUsage where rows hold what no shard can: text that is not UTF-8, a null where none is allowed."""
+    try:
+        rows.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidUsage(f"the rows of part {part_id} do not fit the schema: {error}") from error
+    _check_values(rows, schema, part_id)
+
+
+def _check_values(rows: Any, schema: ShardSchema, part_id: str) -> None:
+    try:
+        schema.check_values(rows)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"the rows of part {part_id} do not fit the schema: {error.message}") from error
+
+
+def _check_said(part: Part, stats: Stats) -> None:
+    found = {
+        "rows": part.rows, "time_min": stats.time_min, "time_max": stats.time_max, "diff_min": stats.diff_min,
+        "diff_max": stats.diff_max, "diff_sum": stats.known_sum,
+    }  # fmt: skip
+    for name in _SAID:
+        if getattr(part, name) != found[name]:
+            raise InvalidUsage(f"part {part.id} says {name} {getattr(part, name)}, but its rows have {found[name]}")
+    if not 0 <= stats.time_min <= stats.time_max <= TIME_MAX:
+        raise InvalidUsage(f"part {part.id} has times from {stats.time_min} to {stats.time_max}; times begin at 0")
+
+
+def _check_same(part: Part, found: Part) -> None:
+    part = part.without_receipt()
+    if part == found:
+        return
+    said, real = asdict(part), asdict(found)
+    name = next(name for name in said if said[name] != real[name])
+    raise InvalidUsage(f"part {part.id} says {name} {said[name]!r:.80}, but its rows have {real[name]!r:.80}")
