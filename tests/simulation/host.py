@@ -18,6 +18,7 @@ from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.core import batch
 from persist.core import commands as c
 from persist.core.antichain import EMPTY
 from persist.core.errors import (
@@ -90,6 +91,9 @@ class RecordingTransport:
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.inner.names(prefix, after, limit)
+
+    def vouched(self, name: str, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
+        return self.inner.vouched(name, runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         task = self._run.world.scheduler.current

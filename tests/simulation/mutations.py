@@ -373,7 +373,7 @@ def wrong_time_told() -> Broken:
 
 def departures_unmentioned() -> Broken:
     """State diffs do not say which blobs left."""
-    return patch.object(persist.core.state_diff, "_gone", lambda old, new: ())
+    return patch.object(persist.core.state_diff, "gone_between", lambda old, new: ())
 
 
 def staged_age_ignored() -> Broken:

@@ -140,6 +140,7 @@ attributes = maps_of(st.integers(0, 12).map(lambda n: AttributeKey(f"{n:032x}"))
 
 index_roots = st.builds(IndexRoot, counts, counts, counts, counts, counts, counts, counts)
 chunks = maps_of(counts, st.builds(IndexChunk, texts, counts))
+left_parts = maps_of(st.binary(min_size=16, max_size=16), counts)
 
 
 @st.composite
@@ -163,6 +164,8 @@ def states(draw: st.DrawFn, first_part: int = 0) -> State:
         byte_count=draw(counts),
         attribute_root=draw(index_roots),
         attribute_chunks=draw(chunks),
+        left=draw(left_parts),
+        left_before_ms=draw(millis),
     )
 
 
@@ -181,6 +184,7 @@ def successors(draw: st.DrawFn, old: State) -> State:
             "rollups",
             "claims",
             "attributes",
+            "left",
         )
         if draw(st.booleans())
     }
