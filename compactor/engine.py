@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from persist.core.batch import Part, Run
-from persist.core.ids import IdSource, shard_id_of
+from persist.core.ids import IdSource, ShardId
 from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ShardSchema, ahead, plan_splits
@@ -46,6 +46,7 @@ class MergeJob:
     """What to merge, from the key `resume_key` on. Picklable: it may be done elsewhere."""
 
     shard: str
+    shard_id: ShardId
     runs: tuple[Run, ...]
     schemas: Mapping[int, SchemaRecord]
     schema_id: int
@@ -152,7 +153,7 @@ class RangeMerger:
         reading, alone = max(1, memory_bytes - 3 * self._target), settings.threads == 1
         schemas = {number: ShardSchema.from_record(record) for number, record in job.schemas.items()}
         schema = schemas[job.schema_id]
-        self._sink = PartSink(schema, job.schema_id, blob, shard_id_of(job.shard), COMPACTOR, ids)
+        self._sink = PartSink(schema, job.schema_id, blob, job.shard_id, COMPACTOR, ids)
         self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading)
 
     def ranges(self, range_bytes: int) -> list[KeyRange]:

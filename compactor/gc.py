@@ -25,8 +25,8 @@ from compactor.metering import Metrics
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Corruption
-from persist.core.ids import SeqNo
-from persist.core.keys import is_rollup_key, shard_prefix
+from persist.core.ids import SeqNo, family_of, incarnation_of
+from persist.core.keys import is_rollup_key, shard_of
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
@@ -229,35 +229,54 @@ class Collector:
         return machine.state()
 
     def _clear_tombstone(self, machine: Committer, state: State, first: SeqNo) -> GcReport:
-        """A tombstone keeps one rollup, the log from it on, and no other blob. Nobody can name new ones."""
+        """A tombstone keeps one rollup, the log from it on, and no other blob. Nobody can name new ones.
+
+        Its blobs are listed once, before its log is cut: a tombstone whose log is cut costs no listing ever again. The
+        next life of the name may begin meanwhile. Then the ordinary epochs go on with what is left.
+        """
         kept = self._last_rollup(state)
         if kept is None:
             state = self._roll_up(machine, state)
             kept = max(state.rollups)
-        truncated = 0
-        if not self._has_rollup(machine, state, kept):
-            return GcReport(done=False)
+            if not state.tombstone:
+                return GcReport(done=False)
+        deleted = truncated = 0
         if first < kept:
+            if not self._has_rollup(machine, state, kept):
+                return GcReport(done=False)
             with translated():
+                listed = self._location.blob.list(family_of(state.shard_id))
+                deleted = self._delete(self._unneeded((stat.key for stat in listed), state))
                 truncated = self._location.consensus.truncate(machine.name, int(kept))
             self.metrics.add(gc_entries_truncated=truncated)
         if len(state.rollups) > 1:
             machine.apply(c.RemoveRollups(kept))
-            state = machine.refresh()
-        with translated():
-            listed = self._location.blob.list(shard_prefix(state.shard_id))
-            deleted = self._delete(self._unneeded((stat.key for stat in listed), state))
+            if not machine.refresh().tombstone:
+                return GcReport(deleted, truncated, done=False)
+        deleted += self._delete(self._left_behind(machine, SeqNo(0)))
         return GcReport(deleted, truncated)
+
+    def _left_behind(self, machine: Committer, seqno: SeqNo) -> Iterator[str]:
+        """Blobs that are there still though the live state diffs say that they are gone: rollups of a tombstone."""
+        named = frozenset(machine.refresh().blob_keys())
+        for change in self._diffs_after(machine.name, seqno):
+            for key in change.gone:
+                with translated():
+                    if key not in named and self._location.blob.stat(key) is not None:
+                        yield key
 
     def _unneeded(self, keys: Iterator[str], state: State) -> Iterator[str]:
         """What a tombstone does not need.
 
         Another collector may be about to name a rollup that nothing names yet. So of rollups only those go that left
-        the State. The orphan sweep takes the others.
+        the State. The orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
         """
         named = frozenset(state.blob_keys())
         gone = {key for change in self._diffs_after(state.name, SeqNo(0)) for key in change.gone}
-        return (key for key in keys if key not in named and (key in gone or not is_rollup_key(key)))
+        for key in keys:
+            ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
+            if ended and key not in named and (key in gone or not is_rollup_key(key)):
+                yield key
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
         while page := self._versions.diffs(name, SeqNo(seqno + 1), SCAN_LIMIT):

@@ -21,8 +21,8 @@ from compactor.metering import Metrics
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
-from persist.core.ids import SeqNo, ShardId, shard_id_of
-from persist.core.keys import belongs_to, shard_prefix
+from persist.core.ids import SeqNo, family_of, shard_id_of
+from persist.core.keys import belongs_to, shard_of
 from persist.core.state import Policy, State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated
@@ -81,33 +81,33 @@ class Sweeper:
 
     def sweep(self, name: str) -> SweepReport:
         """Sweep one shard. Raises what the stores raise; repeating is safe."""
-        shard_id = shard_id_of(name)
+        family = family_of(shard_id_of(name))  # what earlier lives of the name have left is swept as well
         report = SweepReport()
         with translated():
-            listing = self._location.blob.list(shard_prefix(shard_id))
+            listing = self._location.blob.list(family)
             while listed := list(islice(listing, LIST_PAGE)):
-                self._sweep_listed(name, shard_id, listed, report)
+                self._sweep_listed(name, listed, report)
         return report
 
-    def _sweep_listed(self, name: str, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> None:
+    def _sweep_listed(self, name: str, listed: list[BlobStat], report: SweepReport) -> None:
         machine = self._location.machine(name)
         report.listed += len(listed)
         following = expire_lapsed(machine.refresh(), self._location.clock.now_ms())  # as ForgetLapsed will leave it
-        found = self._unnamed(following, shard_id, listed, SweepReport())
+        found = self._unnamed(following, listed, SweepReport())
         if found and not self._settings.dry_run:
             # Commit once before anything is deleted. A writer that stepped before this and commits only now loses the
             # race, steps again, and finds that what it staged is too old.
             machine.apply(c.ForgetLapsed())
-        self._delete(name, self._unnamed(machine.refresh(), shard_id, listed, report), report)
+        self._delete(name, self._unnamed(machine.refresh(), listed, report), report)
 
-    def _unnamed(self, state: State, shard_id: ShardId, listed: list[BlobStat], report: SweepReport) -> list[BlobStat]:
+    def _unnamed(self, state: State, listed: list[BlobStat], report: SweepReport) -> list[BlobStat]:
         """What of the listed blobs no live version names, and nobody can still be about to name."""
         live = self._live_keys(state)
         found = []
         for stat in listed:
             if stat.key in live:
                 report.named_bytes += stat.size
-            elif not belongs_to(stat.key, shard_id):
+            elif not belongs_to(stat.key, shard_of(stat.key)):
                 continue  # not ours to judge
             elif self._is_young(stat) or _writer_of(stat.key) in state.writers:
                 report.young += 1
@@ -123,8 +123,8 @@ class Sweeper:
         report = SweepReport()
         with translated():
             suspects = [stat for stat in self._location.blob.list("s") if self._is_unborn(stat, report)]
-        known = {shard_prefix(shard_id_of(name)) for name in self._location.all_names()}
-        self._delete("", [stat for stat in suspects if _prefix_of(stat) not in known], report)
+        known = {family_of(shard_id_of(name)) for name in self._location.all_names()}
+        self._delete("", [stat for stat in suspects if family_of(shard_of(stat.key)) not in known], report)
         return report
 
     def _is_unborn(self, stat: BlobStat, report: SweepReport) -> bool:
@@ -161,10 +161,6 @@ class Sweeper:
             report.deleted += len(keys)
             self._metrics.add(orphans_deleted=len(keys))
         log.info("orphans", extra={"shard": name, "deleted": report.deleted, "bytes": nbytes})
-
-
-def _prefix_of(stat: BlobStat) -> str:
-    return stat.key.partition("/")[0] + "/"
 
 
 def _writer_of(key: str) -> str | None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable
-from persist.core.ids import ReaderId, SeqNo, mint
+from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable, UnknownShard
+from persist.core.ids import ReaderId, SeqNo, ShardId, mint
+from persist.core.state import State
 from rpc.work import Work
 
 LEASE_MS = 3_600_000
@@ -28,12 +29,13 @@ RENEWALS_PER_LEASE = 3
 class _Lease:
     """One leased reader of a shard, the frontiers of its listeners, and the States that they read from now."""
 
+    shard: ShardId
     reader: ReaderId
     since: Antichain
     renewed_s: float
     frontiers: dict[int, Antichain] = field(default_factory=dict)
     reading: dict[int, SeqNo] = field(default_factory=dict)
-    lost: Expired | None = None
+    lost: PersistError | None = None
 
 
 class Hold:
@@ -42,6 +44,11 @@ class Hold:
     def __init__(self, number: int, lease: _Lease) -> None:
         self._number = number
         self._lease = lease
+
+    @property
+    def shard(self) -> ShardId:
+        """The life of the shard's name that it holds."""
+        return self._lease.shard
 
     @contextlib.contextmanager
     def reading(self, seqno: SeqNo) -> Iterator[None]:
@@ -88,17 +95,24 @@ class Leases:
 
     async def _lease_for(self, name: str, frontier: Antichain, number: int) -> _Lease:
         since = _since(frontier)
+        machine = self._location.machine(name)
+        state: State = machine.cached or await self._work.run(machine.refresh)
+        shard = state.shard_id
         async with self._locked(name):
             for lease in self._by_name.get(name, ()):
-                if lease.lost is None and lease.since <= since:
+                if lease.lost is None and lease.shard == shard and lease.since <= since:
                     lease.frontiers[number] = frontier
                     return lease
             reader, started = mint(ReaderId, self._location.ids), self._now()
             try:
-                await self._apply(name, c.RegisterReader(reader, since, LEASE_MS, "http listen"))
+                await self._apply(name, c.RegisterReader(reader, since, LEASE_MS, "http listen", shard=shard))
+            except UnknownShard:
+                if (known := machine.cached) is None or known.shard_id == shard:
+                    raise
+                raise Unavailable(f"shard {name!r} was dropped and created anew just now; listen again") from None
             except Indeterminate as error:  # a hold that was taken after all lapses by itself
                 raise Unavailable(f"shard {name!r} cannot be listened to now: no answer came; listen again") from error
-            lease = _Lease(reader, since, started, {number: frontier})
+            lease = _Lease(shard, reader, since, started, {number: frontier})
             self._by_name.setdefault(name, []).append(lease)
             if self._keeper is None:
                 self._keeper = asyncio.get_running_loop().create_task(self._keep())
@@ -114,7 +128,7 @@ class Leases:
             if not leases:
                 del self._by_name[name]
             with contextlib.suppress(PersistError):  # then it lapses by itself
-                await self._apply(name, c.ExpireReader(lease.reader))
+                await self._apply(name, c.ExpireReader(lease.reader, shard=lease.shard))
 
     @contextlib.asynccontextmanager
     async def _locked(self, name: str) -> AsyncIterator[None]:
@@ -150,9 +164,9 @@ class Leases:
         started, before = self._now(), lease.since
         lease.since = max(since, before)  # a listener that joins meanwhile must not count on what is given up now
         try:
-            await self._apply(name, c.DowngradeSince(lease.reader, lease.since, seqno))
+            await self._apply(name, c.DowngradeSince(lease.reader, lease.since, seqno, shard=lease.shard))
             lease.renewed_s = started
-        except Expired as error:
+        except (Expired, UnknownShard) as error:
             lease.lost = error
         except PersistError:
             return  # the next round tries again

@@ -13,11 +13,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
 from persist.client.listen import Listen, ListenEvent
 from persist.client.snapshot import ReadLease, ReadSettings
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.ids import ReaderId, SeqNo
+from persist.core.errors import UnknownShard
+from persist.core.ids import ReaderId, SeqNo, ShardId
+from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from rpc.leases import LEASE_MS, Hold, Leases
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, frame, heartbeat, sse
@@ -31,6 +33,7 @@ SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that
 LARGE_STEPS_MAX = 4  # made at a time
 _Encode = Callable[[ListenEvent], bytes]
 _Step = list[tuple[Antichain, bytes]]
+_Key = tuple[ShardId, str, Antichain, Antichain]  # of a step: the form, and the frontiers between which it lies
 
 
 class Listeners:
@@ -42,7 +45,7 @@ class Listeners:
         self._work = work
         self._watcher = watcher
         self._settings = ReadSettings(lease_ms=LEASE_MS, memory_bytes=limits.listen_memory_bytes)
-        self._shared: OrderedDict[tuple[str, str, Antichain, Antichain], asyncio.Future[_Step | None]] = OrderedDict()
+        self._shared: OrderedDict[_Key, asyncio.Future[_Step | None]] = OrderedDict()
         self._shared_bytes = 0
         self._large = asyncio.Semaphore(LARGE_STEPS_MAX)
         self.leases = Leases(location, work)
@@ -57,18 +60,22 @@ class Listeners:
                 state = watch.machine.cached
                 if state is None:
                     state = await self._work.run(watch.machine.refresh)
+                if state.shard_id != hold.shard:
+                    raise UnknownShard(outlived(name))
+                if state.is_closed:
+                    raise UnknownShard(dropped(name))
                 if not is_past(state, frontier.element):
                     if not await watch.wait(HEARTBEAT_S):
                         yield heartbeat(frontier, form)
                     continue
                 with hold.reading(state.seqno):
-                    async for upper, frame in self._step(name, state, frontier, min(state.upper, until), form):
+                    async for upper, frame in self._step(state, frontier, min(state.upper, until), form):
                         yield frame
                         frontier = upper
                 hold.move(frontier)
 
     async def _step(
-        self, name: str, state: State, frontier: Antichain, until: Antichain, form: str
+        self, state: State, frontier: Antichain, until: Antichain, form: str
     ) -> AsyncIterator[tuple[Antichain, bytes]]:
         """(frontier afterwards, frame) up to exactly `until`, which the State has reached."""
         rows = size = 0
@@ -77,26 +84,26 @@ class Listeners:
                 break
             rows, size = rows + batch.rows, size + batch.size
         if rows <= SHARED_ROWS_MAX and size <= SHARED_STEP_BYTES_MAX:
-            step = await self._shared_step(name, frontier, until, form)
+            step = await self._shared_step(state, frontier, until, form)
             if step is not None:
                 for item in step:
                     yield item
                 return
         async with self._large:
-            events = self._events(name, frontier, until, form)
+            events = self._events(state, frontier, until, form)
             while (made := await self._work.run(next, events, None)) is not None:
                 yield made
 
-    async def _shared_step(self, name: str, frontier: Antichain, until: Antichain, form: str) -> _Step | None:
-        key = (name, form, frontier, until)
+    async def _shared_step(self, state: State, frontier: Antichain, until: Antichain, form: str) -> _Step | None:
+        key = (state.shard_id, form, frontier, until)
         found = self._shared.get(key)
         if found is None:
-            found = asyncio.ensure_future(self._work.run(lambda: _bounded(self._events(name, frontier, until, form))))
+            found = asyncio.ensure_future(self._work.run(lambda: _bounded(self._events(state, frontier, until, form))))
             self._shared[key] = found
             found.add_done_callback(lambda done: self._made(key, done))
         return await asyncio.shield(found)
 
-    def _made(self, key: tuple[str, str, Antichain, Antichain], done: asyncio.Future[_Step | None]) -> None:
+    def _made(self, key: _Key, done: asyncio.Future[_Step | None]) -> None:
         """A shared step is ready: keep it for a while, within bounds; a failed one is made anew by who asks next."""
         if done.cancelled() or done.exception() is not None:
             self._shared.pop(key, None)
@@ -109,15 +116,18 @@ class Listeners:
             del self._shared[oldest]
             self._shared_bytes -= _size(made)
 
-    def _events(self, name: str, frontier: Antichain, until: Antichain, form: str) -> Iterator[tuple[Antichain, bytes]]:
+    def _events(
+        self, state: State, frontier: Antichain, until: Antichain, form: str
+    ) -> Iterator[tuple[Antichain, bytes]]:
         """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
         encode: _Encode = sse if form == EVENTS else frame
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1
-        lease = _HeldElsewhere(self._transport, name, ReaderId("r" + "0" * 32), self._settings)
+        name, transport = state.name, OneShard(self._transport, state.shard_id)
+        lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings)
         lease.seqno = SeqNo(1)
-        listen = Listen(self._transport, name, lease, as_of, until, self._settings)
+        listen = Listen(transport, name, lease, as_of, until, self._settings)
         for event in listen.next_events(0.0):
             yield event.upper, encode(event)
 

@@ -15,11 +15,12 @@ from starlette.types import Receive
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
+from persist.client.transport import OneShard
 from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden
-from persist.core.ids import Token, WriterId, shard_id_of, writer_of
+from persist.core.ids import ShardId, Token, WriterId, family_of, shard_id_of, writer_of
 from persist.parts import ShardSchema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
@@ -138,14 +139,14 @@ class ThinWriters:
         self._transport = transport
         self._settings = settings
         self._lock = threading.Lock()
-        self._idle: OrderedDict[str, list[WriteHandle]] = OrderedDict()
+        self._idle: OrderedDict[ShardId, list[WriteHandle]] = OrderedDict()
         self._idle_count = 0
-        self._schemas: OrderedDict[tuple[str, int], ShardSchema] = OrderedDict()
+        self._schemas: OrderedDict[tuple[ShardId, int], ShardSchema] = OrderedDict()
 
     def schema(self, name: str) -> tuple[int, ShardSchema]:
         """The current schema of a shard as the cached State knows it. Raises UnknownShard."""
         state = self._transport.location.machine(name).state()
-        key = (name, state.schema_id)
+        key = (state.shard_id, state.schema_id)
         with self._lock:
             found = self._schemas.get(key)
         if found is None:
@@ -161,18 +162,19 @@ class ThinWriters:
         """A writer that nobody else uses meanwhile. One with a token is remembered by it, so it is its own."""
         if token is not None:
             writer = writer or writer_of(token)
+        shard = self._transport.location.machine(name).state().shard_id
         if writer is not None:
-            yield self._open(name, writer)
+            yield self._open(name, shard, writer)
             return
         with self._lock:
-            handles = self._idle.get(name)
+            handles = self._idle.get(shard)
             handle = handles.pop() if handles else None
             self._idle_count -= handle is not None
-        handle = handle or self._open(name, None)
+        handle = handle or self._open(name, shard, None)
         yield handle
         with self._lock:  # after an error it is left to lapse
-            self._idle.setdefault(name, []).append(handle)
-            self._idle.move_to_end(name)
+            self._idle.setdefault(shard, []).append(handle)
+            self._idle.move_to_end(shard)
             self._idle_count += 1
             while self._idle_count > THIN_WRITERS_IDLE_MAX:
                 oldest = next(iter(self._idle))
@@ -181,19 +183,22 @@ class ThinWriters:
                 if not self._idle[oldest]:
                     del self._idle[oldest]
 
-    def _open(self, name: str, writer: WriterId | None) -> WriteHandle:
-        return WriteHandle(self._transport, name, lambda: self.schema(name), self._settings, writer)
+    def _open(self, name: str, shard: ShardId, writer: WriterId | None) -> WriteHandle:
+        return WriteHandle(OneShard(self._transport, shard), name, lambda: self.schema(name), self._settings, writer)
 
 
 class ShardIds:
-    """From the shard id that begins a blob's key back to the shard's name, for tokens that are limited to prefixes."""
+    """From the shard id that begins a blob's key back to the shard's name, for tokens that are limited to prefixes.
+
+    All lives of a name are its: they are kept by what their ids begin with.
+    """
 
     def __init__(self, location: Location) -> None:
         self._location = location
         self._names: OrderedDict[str, str] = OrderedDict()
 
     def learn(self, name: str) -> None:
-        self._names[shard_id_of(name)] = name
+        self._names[family_of(shard_id_of(name))] = name
         if len(self._names) > SHARD_IDS_MAX:
             self._names.popitem(last=False)
 
@@ -201,7 +206,7 @@ class ShardIds:
         """Raises Forbidden unless the principal sees the shard of that id. Blocking: may list names."""
         if principal.is_unlimited:
             return
-        name = self._names.get(shard_id)
+        name = self._names.get(family_of(shard_id))
         if name is None:
             for prefix in principal.prefixes:
                 name = name or self._search(shard_id, prefix)
@@ -211,7 +216,7 @@ class ShardIds:
     def _search(self, shard_id: str, prefix: str) -> str | None:
         for name in islice(self._location.all_names(prefix), SHARD_IDS_MAX):
             self.learn(name)
-            if shard_id_of(name) == shard_id:
+            if family_of(shard_id_of(name)) == family_of(shard_id):
                 return name
         return None
 

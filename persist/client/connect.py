@@ -16,8 +16,9 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
+from persist.core.phases import dropped
 from persist.core.view import ViewRequest
 from persist.parts import ShardSchema
 
@@ -89,6 +90,8 @@ class Client:
     def create_shard(self, name: str, schema: pa.Schema, key: Sequence[str]) -> Shard:
         """Create a shard, or open the one of that name if it has this schema. Repeating it is safe.
 
+        The name of a shard that was dropped may be used again, with any schema. The new shard begins at time 0.
+
         Args:
             name: 1 to 128 of `A-Z a-z 0-9 . _ -` and not only dots, or two such names with a slash between them, which
                 are at most 256 characters together.
@@ -101,9 +104,14 @@ class Client:
         return Shard(self.transport, name, view, self._settings)
 
     def shard(self, name: str) -> Shard:
-        """Open the shard called `name`. Raises UnknownShard (there is none), InvalidUsage (no shard is called so)."""
+        """Open the shard called `name`.
+
+        Raises: UnknownShard (there is none, or it was dropped), InvalidUsage (no shard is called so).
+        """
         check_shard_name(name)
         view = self.transport.view(name, ViewRequest(with_batches=False))
+        if view.is_dropped:
+            raise UnknownShard(dropped(name))
         return Shard(self.transport, name, view, self._settings)
 
     def shards(self, prefix: str = "") -> list[str]:

@@ -7,7 +7,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import ShardExists
-from persist.core.ids import check_shard_name, shard_id_of
+from persist.core.ids import ShardId, check_shard_name
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
 
@@ -40,8 +40,8 @@ class EmbeddedTransport:
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.location.names(prefix, after, limit)
 
-    def vouched(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        return self.location.versions.receipts.given(shard_id_of(name), runs)
+    def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return self.location.versions.receipts.given(shard, runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         return self.location.machine(check_shard_name(name)).apply(command)

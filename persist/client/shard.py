@@ -16,7 +16,7 @@ from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
 from persist.client.show import html_table
 from persist.client.snapshot import SPLITS_MAX, ReadLease, ReadSettings, Snapshot, holding
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
@@ -43,7 +43,7 @@ class Shard:
     """
 
     def __init__(self, transport: Transport, name: str, view: ShardView, settings: HandleSettings) -> None:
-        self._transport = transport
+        self._transport = OneShard(transport, view.shard_id)
         self._settings = settings
         self._lock = threading.Lock()
         self._idle_writers: list[WriteHandle] = []
@@ -295,11 +295,14 @@ class Shard:
     # --- its end
 
     def drop(self, *, force: bool = False) -> None:
-        """Close the shard to writes and reads; maintenance then deletes its data. Its name is not used again.
+        """Close the shard to writes and reads; maintenance then deletes its data. Repeating it is safe.
+
+        `Client.create_shard` may use the name again at once. That is another shard: handles of this one hear
+        UnknownShard for ever.
 
         Args:
             force: also while readers hold it.
-        Raises: Conflict (readers hold it), UnknownShard (it was dropped, and maintenance has deleted its data).
+        Raises: Conflict (readers hold it), UnknownShard (its name belongs to another shard by now).
         """
         self._send(c.Drop(force))
 

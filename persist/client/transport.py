@@ -8,7 +8,10 @@ from blob import Blob
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.ids import IdSource
+from persist.core.errors import UnknownShard
+from persist.core.ids import IdSource, ShardId
+from persist.core.phases import dropped, outlived
+from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 
@@ -45,7 +48,7 @@ class Transport(Protocol):
         """Names of shards, ascending, beyond `after`."""
         ...
 
-    def vouched(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         """The runs, which this client has just staged, with receipts if it may give them itself. Calls nobody."""
         ...
 
@@ -54,3 +57,60 @@ class Transport(Protocol):
     def view(self, name: str, request: ViewRequest) -> ShardView: ...
 
     def close(self) -> None: ...
+
+
+class OneShard:
+    """A transport for the handles of one shard: another life of its name, after a drop, neither hears nor tells them.
+
+    It borrows the transport of the client, and is not closed.
+    """
+
+    def __init__(self, inner: Transport, shard: ShardId) -> None:
+        self.inner = inner
+        self.shard = shard
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    @property
+    def blob(self) -> Blob:
+        return self.inner.blob
+
+    @property
+    def clock(self) -> Clock:
+        return self.inner.clock
+
+    @property
+    def ids(self) -> IdSource:
+        return self.inner.ids
+
+    @property
+    def policy(self) -> Policy:
+        return self.inner.policy
+
+    @property
+    def proof(self) -> str:
+        return self.inner.proof
+
+    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+        return self.inner.create(name, schema)
+
+    def names(self, prefix: str, after: str, limit: int) -> list[str]:
+        return self.inner.names(prefix, after, limit)
+
+    def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return self.inner.vouched(shard, runs)
+
+    def apply(self, name: str, command: c.Command) -> c.Result:
+        return self.inner.apply(name, replace(command, shard=self.shard))
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        found = self.inner.view(name, request)
+        if found.shard_id != self.shard:
+            raise UnknownShard(outlived(name))
+        if found.is_dropped:
+            raise UnknownShard(dropped(name))
+        return found
+
+    def close(self) -> None:
+        """Nothing: the client closes its transport."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persist.client.arguments import check_numbers
 from persist.client.retry import send
-from persist.client.transport import Transport
+from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
@@ -19,7 +19,7 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
-from persist.core.ids import Token, WriterId, mint, parse, shard_id_of
+from persist.core.ids import Token, WriterId, mint, parse
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
 from persist.parts.given import column_of
@@ -53,7 +53,7 @@ class WriteHandle:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: OneShard,
         name: str,
         schema: Callable[[], tuple[int, ShardSchema]],
         settings: WriteSettings,
@@ -61,13 +61,17 @@ class WriteHandle:
     ) -> None:
         self._transport = transport
         self._name = name
-        self._shard_id = shard_id_of(name)
         self._schema = schema
         self._settings = settings
         self._process = OwnProcess("this writer")
         self._lock = threading.Lock()
         self._registered = False
         self.writer_id = writer_id or mint(WriterId, transport.ids)
+
+    @property
+    def transport(self) -> OneShard:
+        """By which it reaches its shard, for a second handle."""
+        return self._transport
 
     def __repr__(self) -> str:
         return f"WriteHandle({self._name!r}, {self.writer_id})"
@@ -152,13 +156,15 @@ class WriteHandle:
         with translated():
             runs = stage(
                 as_updates(updates, schema),
-                PartSink(schema, schema_id, self._transport.blob, self._shard_id, self.writer_id, self._transport.ids),
+                PartSink(
+                    schema, schema_id, self._transport.blob, self._transport.shard, self.writer_id, self._transport.ids
+                ),
                 default_time=default_time,
                 inline_bytes_max=self._transport.policy.inline_part_bytes_max,
                 part_bytes_target=self._settings.part_bytes_target,
                 on_part=on_part,
             )
-        return self._transport.vouched(self._name, runs)
+        return self._transport.vouched(self._transport.shard, runs)
 
     def commit_insert(
         self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()

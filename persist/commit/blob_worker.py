@@ -6,10 +6,11 @@ A blob that is never named, because its command was refused or lost, is an orpha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from blob import Blob
+from blob import Blob, BlobNotFound
 from persist.attributes.index import AttributeIndex
-from persist.commit.commit_plan import FlushIndex, Merge, RollUp, Spill
+from persist.commit.commit_plan import Count, FlushIndex, Merge, RollUp, Spill
 from persist.commit.counters import MachineMetrics
 from persist.commit.versions import Versions
 from persist.core import commands as c
@@ -18,8 +19,9 @@ from persist.core.ids import IdSource
 from persist.core.keys import FLUSHER
 from persist.core.record import replace
 from persist.core.state import State
-from persist.formats.store_errors import translated
+from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, spill_inline
+from persist.parts.files import Files
 
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
@@ -34,8 +36,10 @@ class BlobWorker:
         self._ids = ids
         self._metrics = metrics
 
-    def done(self, task: Spill | Merge | RollUp | FlushIndex, newest: State) -> c.Command | None:
+    def done(self, task: Count | Spill | Merge | RollUp | FlushIndex, newest: State) -> c.Command | None:
         """The command in which the task ends; None if there is nothing to do any more. `newest` is the newest State."""
+        if isinstance(task, Count):
+            return self._counted(task)
         if isinstance(task, Spill):
             return self._spilled(task)
         if isinstance(task, Merge):
@@ -48,6 +52,21 @@ class BlobWorker:
         if isinstance(task, RollUp):
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
         return self._attributes.flush(newest)
+
+    def _counted(self, task: Count) -> c.Command:
+        command, upper = task.command, task.state.upper.element
+        assert upper is not None
+        schemas = {number: ShardSchema.from_record(record) for number, record in task.state.schemas.items()}
+        files = Files(self._versions.blob, schemas)
+
+        def counting(part: Part) -> Part:
+            if not part.time_min < upper <= part.time_max:
+                return part
+            with suppress(BlobNotFound), translated_but_missing():
+                return replace(part, given=files.rows_from(part, upper))
+            return part
+
+        return replace(command, runs=tuple(Run(tuple(map(counting, run.parts))) for run in command.runs))
 
     def _spilled(self, task: Spill) -> c.Command:
         command, state, blob = task.command, task.state, self._versions.blob
@@ -69,7 +88,8 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
     Raises Unavailable, and Corruption also when an input is gone because another has merged it.
     """
     inputs = [part for batch in batches for part in batch.parts()]
-    if len(inputs) < 2 or state.since.element is None:
+    since = state.merge_since
+    if len(inputs) < 2 or since.element is None:
         return None
     schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
     schema = schemas[state.schema_id]
@@ -79,7 +99,7 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
     outputs: list[Part] = []
     runs = [run for batch in batches for run in batch.runs]
     with translated():
-        for table in reader.read_range(runs, since=state.since.element):
+        for table in reader.read_range(runs, since=since.element):
             outputs += writer.write(table)
         outputs += writer.finish()
-    return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), state.since)
+    return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), since)

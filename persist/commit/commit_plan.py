@@ -42,6 +42,16 @@ class Spill(Struct, frozen=True):
     command: c.Command
 
 
+class Count(Struct, frozen=True):
+    """A task: count the rows of this append that `state` lacks, of whose times it has the first. Ends in the command.
+
+    Its parts that begin before the upper tell there, as `given`, how many updates they count for.
+    """
+
+    state: State
+    command: c.Append
+
+
 class Merge(Struct, frozen=True):
     """A task: merge these adjacent batches of `state` into one part. Ends in a MergeResult."""
 
@@ -100,7 +110,8 @@ class Commit(Struct, frozen=True):
     commands: Sequence[c.Command]
 
 
-Planning = Generator[Spill | Merge, Supply, Commit]
+Task = Count | Spill | Merge
+Planning = Generator[Task, Supply, Commit]
 
 
 def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planning:
@@ -145,7 +156,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     return Commit(change, following, outcomes, following, commands)
 
 
-def supplied(planning: Planning, supply: Callable[[Spill | Merge], Supply]) -> Commit:
+def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
     """The Commit, with every task of the plan done by `supply`."""
     done: Supply = None
     while True:
@@ -159,7 +170,7 @@ def supplied(planning: Planning, supply: Callable[[Spill | Merge], Supply]) -> C
 
 def _stepped(
     base: State, commands: list[c.Command], verdicts: Sequence[Verdict], context: Context
-) -> Generator[Spill, Supply, tuple[State, list[Outcome]]]:
+) -> Generator[Count | Spill, Supply, tuple[State, list[Outcome]]]:
     """The State after all commands, and their outcomes. A command that is spilled takes the place of the first one."""
     state = base
     outcomes: list[Outcome] = []
@@ -167,14 +178,12 @@ def _stepped(
         if verdicts[index] is not context.verdict:
             context = replace(context, verdict=verdicts[index])
         try:
+            if isinstance(command, c.Append) and command.lower < state.upper < command.upper:
+                command = _done((yield Count(state, command)))
             try:
                 following, result = step(state, command, context)
             except InlineBudget:
-                spilled = yield Spill(state, command)
-                if isinstance(spilled, PersistError):
-                    raise spilled from None
-                assert spilled is not None
-                commands[index] = spilled
+                commands[index] = spilled = _done((yield Spill(state, command)))
                 following, result = step(state, spilled, context)
         except PersistError as error:
             outcomes.append(error)
@@ -184,6 +193,14 @@ def _stepped(
             context = replace(context, inserted_at=result.lower.element)
         state = following
     return state, outcomes
+
+
+def _done(supply: Supply) -> c.Command:
+    """The command in which a task ended. Raises the error in which it ended instead."""
+    if isinstance(supply, PersistError):
+        raise supply from None
+    assert supply is not None
+    return supply
 
 
 def _relief(state: State, added: int, given: Given) -> Sequence[HollowBatch]:

@@ -19,7 +19,7 @@ from persist.attributes.storage import NodeCache, StaleIndex
 from persist.commit.blob_worker import BlobWorker
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
-from persist.commit.commit_plan import Commit, Given, Merge, Outcome, Spill, Supply, plan_commit, supplied
+from persist.commit.commit_plan import Commit, Given, Merge, Outcome, Supply, Task, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter
@@ -28,11 +28,12 @@ from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable
+from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable, UnknownShard
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Indexed, Verdict
 
 LOST_FIRST_S = 0.001
+FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
 LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a machine that waits long keeps losing
 
 
@@ -77,7 +78,10 @@ class Machine(CachedState):
         self._upkeep = Upkeep(policy, settings.small_merges)
 
     def create(self, state: State) -> State:
-        """Commit the first State of a shard, unless the shard exists; the State that is there afterwards."""
+        """Commit the first State of a shard, unless the shard exists; the State that is there afterwards.
+
+        Where a shard of this name was dropped, the next life of the name begins.
+        """
         existing = self._versions.load(self.name)
         if existing is None:
             data, named = self._versions.create(state, self._system.ids.uuid7())
@@ -85,8 +89,20 @@ class Machine(CachedState):
             existing = named if won else self._versions.load(self.name)
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")
-        self.publish(existing)
-        return existing
+        existing = self.publish(existing)
+        return self._recreated(existing, state) if existing.is_closed else existing
+
+    def _recreated(self, ended: State, wanted: State) -> State:
+        """The next life of the name, by whoever begins it: these commands are for the life that has ended only."""
+        finalise = c.Finalise(shard=ended.shard_id)
+        try:
+            for _ in range(FINALISE_STEPS_MAX):
+                if self.apply(finalise) == c.Finalised(done=True):
+                    break
+            self.apply(c.Recreate(wanted.schemas[wanted.schema_id], shard=ended.shard_id))
+        except UnknownShard:  # another process was faster
+            return self.refresh()
+        return self.state()
 
     def apply(self, command: c.Command) -> c.Result:
         """Commit one command and return its result. Raises the error with which it was refused.
@@ -223,7 +239,7 @@ class Machine(CachedState):
         )
         return supplied(plan_commit(base, commands, given), self._supply)
 
-    def _supply(self, task: Spill | Merge) -> Supply:
+    def _supply(self, task: Task) -> Supply:
         self.metrics.reliefs += isinstance(task, Merge)
         try:
             return self._blobs.done(task, task.state)

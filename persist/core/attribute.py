@@ -53,7 +53,7 @@ def is_core_key(key: AttributeKey) -> bool:
 
 
 CORE_PREFIX = "0" * 28
-EVENT_COUNT = AttributeKey(CORE_PREFIX + "0001")  # rows ever appended
+EVENT_COUNT = AttributeKey(CORE_PREFIX + "0001")  # updates ever appended, as they were given
 BYTE_COUNT = AttributeKey(CORE_PREFIX + "0002")  # bytes of the parts ever appended
 
 REPLACE = "replace"

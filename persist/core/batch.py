@@ -43,11 +43,12 @@ class Part(Record, frozen=True):
     `sorted` says that rows are ordered by key and no (key, value, time) occurs twice. `clip`, when set, hides
     the rows before that time (a replicated append of which the shard had the beginning already).
     `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits. `receipt` says that the other
-    fields were checked against the rows (`persist.commit.receipts`); what the State holds was, and needs none.
+    fields were checked against the rows (`persist.commit.receipts`); what the State holds was, and needs none. `given`
+    is set until the part is committed, where it counts for another number of updates than `rows`.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"receipt": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"receipt"})
+    levels: ClassVar[Mapping[str, int]] = {"receipt": 3, "given": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"receipt", "given"})
 
     id: PartId
     key: str | None
@@ -70,6 +71,12 @@ class Part(Record, frozen=True):
     sorted: bool
     clip: int | None = None
     receipt: bytes = b""
+    given: int | None = None
+
+    @property
+    def updates(self) -> int:
+        """The updates that an append of this part counts for: as they were given, and without those it hides."""
+        return self.rows if self.given is None else self.given
 
     @property
     def is_inline(self) -> bool:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey, AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId, written
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, written
 from persist.core.record import Record
 from persist.core.state import SchemaRecord
 
@@ -33,10 +33,11 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-class Command(Record, frozen=True, tag=_snake):
-    """What can be asked of a shard."""
+class Command(Record, frozen=True, kw_only=True, tag=_snake):
+    """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command."""
 
     scope: ClassVar[str] = ADMIN
+    shard: Annotated[ShardId, written(ShardId)] | None = None
 
 
 class ReadCommand(Command, frozen=True):
@@ -252,6 +253,15 @@ class Drop(Command, frozen=True):
 
 class Finalise(Command, frozen=True):
     """Take a closed shard one bounded step towards its tombstone. -> Finalised"""
+
+
+class Recreate(WriteCommand, frozen=True):
+    """Begin the next life of a tombstone's name, with this schema, as another shard. -> Done
+
+    It names the `shard` whose tombstone it is, so that a retry does not end in a second life.
+    """
+
+    schema: SchemaRecord
 
 
 # --- maintenance

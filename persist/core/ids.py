@@ -14,6 +14,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.record import Meta
 
 _HEX = re.compile(r"[0-9a-f]{32}\Z")
+LIFE_DIGITS = 8  # of a shard's id, which tell the lives of a name apart
+INCARNATION_MAX = 16**LIFE_DIGITS - 1
 NAME_CHARS_MAX = 256  # what every consensus store takes for a key
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})?\Z")
 
@@ -68,9 +70,23 @@ def writer_of(token: Token) -> WriterId:
     return WriterId(_LETTERS[WriterId] + token[1:])
 
 
-def shard_id_of(name: str) -> ShardId:
-    """The id of the shard of that name: names are used once, so the id follows from the name."""
-    return ShardId("s" + hashlib.sha256(b"persist shard\0" + name.encode()).hexdigest()[:32])
+def shard_id_of(name: str, incarnation: int = 0) -> ShardId:
+    """The id of the shard that has this name in this one of its lives: every drop ends a life, the first one is 0.
+
+    The ids of all lives of a name differ in their last `LIFE_DIGITS` digits only (see `family_of`).
+    """
+    first = hashlib.sha256(b"persist shard\0" + name.encode()).hexdigest()[:32]
+    return ShardId(f"s{int(first, 16) ^ incarnation:032x}")
+
+
+def incarnation_of(name: str, shard: str) -> int:
+    """Which life of the name has this id."""
+    return int(shard[1:], 16) ^ int(shard_id_of(name)[1:], 16)
+
+
+def family_of(shard: str) -> str:
+    """What the ids of all lives of one name begin with, and no other name's do."""
+    return shard[:-LIFE_DIGITS]
 
 
 def critical_reader_id_of(name: str) -> CriticalReaderId:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from persist.core.antichain import MINIMUM
 from persist.core.errors import Corruption
+from persist.core.ids import shard_id_of
 from persist.core.state import State
 from persist.core.state_diff import StateDiff, apply
 
 
 def check_step(old: State, new: State) -> None:
-    """Checks between two consecutive States (2: frontiers never move back). Raises Corruption."""
+    """Checks between two consecutive States (2: frontiers never move back in one life). Raises Corruption."""
+    if new.incarnation != old.incarnation:
+        _check_rebirth(old, new)
+        return
     if new.since < old.since:
         raise Corruption(f"since of shard {old.name!r} would move back from {old.since} to {new.since}")
     if new.upper < old.upper:
@@ -24,6 +28,16 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
     if new.rollups is not old.rollups and old.rollups and max(new.rollups, default=0) < max(old.rollups):
         raise Corruption(f"shard {old.name!r} would lose its newest rollup")
+
+
+def _check_rebirth(old: State, new: State) -> None:
+    """The next life of a name begins at its tombstone, as another shard, with what the log needs and nothing else."""
+    if not old.tombstone or new.incarnation != old.incarnation + 1:
+        raise Corruption(f"shard {old.name!r} would begin life {new.incarnation} before life {old.incarnation} ended")
+    if new.shard_id != shard_id_of(new.name, new.incarnation) or new.trace.batches or new.walltime_ms < old.walltime_ms:
+        raise Corruption(f"shard {old.name!r} would begin a life with something of the one before")
+    if new.rollups != old.rollups:
+        raise Corruption(f"shard {old.name!r} would lose the rollups that its log needs")
 
 
 def check_diff(change: StateDiff, old: State, new: State) -> None:

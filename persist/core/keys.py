@@ -51,6 +51,11 @@ def is_of_maintenance(key: str) -> bool:
     return key.split("/", 2)[1] in (FLUSHER, COMPACTOR)
 
 
+def shard_of(key: str) -> ShardId:
+    """The shard to which a well-formed blob key belongs."""
+    return ShardId(key.partition("/")[0])
+
+
 def is_rollup_key(key: str) -> bool:
     """Whether a well-formed blob key is that of a rollup."""
     return key.endswith(".rollup")

@@ -145,7 +145,7 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
     trace = state.trace
     if trace.rows > GARBAGE_ROWS:
         return ()
-    first = end = _passed(trace.batches, state.since)
+    first = end = _passed(trace.batches, state.merge_since)
     while first and end - first < LOOKED_AT_MAX and not _is_taken(trace.batches[first - 1], taken):
         first -= 1
     stretch = trace.batches[first:end]
@@ -239,7 +239,7 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
 
     `idle` says that nobody has written for a while. Merges that were begun and abandoned come first.
     """
-    if state.tombstone or state.since.is_empty:
+    if state.tombstone or state.merge_since.is_empty:
         return []
     policy = policy.at_rest() if idle else policy
     taken = set(claimed(state, now_ms))
@@ -303,14 +303,14 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
         if index in used or not batch.rows:
             continue
         old_schema = policy.rewrite_old_schemas and any(p.schema_id != state.schema_id for p in batch.parts())
-        if old_schema or (batch.rows >= policy.small_rows and _has_history(batch, state.since)):
+        if old_schema or (batch.rows >= policy.small_rows and _has_history(batch, state.merge_since)):
             yield _spec(state, [batch])
 
 
 def _garbage(
     state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy
 ) -> list[tuple[int, int]]:
-    end = _passed(batches, state.since)
+    end = _passed(batches, state.merge_since)
     if sum(len(batch.runs) for batch in batches[:end]) < policy.fan_in:
         return []
     garbage = _is_garbage(batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
@@ -370,7 +370,7 @@ def _spec(state: State, batches: Sequence[HollowBatch], parts: Sequence[Part] | 
         inputs=tuple(part.id for part in parts),
         lower=held[0].desc.lower,
         upper=held[-1].desc.upper,
-        since=state.since,
+        since=state.merge_since,
         rows=sum(part.rows for part in parts),
         size=sum(part.size for part in parts),
     )

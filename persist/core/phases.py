@@ -1,7 +1,8 @@
 """The phases of a shard, and which commands are legal in each. `transitions.step` asks `check` before every command.
 
 A shard is live until its upper or its since becomes `[]`. It is dropped when both are, by `Drop` or by writers and
-readers alone. `Finalise` then takes it to its tombstone. No phase comes back.
+readers alone. `Finalise` then takes it to its tombstone. No phase comes back in one life of the name: `Recreate` begins
+the next life, as another shard.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage, UnknownShard, UpperMismatch
+from persist.core.errors import InvalidUsage, ShardExists, UnknownShard, UpperMismatch
 from persist.core.state import State
 
 
@@ -21,16 +22,26 @@ class Phase(Enum):
     CLOSED_TO_WRITES = "closed to writes"  # upper is []: no time is left to write at
     CLOSED_TO_READS = "closed to reads"  # since is []: all history may be forgotten
     DROPPED = "dropped"  # both
-    TOMBSTONE = "tombstone"  # the name is never used again
+    TOMBSTONE = "tombstone"  # nothing is left but the name, which may be used again
 
 
 EVER = frozenset(Phase)
 BEFORE_TOMBSTONE = EVER - {Phase.TOMBSTONE}
+BEFORE_DROP = BEFORE_TOMBSTONE - {Phase.DROPPED}
 
-# A command that is not named here is legal in every phase before the tombstone.
+# A command that is not named here is legal in every phase before the drop.
 PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),
+    c.Recreate: frozenset({Phase.TOMBSTONE}),
+    # Whoever held something of a dropped shard hears that it is gone.
+    c.HeartbeatReader: BEFORE_TOMBSTONE,
+    c.DowngradeSince: BEFORE_TOMBSTONE,
+    c.Drop: EVER,
+    # What was begun before the drop may end.
+    c.FlushAttributes: BEFORE_TOMBSTONE,
+    c.SaveMergeProgress: BEFORE_TOMBSTONE,
+    c.MergeResult: BEFORE_TOMBSTONE,
     # A tombstone keeps its one rollup, and everything may be given up again.
     c.AddRollup: EVER,
     c.RemoveRollups: EVER,
@@ -39,12 +50,23 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.ForgetLapsed: EVER,
     c.ExpireReader: EVER,
     c.ExpireWriter: EVER,
+    c.ExpireCriticalReader: EVER,
 }
+
+
+def dropped(name: str) -> str:
+    """What is said to who asks for a dropped shard."""
+    return f"shard {name!r} was dropped; create it anew to use its name again"
+
+
+def outlived(name: str) -> str:
+    """What is said to who holds something of an earlier life of the name."""
+    return f"shard {name!r} was dropped, and its name belongs to another one now; open it anew"
 
 
 def phases_of(command: type[c.Command]) -> frozenset[Phase]:
     """The phases in which a command is legal."""
-    return PHASES.get(command, BEFORE_TOMBSTONE)
+    return PHASES.get(command, BEFORE_DROP)
 
 
 def phase_of(state: State) -> Phase:
@@ -58,16 +80,18 @@ def phase_of(state: State) -> Phase:
 def check(state: State, command: c.Command, phase: Phase) -> None:
     """Refuse a command that is not legal in the phase of the State.
 
-    Raises UnknownShard on a tombstone, UpperMismatch where the shard is closed to an insert, InvalidUsage otherwise.
+    Raises UnknownShard after a drop, UpperMismatch where the shard is closed to an insert, InvalidUsage otherwise.
     """
     if phase in phases_of(type(command)):
         return
-    if phase is Phase.TOMBSTONE:
-        raise UnknownShard(f"shard {state.name!r} was dropped; its name is not used again")
+    if phase in (Phase.DROPPED, Phase.TOMBSTONE) and not isinstance(command, c.Recreate):
+        raise UnknownShard(dropped(state.name))
     if isinstance(command, c.Insert):
         raise UpperMismatch(
             f"shard {state.name!r} is closed: its upper is {state.upper}", expected=None, actual=state.upper.to_json()
         )
+    if isinstance(command, c.Recreate):
+        raise ShardExists(f"shard {state.name!r} exists; drop it before its name can be used again")
     raise InvalidUsage(
         f"shard {state.name!r} has upper {state.upper} and since {state.since}; drop it before it can be finalised"
     )

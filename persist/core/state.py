@@ -119,13 +119,14 @@ class State(Record, frozen=True):
 
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
-    what a build must know to read this State and to go on from it (see `persist.formats.builds`).
+    what a build must know to read this State and to go on from it (see `persist.formats.builds`). `incarnation` counts
+    the lives of the name before this one.
 
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
     that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3}
+    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3}
     droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms"})
 
     name: str
@@ -149,6 +150,7 @@ class State(Record, frozen=True):
     features: tuple[str, ...] = ()
     left: Mapping[bytes, int] = {}
     left_before_ms: int = 0
+    incarnation: int = 0
 
     @property
     def upper(self) -> Antichain:
@@ -163,6 +165,13 @@ class State(Record, frozen=True):
     def is_closed(self) -> bool:
         """Nobody can write and nobody can read any more."""
         return self.upper.is_empty and self.since.is_empty
+
+    @property
+    def merge_since(self) -> Antichain:
+        """The time to which merges bring earlier ones. Where nobody can read any more, all go to the latest time."""
+        if not self.since.is_empty or self.upper.element is None:
+            return self.since
+        return Antichain(max(self.upper.element - 1, 0))
 
     @property
     def seqno_since(self) -> SeqNo:

@@ -15,7 +15,7 @@ from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import HollowBatch
 from persist.core.entries import difference, with_changes
 from persist.core.errors import Corruption
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
 from persist.core.record import Record, replace
 from persist.core.state import (
     Claim,
@@ -43,7 +43,16 @@ MAPPINGS = (
     "attribute_chunks",
     "left",
 )
-SCALARS = ("since", "tombstone", "event_count", "byte_count", "attribute_root", "features", "left_before_ms")
+SCALARS = (
+    "since",
+    "tombstone",
+    "event_count",
+    "byte_count",
+    "attribute_root",
+    "features",
+    "left_before_ms",
+    "incarnation",
+)
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks")
 
@@ -74,7 +83,7 @@ class StateDiff(Record, frozen=True):
     name the newest rollup as of the later State: where one who only has this diff starts to load.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3}
+    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3}
     droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms"})
 
     seqno: SeqNo
@@ -100,6 +109,7 @@ class StateDiff(Record, frozen=True):
     features: tuple[str, ...] | None = None
     left: MapDiff[bytes, int] | None = None
     left_before_ms: int | None = None
+    incarnation: int | None = None
 
 
 def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:
@@ -133,6 +143,8 @@ def apply(change: StateDiff, state: State) -> State:
     for name in MAPPINGS:
         if (map_diff := getattr(change, name)) is not None:
             fields[name] = with_changes(getattr(state, name), map_diff.set, map_diff.deleted)
+    if change.incarnation is not None:
+        fields["shard_id"] = shard_id_of(state.name, change.incarnation)
     if change.trace is not None:
         fields["trace"] = _apply_trace(state, change.trace)
     return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, **fields)

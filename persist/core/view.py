@@ -21,6 +21,11 @@ class ShardView(Record, frozen=True):
     schemas: dict[int, SchemaRecord]
     batches: tuple[HollowBatch, ...]
 
+    @property
+    def is_dropped(self) -> bool:
+        """Nobody can write and nobody can read any more."""
+        return self.upper.is_empty and self.since.is_empty
+
 
 def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
     """The view of a State with the batches that reach beyond `lower`."""

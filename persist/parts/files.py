@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from blob.errors import BlobNotFound
 from persist.core.batch import Part
@@ -22,7 +23,7 @@ from persist.parts.codec import (
     schema_of,
 )
 from persist.parts.keycodec import KeyRange
-from persist.parts.schema import ShardSchema
+from persist.parts.schema import TIME, ShardSchema
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
 GAP_BYTES_MAX = 256 * 1024  # a hole between wanted bytes up to this size is fetched along
@@ -73,6 +74,13 @@ class Files:
 
     def inline(self, part: Part) -> pa.Table:
         return decode_inline(part, self.schemas)
+
+    def rows_from(self, part: Part, time: int) -> int:
+        """How many rows of the part have this time, or a later one, as they were written."""
+        if part.is_inline:
+            return _later(self.inline(part), time)
+        file = self.open(part)
+        return sum(_later(file.read((group,), (TIME,)), time) for group in range(len(file.groups)))
 
     def fetch(self, part: Part, start: int, length: int) -> bytes:
         """Exactly the bytes `[start, start + length)` of a part's blob."""
@@ -188,6 +196,10 @@ class PartFile:
                     )
             segments.append((start, data))
         return pa.PythonFile(_Sparse(segments, self.part.size), mode="r")
+
+
+def _later(rows: pa.Table, time: int) -> int:
+    return int(pc.sum(pc.greater_equal(rows.column(TIME), time)).as_py() or 0)
 
 
 def _spans(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:

@@ -67,13 +67,16 @@ def stage(
     the rows carry time 0 until `Part.at`, and a column `__time` is refused. At most about `part_bytes_target` bytes of
     rows are buffered, whatever the size of the input; every full buffer becomes one blob, and `on_part` hears of it
     once it is durable. Updates that encode to at most `inline_bytes_max` bytes become one inline
-    part instead. No updates give no runs. Errors of the blob store pass through; staging again is safe.
+    part instead. No updates, and updates that cancel out, give no runs. Errors of the blob store pass through; staging
+    again is safe.
     """
     schema = sink.schema
     runs: list[list[Part]] = []
     for rows, nbytes, is_all in _buffers(updates, schema, default_time, part_bytes_target):
         if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
             part = encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids))
+            if part.diff_sum == 0 and not len(consolidate([rows], schema)):
+                return ()  # its rows cancel out: in a blob they would not be there either
             if part.size <= inline_bytes_max:
                 if on_part is not None:
                     on_part(part)
@@ -83,7 +86,7 @@ def stage(
             continue
         encoder = ParquetEncoder(schema)
         encoder.write(sorted_rows)
-        part = sink.put(encoder)
+        part = _counting(sink.put(encoder), len(rows))
         if on_part is not None:
             on_part(part)
         if runs and _follows(runs[-1][-1], part):
@@ -91,6 +94,11 @@ def stage(
         else:
             runs.append([part])
     return tuple(Run(tuple(parts)) for parts in runs)
+
+
+def _counting(part: Part, updates: int) -> Part:
+    """The part, counting for the updates as they were given, before equal ones were added up."""
+    return part if part.rows == updates else replace(part, given=updates)
 
 
 def spill_inline(
@@ -115,7 +123,7 @@ def spill_inline(
     spilled = PartSink(schema, part.schema_id, blob, shard_id, writer, ids).put(encoder)
     if part.time is not None:
         spilled = spilled.at(part.time)
-    return replace(spilled, clip=part.clip, diff_sum=part.diff_sum)
+    return replace(_counting(spilled, part.updates), clip=part.clip, diff_sum=part.diff_sum)
 
 
 class PartWriter:

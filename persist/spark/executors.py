@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
+from persist.core.ids import ShardId
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 from persist.spark.options import Target
@@ -57,17 +58,17 @@ def _settle(pid: int, writes: bool) -> None:
     gc.freeze()
 
 
-def kept_writer(target: Target) -> WriteHandle:
+def kept_writer(target: Target, shard: ShardId) -> WriteHandle:
     """The writer of this process for the shard, registered once for all micro-batches that it commits.
 
     It lapses when the process ends. For commits that something else than the writer's record makes safe to repeat.
     """
-    return _kept_writer(target, os.getpid())
+    return _kept_writer(target, shard, os.getpid())
 
 
 @lru_cache(maxsize=WRITERS_MAX)
-def _kept_writer(target: Target, pid: int) -> WriteHandle:
-    opened = transport(target.connection)
+def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
+    opened = OneShard(transport(target.connection), shard)
 
     def schema() -> tuple[int, ShardSchema]:
         view = view_of(target)

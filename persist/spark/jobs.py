@@ -14,13 +14,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from persist.client.connect import Client
-from persist.client.transport import Transport
+from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.antichain import EMPTY, frontier
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard
-from persist.core.ids import Token, WriterId, mint
+from persist.core.ids import ShardId, Token, WriterId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema
@@ -61,6 +61,7 @@ class Job:
     schema_id: int
     record: SchemaRecord
     base: replacing.Base | None
+    shard_id: ShardId
 
     @classmethod
     def open(cls, target: Target, options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
@@ -75,15 +76,15 @@ class Job:
         record = view.schemas[view.schema_id]
         base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
-        return cls(target, options, replaces, writer, token, view.schema_id, record, base)
+        return cls(target, options, replaces, writer, token, view.schema_id, record, base, view.shard_id)
 
     @property
     def schema(self) -> ShardSchema:
         return ShardSchema.from_record(self.record)
 
     @property
-    def transport(self) -> Transport:
-        return executors.transport(self.target.connection)
+    def transport(self) -> OneShard:
+        return OneShard(executors.transport(self.target.connection), self.shard_id)
 
     def handle(self) -> WriteHandle:
         """The job's writer, in this process."""
@@ -123,7 +124,7 @@ class Job:
                     runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
                 )
             elif runs and streams:
-                executors.kept_writer(self.target).commit_insert(runs, attributes=attributes)
+                executors.kept_writer(self.target, self.shard_id).commit_insert(runs, attributes=attributes)
             elif runs:
                 self.handle().commit_insert(runs, token=self.token, attributes=attributes)
         except AttributeMismatch:

@@ -141,7 +141,7 @@ class Replacement:
     def _stage_claims(self, keys: pa.Table) -> Runs:
         claimed = key_schema(self.schema)
         staging = WriteHandle(
-            executors.transport(self.target.connection),
+            self.handle.transport,
             self.target.shard,
             lambda: (CLAIMS_SCHEMA, claimed),
             self.target.connection.handles.write,

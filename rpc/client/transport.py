@@ -19,7 +19,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
-from persist.core.ids import IdSource, check_shard_name
+from persist.core.ids import IdSource, ShardId, check_shard_name
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, decode_result, decode_view
@@ -89,7 +89,7 @@ class HttpTransport:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
         return decoded_json(self._calls.call(Call("GET", path)), _Names).shards
 
-    def vouched(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return runs
 
     def apply(self, name: str, command: c.Command) -> c.Result:

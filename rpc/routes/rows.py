@@ -17,6 +17,7 @@ from persist.client.expanding import expanded
 from persist.client.snapshot import Snapshot
 from persist.client.write import WriteHandle
 from persist.core.commands import READ, WRITE, Appended
+from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
@@ -107,8 +108,18 @@ async def _post(request: Request, form: str | None, token: str | None, writer: s
         with service.writers.writer(name, given, own) as handle:
             return commit(handle, table, given)
 
+    def write_to_its_life_of_now(data: bytes) -> Appended:
+        machine = service.location.machine(name)
+        known = machine.state().shard_id
+        try:
+            return write(data)
+        except InvalidUsage:
+            if machine.refresh().shard_id == known:
+                raise
+            return write(data)  # the name was dropped and created anew through another server
+
     async with service.body(request, service.limits.rows_bytes_max) as data:
-        result = await service.work.run(write, data)
+        result = await service.work.run(write_to_its_life_of_now, data)
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
 
 

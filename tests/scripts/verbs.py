@@ -18,7 +18,7 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of
 from persist.core.phases import phase_of
-from persist.core.record import asdict
+from persist.core.record import asdict, replace
 from persist.core.state import Policy, SchemaRecord, State
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, Shard, make_part
@@ -252,6 +252,12 @@ def _flush(args: Arguments) -> c.FlushAttributes:
     return c.FlushAttributes(IndexRoot(before), IndexRoot(after), {}, values)
 
 
+def _of_life(args: Arguments) -> c.Command:
+    """`of-life 0 insert …`: a command of a handle that was opened in that life of the name."""
+    life, verb = int(args.next("a life")), args.next("a verb")
+    return replace(COMMANDS[verb](args), shard=shard_id_of(NAME, life))
+
+
 COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "register-writer": lambda a: c.RegisterWriter(_writer(a), a.number("lease", LEASE_MS)),
     "heartbeat-writer": lambda a: c.HeartbeatWriter(_writer(a)),
@@ -290,6 +296,10 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "drop": lambda a: c.Drop(a.flag("force")),
     "finalise": lambda a: c.Finalise(),
+    "recreate": lambda a: c.Recreate(
+        SchemaRecord(a.next("a schema").encode(), ("k",)), shard=shard_id_of(NAME, a.number("from", 0))
+    ),
+    "of-life": _of_life,
     "add-rollup": _add_rollup,
     "remove-rollups": lambda a: c.RemoveRollups(SeqNo(int(a.named("below").removeprefix("v")))),
     "take-claim": lambda a: c.TakeClaim(

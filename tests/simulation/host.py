@@ -28,10 +28,11 @@ from persist.core.errors import (
     ShardExists,
     Unavailable,
 )
+from persist.core.ids import ShardId
 from persist.core.state import Policy
 from persist.core.view import ShardView, ViewRequest
 from tests.simulation.history import History
-from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect
+from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, life_of
 from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
 
 MAIN = "main"  # compare-and-append, insert and advance
@@ -92,8 +93,8 @@ class RecordingTransport:
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.inner.names(prefix, after, limit)
 
-    def vouched(self, name: str, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
-        return self.inner.vouched(name, runs)
+    def vouched(self, shard: ShardId, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
+        return self.inner.vouched(shard, runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         task = self._run.world.scheduler.current
@@ -103,6 +104,8 @@ class RecordingTransport:
             self._run.oracle.writes[str(token)] = piped or task.local["write"]
             task.local["token"] = token
         truth = self._run.oracle.shards[name]
+        if command.shard not in (None, truth.state.shard_id):  # of a life that has ended
+            return self.inner.apply(name, command)
         if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)):
             truth.since_asked = max(truth.since_asked, command.since)
         if isinstance(command, c.Drop):
@@ -114,6 +117,13 @@ class RecordingTransport:
 
     def close(self) -> None:
         return
+
+
+def lived(shard: Shard) -> str:
+    """How histories call a shard: one whose name is used again by its name and its life."""
+    if shard.name != DOOMED:
+        return shard.name
+    return life_of(shard.name, shard._transport.shard)
 
 
 def extras_of(shard: Shard) -> tuple[str, ...]:
@@ -172,7 +182,8 @@ class Run:
         return write
 
     def truth(self, shard: str) -> ShardTruth:
-        return self.oracle.shards[shard]
+        """What is true of a shard by its name; of a life of a name that is used again (`lived`) also after it."""
+        return self.oracle.ended.get(shard) or self.oracle.shards[shard.partition("~")[0]]
 
     def path(self, name: str) -> None:
         self.oracle.paths[name] += 1

@@ -1,4 +1,4 @@
-"""Schemas that evolve while others write and read, and a shard that is made, dropped and finalised meanwhile."""
+"""Schemas that evolve while others write and read, and a name that is used, dropped and used again meanwhile."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from persist.client.shard import Shard
 from persist.client.write import WriteHandle
 from persist.core.errors import Conflict, Corruption, SchemaMismatch, UnknownShard
 from persist.parts import ShardSchema
-from tests.simulation.host import DOOMED, EXTRAS, MAIN, WEATHER, Host, expect_damage, extras_of, me
+from tests.simulation.host import DOOMED, EXTRAS, MAIN, WEATHER, Host, expect_damage, extras_of, lived, me
 from tests.simulation.oracle import Update, Write, expect
 from tests.simulation.readers import read_once, reading
 from tests.simulation.writers import as_table, attempted, observed_upper, retried, rows, told
 
 DROP_RATE = 0.15
 EVOLVE_RATE = 0.2
+RECREATE_RATE = 0.6  # how often one who finds a shard dropped uses its name again
 
 
 def evolver(host: Host) -> None:
@@ -76,32 +77,62 @@ def _insert(host: Host, writer: WriteHandle, updates: list[Update], extras: tupl
     return write.answer != "unknown"
 
 
+class _Life:
+    """A life of the name, and what its user holds of it, also when it has long ended."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.writer = shard.open_writer()
+
+
 def demolisher(host: Host) -> None:
-    """Makes a shard that nobody else needs, writes to it, reads it, and drops it one day."""
-    try:
-        shard = host.open(DOOMED)
-        writer = shard.open_writer()
-        while host.work():
-            kind = host.random.random()
-            if kind < DROP_RATE:
-                _drop(host, shard)
-            elif kind < 0.5:
-                _read(host, shard)
-            elif not _insert(host, writer, [(k, v, 0, d) for k, v, _, d in rows(host, 0, 1)], (), DOOMED):
-                writer = shard.open_writer()
-            host.sleep(0.5)
-    except UnknownShard:
-        expect(host.run.truth(DOOMED).state.tombstone, "dropped", f"{DOOMED} is unknown, but nobody has buried it")
-        host.run.path("tombstone found")
+    """Makes a shard that nobody else needs, writes to it, reads it, drops it one day, and uses its name again.
+
+    He goes on to use what he holds of a life that has ended: nothing of it may reach the one after.
+    """
+    lives = [_Life(host.open(DOOMED))]
+    while host.work():
+        life = lives[-1] if host.random.random() < 0.6 else host.random.choice(lives)
+        try:
+            _use(host, life)
+        except UnknownShard:
+            ended = host.run.truth(lived(life.shard)).state.is_closed
+            expect(ended, "dropped", f"{lived(life.shard)} is unknown, but nobody has dropped it")
+            host.run.path("dropped shard found")
+            if life is lives[-1] and host.random.random() < RECREATE_RATE:
+                lives = [life, _Life(host.open(DOOMED))]
+        host.sleep(0.5)
+
+
+def _use(host: Host, life: _Life) -> None:
+    kind = host.random.random()
+    if kind < DROP_RATE:
+        _drop(host, life.shard)
+    elif kind < 0.2:
+        _advance(host, life.shard)
+    elif kind < 0.5:
+        _read(host, life.shard)
+    else:
+        updates = [(k, v, 0, d) for k, v, _, d in rows(host, 0, 1)]
+        if not _insert(host, life.writer, updates, (), lived(life.shard)):
+            life.writer = life.shard.open_writer()
+
+
+def _advance(host: Host, shard: Shard) -> None:
+    upper = observed_upper(host, shard)
+    if upper is not None:
+        write = Write(0, "advance", me(host), lived(shard), [], upper, upper + 1)
+        with attempted(host, write):
+            told(write, shard.advance_upper(upper + 1))
 
 
 def _drop(host: Host, shard: Shard) -> None:
     drops = host.run.history.drops
     try:
         shard.drop(force=host.random.random() < 0.6)
-        drops.setdefault(DOOMED, host.run.oracle.tick())
+        drops.setdefault(lived(shard), host.run.oracle.tick())
         host.run.path("drop answered")
-        closed = host.run.truth(DOOMED).state.is_closed
+        closed = host.run.truth(lived(shard)).state.is_closed
         expect(closed, "dropped", "a drop was acknowledged, but the shard is open")
     except WEATHER:
         host.run.path("drop unknown")
@@ -114,7 +145,7 @@ def _drop(host: Host, shard: Shard) -> None:
 def _read(host: Host, shard: Shard) -> None:
     upper = observed_upper(host, shard)
     as_of = max(0, (upper or 0) - host.random.choice((0, 1, 3)))
-    with reading(host, DOOMED, as_of):
+    with reading(host, lived(shard), as_of):
         read_once(host, shard, as_of, pause_s=host.random.choice((0.0, 1.0)))
 
 

@@ -12,6 +12,7 @@ from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.core.errors import Corruption
+from persist.core.ids import family_of
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
 from tests.simulation.accountant import read_attributes
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
@@ -135,7 +136,7 @@ def _check_swept(host: Host, name: str) -> None:
     truth = host.run.truth(name)
     first = min(entry.seqno for entry in host.run.world.logs.scan(name, 0, 1))
     known = truth.named | {key for key, gone in truth.gone_at.items() if gone > first}
-    stored = {stat.key for stat in host.run.world.blobs.list(f"{truth.state.shard_id}/")}
+    stored = {stat.key for stat in host.run.world.blobs.list(family_of(truth.state.shard_id))}
     orphans = stored - known
     expect(not orphans, "swept", f"{len(orphans)} orphans of {name} survive the sweep: {sorted(orphans)[:3]}")
 

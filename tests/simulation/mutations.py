@@ -29,6 +29,7 @@ from compactor.engine import LocalEngine
 from compactor.gc import Collector, GcReport
 from compactor.orphans import Sweeper
 from persist.client.listen import Listen
+from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
@@ -314,6 +315,14 @@ def drop_leaves_writers() -> Broken:
     return transition(c.Drop, drop)
 
 
+def lives_not_told_apart() -> Broken:
+    """A handle of a life that has ended goes on in the next life of the name."""
+    return every(
+        patch.object(OneShard, "apply", lambda self, name, command: self.inner.apply(name, command)),
+        patch.object(OneShard, "view", lambda self, name, request: self.inner.view(name, request)),
+    )
+
+
 def tombstone_keeps_blobs() -> Broken:
     """The tombstone stands, and the data of the shard stays."""
     return patch.object(Collector, "_clear_tombstone", lambda self, machine, state, first: GcReport())
@@ -410,6 +419,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         pipeline_without_conditions,
         evolution_in_place,
         drop_leaves_writers,
+        lives_not_told_apart,
         tombstone_keeps_blobs,
         gc_never_truncates,
         sweep_overlooks_parts,

@@ -16,7 +16,9 @@ from consensus.memory import MemoryConsensus
 from persist.core import state_diff
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
+from persist.core.ids import family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
+from persist.core.keys import shard_of
 from persist.core.state import State, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth
@@ -54,12 +56,18 @@ class Write:
     attributes: tuple[AttributeUpdate, ...] = ()
 
 
+def life_of(name: str, shard: str) -> str:
+    """How histories call the life of a name that has this id."""
+    return f"{name}~{incarnation_of(name, shard)}"
+
+
 @dataclass
 class ShardTruth:
     """What is true of one shard now."""
 
     name: str
     state: State
+    life: str  # as histories call it
     named: set[str] = field(default_factory=set)
     gone_at: dict[str, int] = field(default_factory=dict)
     part_ids: set[str] = field(default_factory=set)
@@ -92,6 +100,7 @@ class Oracle:
 
     def __init__(self) -> None:
         self.shards: dict[str, ShardTruth] = {}
+        self.ended: dict[str, ShardTruth] = {}  # by life, of names that were used again
         self.writes: dict[str, Write] = {}  # by token
         self.paths: Counter[str] = Counter()  # how often each path of interest was walked
         self.log: list[str] = []
@@ -119,7 +128,7 @@ class Oracle:
             if self.blobs.stat(change.rollup_key) is not None:  # a creator may sleep for so long that it is swept
                 rollup = decode_state(self.blobs.get(change.rollup_key))
                 expect(rollup == first, "created", f"the first entry of {name} is not its first rollup")
-            truth = self.shards[name] = ShardTruth(name, first)
+            truth = self.shards[name] = ShardTruth(name, first, life_of(name, first.shard_id))
             truth.named = set(first.blob_keys())
             truth.uppers.append((0, self.tick()))
             self.note(f"{name} created")
@@ -129,6 +138,9 @@ class Oracle:
         self.note(f"{name} v{int(seqno)} upper {new.upper} since {new.since} {_changes(change)}")
         check_step(old, new)
         check_state(new)
+        if new.incarnation != old.incarnation:
+            truth = self._next_life(truth, new)
+            old = blank_state(name)
         kept = all(new.schemas.get(number) == schema for number, schema in old.schemas.items())
         expect(kept, "schema", f"a schema of {name} changed at v{new.seqno}")
         truth.state = new
@@ -138,6 +150,16 @@ class Oracle:
         if new.upper != old.upper:
             truth.uppers.append((new.upper.element, self.tick()))
         self._count_paths(old, new, change)
+
+    def _next_life(self, truth: ShardTruth, new: State) -> ShardTruth:
+        """Nothing is true of the new life; its log and its blobs go on."""
+        self.ended[truth.life] = truth
+        fresh = ShardTruth(truth.name, new, life_of(truth.name, new.shard_id), truth.named, truth.gone_at)
+        fresh.dead_parts, fresh.first = truth.dead_parts | truth.part_ids, truth.first
+        fresh.uppers.append((0, self.tick()))
+        self.shards[truth.name] = fresh
+        self.paths["name used again"] += 1
+        return fresh
 
     def _blob(self, key: str, name: str) -> bytes:
         assert self.blobs is not None
@@ -185,6 +207,8 @@ class Oracle:
             truth.landed[token] = write
             expect(write is not None, "phantom", f"{truth.name} took a command that nobody sent: {token}")
             assert write is not None
+            meant = write.shard in (truth.name, truth.life)
+            expect(meant, "life", f"#{write.number} of {write.who} was for {write.shard} and landed in {truth.life}")
             write.landed = (entry.lower.element, entry.upper.element)
             write.landed_seqno = int(new.seqno)
             self._add_rows(truth, write, entry.lower.element)
@@ -236,7 +260,7 @@ class Oracle:
 
     def deleted(self, key: str, put_ms: int) -> None:
         """A blob is about to go."""
-        truth = next((t for t in self.shards.values() if key.startswith(f"{t.state.shard_id}/")), None)
+        truth = next((t for t in self.shards.values() if family_of(t.state.shard_id) == family_of(shard_of(key))), None)
         self.note(f"delete {key}")
         if truth is None:
             self.paths["orphan deleted"] += 1
@@ -246,7 +270,8 @@ class Oracle:
         if gone is None:
             age = self.clock() - put_ms
             self.paths["orphan deleted"] += 1
-            dead = truth.state.tombstone  # nothing can be committed there any more
+            # Nothing can be committed there any more.
+            dead = truth.state.tombstone or shard_of(key) != truth.state.shard_id
             expect(dead or age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
             return
         held = truth.state.seqno_since

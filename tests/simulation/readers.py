@@ -29,6 +29,7 @@ from tests.simulation.host import (
     Host,
     expect_damage,
     join_value,
+    lived,
     me,
 )
 from tests.simulation.oracle import Contents, Value, expect
@@ -86,9 +87,9 @@ def read_once(host: Host, shard: Shard, as_of: int | None, pause_s: float) -> Co
             for table in travelled.read(host.transport):
                 _gather(found, table, snapshot.as_of)
                 host.sleep(pause_s)
-    truth = host.run.truth(shard.name)
+    truth = host.run.truth(lived(shard))
     expected = truth.contents(snapshot.as_of)
-    host.run.history.reads.append(Read(shard.name, snapshot.as_of, me(host), frozenset(found.items())))
+    host.run.history.reads.append(Read(lived(shard), snapshot.as_of, me(host), frozenset(found.items())))
     host.run.path("snapshot read")
     upper = truth.state.upper
     expect(not upper.less_equal(snapshot.as_of), "complete", f"read as of {snapshot.as_of} with upper {upper}")

@@ -34,6 +34,7 @@ PATHS = (
     "log truncated",
     "maintenance interrupted",
     "merge applied",
+    "name used again",
     "orphan deleted",
     "pipe fenced",
     "read expired",

@@ -30,6 +30,7 @@ from tests.simulation.host import (
     Host,
     expect_damage,
     extras_of,
+    lived,
     me,
     split_value,
 )
@@ -252,7 +253,7 @@ def observed_upper(host: Host, shard: Shard) -> int | None:
     except Corruption:
         expect_damage(host)
         return None
-    span = shard.name, me(host), invoked, host.run.oracle.tick()
+    span = lived(shard), me(host), invoked, host.run.oracle.tick()
     host.run.history.uppers.append((*span, view.upper.element))
     host.run.history.sinces.append((*span, view.since.element))
     return view.upper.element

@@ -12,6 +12,7 @@ from typing import Any
 
 from persist.core import commands as c
 from persist.core import phases
+from persist.core.errors import UnknownShard
 from persist.core.state import State
 from persist.core.transitions import attributes, leases, lifecycle, maintenance, readers, writers
 from persist.core.transitions.context import Context
@@ -43,6 +44,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,
+    c.Recreate: lifecycle.recreate,
     c.AddRollup: maintenance.add_rollup,
     c.RemoveRollups: maintenance.remove_rollups,
     c.TakeClaim: maintenance.take_claim,
@@ -58,6 +60,8 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
 
     A retry is answered in any phase but the last, as its first try was: the shard may have been closed in between.
     """
+    if command.shard is not None and command.shard != state.shard_id:
+        raise UnknownShard(phases.outlived(state.name))
     phase = phases.phase_of(state)
     if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command)) is not None:
         return state, again

@@ -1,4 +1,4 @@
-"""Transitions of a shard as a whole: its schema, closing it, and finalising it to a tombstone."""
+"""Transitions of a shard as a whole: its schema, closing it, finalising it to a tombstone, and the next life."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM
 from persist.core.attribute import NO_INDEX
 from persist.core.batch import Description, HollowBatch
-from persist.core.errors import Conflict, SchemaMismatch
+from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
+from persist.core.ids import INCARNATION_MAX, shard_id_of
 from persist.core.record import replace
-from persist.core.state import State
+from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import without_lapsed_readers
@@ -66,6 +67,23 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         attributes={},
         attribute_root=NO_INDEX,
         attribute_chunks={},
+        left={},
         tombstone=True,
     )
     return gone, c.Finalised(done=True)
+
+
+def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
+    """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
+    incarnation = state.incarnation + 1
+    if incarnation > INCARNATION_MAX:
+        raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")
+    born = initial_state(state.name, command.schema, context.now_ms)
+    return replace(
+        born,
+        shard_id=shard_id_of(state.name, incarnation),
+        seqno=state.seqno,
+        rollups=state.rollups,
+        features=state.features,
+        incarnation=incarnation,
+    ), c.Done()

@@ -20,6 +20,7 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.transitions.context import Context
 
+GIVEN_MAX = 2**48  # updates that one part may count for
 DIFF_MAX = 2**32  # of a multiplicity that is written: it takes two thousand million such updates of a row to overflow
 
 
@@ -83,6 +84,8 @@ def _check_fields(state: State, part: Part, context: Context) -> None:
         raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")
     if part.rows <= 0:
         raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+    if part.given is not None and not 0 <= part.given <= GIVEN_MAX:
+        raise InvalidUsage(f"part {part.id} counts for {part.given} updates; it must be in [0, {GIVEN_MAX}]")
     if part.data is not None and part.size != len(part.data):
         raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes and says that it has {part.size}")
     if part.time is not None or part.clip is not None:

@@ -142,7 +142,7 @@ def answered_before(state: State, command: c.Command) -> c.Result | None:
 
 def _join_insert(state: State, command: c.Insert, context: Context, time: int) -> tuple[State, c.Appended]:
     last = state.trace.batches[-1]
-    trace = state.trace.extend_last(_at(command.runs, time))
+    trace = state.trace.extend_last(_stored(_at(command.runs, time)))
     _check_inline(trace.inline_bytes, command.runs, context)
     result = c.Appended(last.desc.lower, last.desc.upper)
     return _recorded(_with_trace(state, trace, command.runs), command, result, context), result
@@ -157,16 +157,28 @@ def _push(
             f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
             retry_after_s=RETRY_LATER_S,
         )
-    trace = state.trace.push(batch_of(Description(result.lower, result.upper, MINIMUM), runs))
+    trace = state.trace.push(batch_of(Description(result.lower, result.upper, MINIMUM), _stored(runs)))
     _check_inline(trace.inline_bytes, runs, context)
     return _recorded(_with_trace(state, trace, runs), command, result, context), result
 
 
 def _with_trace(state: State, trace: Trace, runs: tuple[Run, ...]) -> State:
     """The State with rows appended: they count in the core attributes."""
-    rows = sum(part.rows for part in _parts(runs))
-    size = sum(part.size for part in _parts(runs))
-    return replace(state, trace=trace, event_count=state.event_count + rows, byte_count=state.byte_count + size)
+    updates = sum(part.updates for part in _parts(runs))
+    size = sum(part.size if part.clip is None else _new_bytes(part) for part in _parts(runs))
+    return replace(state, trace=trace, event_count=state.event_count + updates, byte_count=state.byte_count + size)
+
+
+def _new_bytes(part: Part) -> int:
+    """The bytes of a clipped part, less the share of the rows that it hides."""
+    return part.size * min(part.updates, part.rows) // part.rows
+
+
+def _stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The runs as the State keeps them: what they count for is counted once."""
+    if all(part.given is None for part in _parts(runs)):
+        return runs
+    return tuple(Run(tuple(replace(part, given=None) for part in run.parts)) for run in runs)
 
 
 def _recorded(state: State, command: _Written, result: c.Appended, context: Context) -> State:

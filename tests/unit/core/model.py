@@ -49,13 +49,14 @@ class Model:
     # --- writers
 
     def register_writer(self, writer: str) -> None:
-        self._alive()
+        self._open()
         self.writers.setdefault(writer, Writer())
 
     def expire_writer(self, writer: str) -> None:
         self.writers.pop(writer, None)
 
     def heartbeat_writer(self, writer: str) -> None:
+        self._open()
         self._writer(writer)
 
     def compare_and_append(
@@ -64,6 +65,7 @@ class Model:
         known = self._writer(writer)
         if known.token >= token:
             return known.again(token)
+        self._open()
         if self.upper != expected:
             raise Refused("upper_mismatch")
         if expected != upper:
@@ -74,6 +76,7 @@ class Model:
         known = self._writer(writer)
         if known.token >= token:
             return known.again(token)
+        self._open()
         if upper <= self.upper:
             return (lower, upper)
         if self.upper < lower:
@@ -96,7 +99,7 @@ class Model:
             elif known.token == token:
                 answers.append(known.answer)
             elif time == CLOSED:
-                answers.append("upper_mismatch")
+                answers.append("unknown_shard" if self.since == CLOSED else "upper_mismatch")
             else:
                 self.upper = time + 1
                 self.updates += [(key, int(time), diff) for key, diff in rows]
@@ -105,7 +108,7 @@ class Model:
         return answers
 
     def advance_upper(self, upper: float) -> tuple[float, float]:
-        self._alive()
+        self._open()
         if upper <= self.upper:
             return (upper, upper)
         before, self.upper = self.upper, upper
@@ -130,7 +133,7 @@ class Model:
             raise Refused("expired")
 
     def register_reader(self, reader: str, since: float | None) -> float:
-        self._alive()
+        self._open()
         if reader not in self.readers:
             wanted = self.since if since is None else since
             if wanted < self.since:
@@ -147,14 +150,14 @@ class Model:
             self._recompute()
 
     def register_critical(self, reader: str, opaque: str) -> tuple[float, str, float]:
-        self._alive()
+        self._open()
         since, held = self.critical.setdefault(reader, (self.since, opaque))
         return (since, held, self.since)
 
     def downgrade_critical(
         self, reader: str, expected: str, opaque: str, since: float, force: bool
     ) -> tuple[float, str, float]:
-        self._alive()
+        self._open()
         if reader not in self.critical:
             raise Refused("expired")
         held_since, held = self.critical[reader]
@@ -169,7 +172,6 @@ class Model:
         return (*self.critical[reader], self.since)
 
     def expire_critical(self, reader: str, expected: str) -> None:
-        self._alive()
         if reader in self.critical:
             if self.critical[reader][1] != expected:
                 raise Refused("opaque_mismatch")
@@ -181,7 +183,6 @@ class Model:
     # --- the end
 
     def drop(self, force: bool) -> None:
-        self._alive()
         if self.upper == self.since == CLOSED:
             return
         holds = [*self.readers.values(), *(since for since, _ in self.critical.values())]
@@ -194,6 +195,19 @@ class Model:
     def _alive(self) -> None:
         if self.tombstone:
             raise Refused("unknown_shard")
+
+    def _open(self) -> None:
+        """Not dropped: what both frontiers have passed is nobody's any more."""
+        if self.upper == self.since == CLOSED:
+            raise Refused("unknown_shard")
+
+    def recreated_again(self) -> None:
+        """A retry names the life that has ended."""
+        raise Refused("unknown_shard")
+
+    def recreate(self) -> None:
+        """The next life of the name."""
+        self.__init__()  # type: ignore[misc]
 
 
 def sums(rows: Iterable[tuple[K, int]]) -> dict[K, int]:

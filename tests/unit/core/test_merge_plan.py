@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.core import commands as c
-from persist.core.antichain import EMPTY, Antichain
-from persist.core.batch import Description, Part, Run, batch_of
+from persist.core.antichain import EMPTY, MINIMUM, Antichain
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, plan
 from persist.core.record import replace
 from persist.core.state import Claim, State
@@ -206,8 +206,18 @@ def test_nothing_is_planned_for_a_shard_that_is_closed() -> None:
     shape = Shape()
     for _ in range(20):
         shape.append(100)
-    shape.state = replace(shape.state, since=EMPTY)
+    closed = HollowBatch(Description(shape.state.upper, EMPTY, MINIMUM), (), 0)
+    shape.state = replace(shape.state, since=EMPTY, trace=shape.state.trace.push(closed))
     assert shape.plan() == []
+
+
+def test_a_shard_that_is_closed_to_reads_is_merged_to_its_latest_time() -> None:
+    """Nobody can tell its times apart, and writers go on: as long as it was not merged, appends were refused."""
+    shape = Shape()
+    for _ in range(20):
+        shape.append(100)
+    shape.state = replace(shape.state, since=EMPTY)
+    assert [spec.since for spec in shape.plan()] == [Antichain(19)]
 
 
 # --- beside writers that do their small merges themselves

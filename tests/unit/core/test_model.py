@@ -229,6 +229,17 @@ class ShardAgainstModel(RuleBasedStateMachine):
             for _ in range(steps):
                 self.model.tombstone = self.shard.one(c.Finalise()) == c.Finalised(done=True)
 
+    @precondition(lambda self: self.model.tombstone and self.inline)
+    @rule()
+    def recreate(self) -> None:
+        """The next life of the name has nothing of the one before. (Blob keys here are those of the first life.)"""
+        before = self.shard.state
+        command = c.Recreate(before.schemas[1], shard=before.shard_id)
+        self.told(command, self.model.recreate, lambda r: None)
+        assert self.shard.state.shard_id != before.shard_id
+        self.told(command, self.model.recreated_again, lambda r: None)
+        self.merges.clear()
+
     @rule(passed=st.sampled_from([1, LEASE_MS // 4, LEASE_MS // 2, LEASE_MS + 1]))
     def tick(self, passed: int) -> None:
         """Leases that lapsed are gone; what they held is not forgotten by that."""

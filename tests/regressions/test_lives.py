@@ -1,0 +1,213 @@
+"""A dropped shard says so at once, everywhere; its name may be used again, and nothing of the old life reaches the new.
+
+Each test names what once happened instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from compactor.gc import Collector
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import HandleSettings
+from persist.client.snapshot import ReadSettings
+from persist.client.write import WriteSettings
+from persist.commit.location import Location
+from persist.core.errors import Expired, InvalidUsage, UnknownShard
+from persist.core.ids import family_of, shard_id_of
+from tests.support.server import Server
+
+SCHEMA = pa.schema([pa.field("k", pa.string())])
+OTHER = pa.schema([pa.field("id", pa.int64()), pa.field("amount", pa.int64())])
+GONE = (UnknownShard, Expired)
+REFUSALS = re.compile("dropped|gone|not registered")
+IMPATIENT = HandleSettings(WriteSettings(retry_s=2.0), ReadSettings(retry_s=2.0))
+
+
+def location_of(client: persist.Client) -> Location:
+    assert isinstance(client.transport, EmbeddedTransport)
+    return client.transport.location
+
+
+def collect(client: persist.Client) -> None:
+    collector = Collector(location_of(client))
+    while not collector.run("orders").done:
+        pass
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.connect(f"persist://{tmp_path}/data", handles=IMPATIENT) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["directory", "server"])
+def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[persist.Client, persist.Client]]:
+    """Two clients of the same shards."""
+    with (
+        Server(tmp_path / "data") if request.param == "server" else persist.connect(f"persist://{tmp_path}/data") as it
+    ):
+        url = it.url if isinstance(it, Server) else f"persist://{tmp_path}/data"
+        with persist.connect(url, handles=IMPATIENT) as one, persist.connect(url, handles=IMPATIENT) as other:
+            yield one, other
+
+
+class Held:
+    """Everything that somebody may hold of a shard."""
+
+    def __init__(self, shard: persist.Shard) -> None:
+        shard.insert([{"k": "old"}])
+        self.shard = shard
+        self.writer = shard.open_writer()
+        self.token = "i" + "0" * 31 + "1"
+        self.writer.insert([{"k": "old"}])
+        self.staged = self.writer.stage([{"k": "zombie"}], None)
+        self.listen = shard.listen(None)
+        self.critical = shard.critical_reader("job", "t1")
+        self.pipelined = shard.pipelined_writer("pipe")
+        self.pipelined.append([{"k": "old"}])
+        self.pipelined.flush()
+
+    def uses(self) -> dict[str, Callable[[], Any]]:
+        shard = self.shard
+        return {
+            "insert": lambda: shard.insert([{"k": "zombie"}]),
+            "insert with a token": lambda: shard.insert([{"k": "zombie"}], token=self.token),  # type: ignore[arg-type]
+            "compare_and_append": lambda: shard.compare_and_append([{"k": "zombie"}], 0, 1),
+            "append of covered times": lambda: shard.append([{"k": "zombie"}], 0, 1),
+            "advance_upper": lambda: shard.advance_upper(9),
+            "writer": lambda: self.writer.insert([{"k": "zombie"}]),
+            "staged rows": lambda: self.writer.commit_insert(self.staged),
+            "pipelined writer": self.pipe,
+            "attributes": lambda: shard.attributes.get(bytes(16)),
+            "upper": shard.upper,
+            "snapshot": shard.snapshot,
+            "snapshot as of": lambda: shard.snapshot(0, wait_s=0.1),
+            "listen": lambda: list(self.listen.next_events(0.1)),
+            "new listen": lambda: shard.listen(None),
+            "critical reader": lambda: self.critical.downgrade_since(1),
+            "evolve": lambda: shard.evolve_schema(pa.schema([*SCHEMA, ("more", pa.int64())])),
+        }
+
+    def pipe(self) -> None:
+        self.pipelined.append([{"k": "zombie"}])
+        self.pipelined.flush()
+
+
+def test_the_name_of_a_dropped_shard_is_used_again_at_once(clients: tuple[persist.Client, persist.Client]) -> None:
+    """It was never used again: the first write said so, after `create_shard` had given a handle."""
+    one, other = clients
+    held = Held(one.create_shard("orders", SCHEMA, ["k"]))
+    held.shard.drop(force=True)
+    again = other.create_shard("orders", OTHER, ["id"])
+    assert (again.upper().element, again.since().element) == (0, 0)
+    again.insert([{"id": 1, "amount": 2}])
+    for use in held.uses().values():
+        with pytest.raises(GONE, match=REFUSALS):
+            use()
+    with suppress(*GONE):
+        held.critical.expire()
+    assert again.snapshot().to_arrow().to_pylist() == [{"id": 1, "amount": 2, "__diff": 1}]
+    assert again.upper().element == 1
+    assert one.create_shard("orders", OTHER, ["id"]).upper().element == 1, "it is there now"
+    held.shard.close()
+
+
+def test_a_dropped_shard_says_so_at_once_and_after_its_end(client: persist.Client) -> None:
+    """An append of covered times was acknowledged, and `create_shard` and `shard` gave handles."""
+    held = Held(client.create_shard("orders", SCHEMA, ["k"]))
+    held.shard.drop(force=True)
+    for _ in range(2):
+        with pytest.raises(UnknownShard, match="was dropped"):
+            client.shard("orders")
+        for what, use in held.uses().items():
+            if what in ("upper",):
+                continue
+            with pytest.raises(GONE, match=REFUSALS):
+                use()
+        held.shard.drop()
+        held.critical.expire()
+        collect(client)
+
+
+def test_lives_follow_one_another_and_leave_nothing_behind(client: persist.Client) -> None:
+    location = location_of(client)
+    for life in range(5):
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        assert shard.upper().element == 0
+        for number in range(life + 1):
+            shard.insert([{"k": f"{number}"}] * 3)
+            shard.insert(pa.table({"k": [f"{at:030}" for at in range(3_000)]}))
+        assert location.machine("orders").state().shard_id == shard_id_of("orders", life)
+        shard.drop()
+        if life % 2:
+            collect(client)
+    collect(client)
+    collect(client)
+    left = [stat.key for stat in location.blob.list(family_of(shard_id_of("orders")))]
+    assert len(left) == 1, left
+    assert left[0].endswith(".rollup")
+
+
+def test_a_tombstone_is_listed_once(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of the collector listed the blobs of every shard that was ever dropped."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a"}])
+    shard.drop()
+    collect(client)
+    before = location_of(client).machine("orders").refresh().seqno
+    listed: list[str] = []
+    monkeypatch.setattr(location_of(client).blob, "list", lambda prefix: listed.append(prefix) or iter(()))
+    collect(client)
+    assert listed == []
+    assert location_of(client).machine("orders").refresh().seqno == before
+
+
+def test_creators_at_one_time_make_one_life(tmp_path: Path) -> None:
+    url = f"persist://{tmp_path}/data"
+    with persist.connect(url) as one, persist.connect(url) as other:
+        one.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "old"}])
+        other.shard("orders").drop()
+        one.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
+        shard = other.create_shard("orders", SCHEMA, ["k"])
+        assert shard.upper().element == 1
+        with pytest.raises(InvalidUsage, match="another schema"):
+            other.create_shard("orders", OTHER, ["id"])
+
+
+def test_curl_goes_on_with_the_name(tmp_path: Path) -> None:
+    """A server that knew the old life answers for the new one, whoever made it."""
+
+    def call(url: str, path: str, data: str | None = None, method: str = "POST") -> tuple[int, Any]:
+        headers = {"content-type": "application/x-ndjson"}
+        request = urllib.request.Request(f"{url}/v1/shards/{path}", (data or "").encode(), headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    fields = json.dumps({"fields": [{"name": "k", "type": "string", "key": True}]})
+    with Server(tmp_path / "data") as server, persist.connect(f"persist://{tmp_path}/data") as direct:
+        assert call(server.url, "orders", fields, "PUT")[0] == 200
+        assert call(server.url, "orders/insert", '{"k": "old"}')[0] == 200
+        direct.shard("orders").drop()
+        status, said = call(server.url, "orders/insert", '{"k": "old"}')
+        assert (status, said["kind"]) == (404, "unknown_shard")
+        direct.create_shard("orders", OTHER, ["id"])
+        status, told = call(server.url, "orders/insert", '{"id": 1, "amount": 2}')
+        assert (status, told["lower"]) == (200, [0])
+        assert call(server.url, "orders?force=true", method="DELETE")[0] == 200
+        status, made = call(server.url, "orders", fields, "PUT")
+        assert (status, made["upper"]) == (200, [0])
