@@ -233,7 +233,7 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
         ("POST", "/v1/shards/orders/commands", packb(["heartbeat_writer", "w1"]), 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9]])[:-1], 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
-        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9], "twice"]), 501, "upgrade_needed"),
+        ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9], None, "twice"]), 501, "upgrade_needed"),
         ("POST", "/v1/shards/nope/commands", packb(["drop"]), 404, "unknown_shard"),
         ("POST", "/v1/shards/orders/insert?format=xml", b"", 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\na,x\n", 400, "invalid_usage"),
