@@ -17,7 +17,6 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable, UnknownShard
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
-from persist.core.state import State
 from rpc.work import Work
 
 LEASE_MS = 3_600_000
@@ -96,8 +95,8 @@ class Leases:
     async def _lease_for(self, name: str, frontier: Antichain, number: int) -> _Lease:
         since = _since(frontier)
         machine = self._location.machine(name)
-        state: State = machine.cached or await self._work.run(machine.refresh)
-        shard = state.shard_id
+        cached = machine.cached
+        shard = (cached if cached is not None else await self._work.run(machine.refresh)).shard_id
         async with self._locked(name):
             for lease in self._by_name.get(name, ()):
                 if lease.lost is None and lease.shard == shard and lease.since <= since:
