@@ -9,7 +9,8 @@ One epoch, for a horizon H that is the newest rollup at or before every reader's
 Safe, because keys are single-use: what left the State at or before H is in no version from H on, and nobody holds or
 can load an earlier one. Every step may be repeated, or done by several collectors at once; a collector that dies
 between two steps leaves work that the next one finds. Blobs go before the log entries that name them: so nothing is
-forgotten.
+forgotten. Before a batch of blobs is deleted, the two stores are compared once more: a blob may belong to another
+location.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class Collector:
             if not self._has_rollup(machine, state, horizon):
                 return GcReport(done=False)
             deleted = self._delete(self._gone(machine, first, horizon))
+            self._location.identity.confirm()
             with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(horizon))
             self.metrics.add(gc_entries_truncated=truncated)
@@ -178,6 +180,7 @@ class Collector:
         return deleted
 
     def _delete_batch(self, keys: Sequence[str]) -> int:
+        self._location.identity.confirm()
         with translated():
             self._location.blob.delete(keys)
         self.metrics.add(gc_blobs_deleted=len(keys))

@@ -118,7 +118,7 @@ class Sweeper:
     def sweep_unborn(self) -> SweepReport:
         """Sweep what is left of shards that never came to be: a first rollup without a log.
 
-        Only for a blob location that belongs to this consensus location alone: another's shards would look unborn.
+        InvalidUsage: the two stores do not belong together. Another location's shards would look unborn.
         """
         report = SweepReport()
         with translated():
@@ -156,6 +156,7 @@ class Sweeper:
         size = self._settings.delete_batch
         for start in range(0, len(found), size):
             keys = [stat.key for stat in found[start : start + size]]
+            self._location.identity.confirm()
             with translated():
                 self._location.blob.delete(keys)
             report.deleted += len(keys)

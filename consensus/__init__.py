@@ -10,10 +10,11 @@ from consensus.errors import (
     ConsensusUnavailable,
     ConsensusUsage,
 )
-from consensus.interface import Consensus, Entry
+from consensus.interface import HIDDEN, Consensus, Entry
 from consensus.location import open_consensus
 
 __all__ = [
+    "HIDDEN",
     "Consensus",
     "Entry",
     "ConsensusDamaged",

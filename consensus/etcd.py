@@ -17,6 +17,7 @@ from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, Conse
 from consensus.etcd_endpoints import Endpoints, EtcdSecurity
 from consensus.etcd_watch import Watcher
 from consensus.interface import (
+    HIDDEN,
     SEQNO_MAX,
     Consensus,
     Entry,
@@ -176,7 +177,7 @@ class EtcdConsensus(Consensus):
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
         base = self._base + b"k/"
         start = max(base + check_prefix(prefix).encode(), base + check_prefix(after).encode() + b"\0" if after else b"")
-        end = base + prefix.encode() + b"\x7f"
+        end = base + (prefix + HIDDEN).encode()
         if start >= end:
             return []
         reply = self._range(key=start, range_end=end, limit=check_limit(limit), keys_only=True)

@@ -19,10 +19,13 @@ SCAN_LIMIT_MAX = 10_000
 SEQNO_MAX = 2**63 - 1
 """Largest seqno: every store keeps it as a signed 64-bit integer."""
 
+HIDDEN = "\x7f"
+"""The first character of a hidden key: every call takes such a key, and `keys` never lists it."""
+
 Wanted = Callable[[str], bool]
 """Whether a subscriber cares for a key now."""
 
-_KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
+_KEY = re.compile(r"\x7f?[A-Za-z0-9._/-]+\Z")  # "\x7f" sorts after all the others, and no prefix leads to it
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
 
 
@@ -123,7 +126,7 @@ class Consensus(ABC):
 
     @abstractmethod
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        """At most `limit` keys that start with `prefix` and sort after `after` (by bytes), ascending."""
+        """At most `limit` keys that start with `prefix` and sort after `after` (by bytes), ascending; no hidden one."""
 
     @abstractmethod
     def check(self) -> None:

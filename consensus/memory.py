@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from consensus.errors import ConsensusUsage
 from consensus.interface import (
+    HIDDEN,
     Consensus,
     Entry,
     Wanted,
@@ -87,7 +88,7 @@ class MemoryConsensus(Consensus):
         check_prefix(after)
         check_limit(limit)
         with self._lock:
-            found = [key for key in self._heads if key.startswith(prefix) and key > after]
+            found = [key for key in self._heads if key.startswith(prefix) and after < key < HIDDEN]
         return sorted(found)[:limit]
 
     def check(self) -> None:

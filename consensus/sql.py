@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from consensus.errors import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
 from consensus.interface import (
+    HIDDEN,
     Consensus,
     Entry,
     Wanted,
@@ -171,8 +172,8 @@ class SqlConsensus(Consensus):
                 return total
 
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        # "\x7f" sorts after everything a key may hold, so [prefix, prefix + "\x7f") is exactly the prefix.
-        values = {"start": check_prefix(prefix), "end": prefix + "\x7f", "after": check_prefix(after)}
+        # HIDDEN sorts after everything a listed key may hold, so [prefix, prefix + HIDDEN) is exactly the prefix.
+        values = {"start": check_prefix(prefix), "end": prefix + HIDDEN, "after": check_prefix(after)}
         return [row[0] for row in self._read(self._statements.keys, {**values, "limit": check_limit(limit)})]
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:

@@ -1,7 +1,7 @@
 """How a client learns that the blob store it opened itself is the server's.
 
-The store holds one write-once blob with a random id. The proof is that id, and for files also the blob's inode, so that
-a copy of a directory, at the same path on another machine, is not taken for the original.
+The store holds the id of its location (`persist.commit.identity`). The proof is that id, and for files also the blob's
+inode, so that a copy of a directory, at the same path on another machine, is not taken for the original.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ import contextlib
 import hashlib
 import os
 
-from blob import Blob, BlobError, BlobExists, BlobNotFound
+from blob import Blob, BlobError
+from persist.commit.identity import ID_KEY, ensure_id
 from persist.core.ids import IdSource
-
-KEY = "location-id"
 
 
 def ensure(blob: Blob, ids: IdSource) -> str:
     """The proof of the store, whose id is written if it has none. Raises BlobError."""
-    with contextlib.suppress(BlobNotFound):
-        return proof(blob)
-    with contextlib.suppress(BlobExists):  # another server was quicker
-        blob.put(KEY, ids.uuid7().encode())
+    ensure_id(blob, ids)
     return proof(blob)
 
 
 def proof(blob: Blob) -> str:
     """The proof of the store. Raises BlobNotFound if no server has ever used it, BlobError."""
-    digest = hashlib.sha256(blob.get(KEY))
-    path = blob.local_path(KEY)
+    digest = hashlib.sha256(blob.get(ID_KEY))
+    path = blob.local_path(ID_KEY)
     if path is not None:
         with contextlib.suppress(OSError):
             digest.update(f" inode {os.stat(path).st_ino}".encode())

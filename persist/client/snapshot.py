@@ -24,7 +24,7 @@ from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -109,7 +109,7 @@ class ReadLease:
         """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
         if not self._closed:
             self._closed = True
-            with suppress(Unavailable, Overloaded):
+            with suppress(Unavailable, Overloaded, Corruption):
                 self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:

@@ -2,6 +2,10 @@
 
 The cached State only ever moves forward. It moves when this process commits, when somebody asks for the State as of
 now, and when a push channel or a poll has news.
+
+Where the log turns out not to be the one that led to the cached State, that is the end of the shard in this process:
+everybody who asks is told so from then on. Whoever has read the lost rows must not be given others in their place, and
+nobody here can tell who has. Other shards, and other processes, go on.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Callable
 
 from persist.commit.system import Clock
 from persist.commit.versions import Versions
-from persist.core.errors import PersistError, UnknownShard
+from persist.core.errors import HistoryLost, PersistError, UnknownShard
 from persist.core.state import State
 
 
@@ -27,6 +31,7 @@ class CachedState:
         self._refresh_lock = threading.Lock()  # so that many waiters make one read
         self._moved = threading.Condition(self._lock)
         self._state: State | None = None
+        self._lost: HistoryLost | None = None
         self._waiting = 0
         self._watchers: list[Callable[[State], None]] = []
 
@@ -41,10 +46,19 @@ class CachedState:
         return self._state
 
     def refresh(self) -> State:
-        """The State as of now: every commit that was acknowledged before this call is in it."""
+        """The State as of now: every commit that was acknowledged before this call is in it.
+
+        HistoryLost: the log has lost commits that were read here. Every later call raises it too.
+        """
         with self._refresh_lock:
+            if self._lost is not None:
+                raise HistoryLost(self._lost.message)
             cached = self._state
-            state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
+            try:
+                state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
+            except HistoryLost as error:
+                self._lose(error)
+                raise
             if state is None:
                 raise UnknownShard(f"there is no shard {self.name!r} here; create it first")
             return self.publish(state)
@@ -57,6 +71,8 @@ class CachedState:
     def publish(self, state: State) -> State:
         """Make `state` the cached one unless a newer one is; the one that is cached then."""
         with self._lock:
+            if self._lost is not None:
+                raise HistoryLost(self._lost.message)
             cached = self._state
             if cached is not None and cached.seqno >= state.seqno:
                 return cached
@@ -66,6 +82,16 @@ class CachedState:
         for watcher in watchers:
             watcher(state)
         return state
+
+    def _lose(self, error: HistoryLost) -> None:
+        """Let go of the cached State, and wake everybody who waits, to hear why."""
+        with self._lock:
+            last, self._state, self._lost = self._state, None, error
+            self._moved.notify_all()
+            watchers = tuple(self._watchers)
+        for watcher in watchers:
+            if last is not None:
+                watcher(last)
 
     @property
     def is_watched(self) -> bool:

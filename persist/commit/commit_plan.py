@@ -144,7 +144,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if state is base:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
-    following = replace(expire_lapsed(state, now_ms), seqno=SeqNo(base.seqno + 1), walltime_ms=now_ms)
+    made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": now_ms, "commit_id": given.commit_id}
+    following = replace(expire_lapsed(state, now_ms), **made)
     gone = state_diff.gone_between(base, following)
     following = departed(following, gone, given.policy)
     invariants.check_step(base, following)

@@ -21,6 +21,7 @@ from consensus import Consensus, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.commit.counters import StoreCalls
+from persist.commit.identity import Identity
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
@@ -74,7 +75,8 @@ class Location:
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
-        self.versions = Versions(blob, consensus, self.ids, self.settings.build)
+        self.identity = Identity(blob, consensus, self.ids, self.clock, self.settings.build)
+        self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
@@ -130,6 +132,7 @@ class Location:
     def names(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
         """Names of shards, ascending, beyond `after`."""
         self._process.check()
+        self.identity.check()
         with translated():
             return self.consensus.keys(prefix, after, limit)
 
@@ -138,10 +141,14 @@ class Location:
         return all_names(self.names, prefix)
 
     def check(self) -> None:
-        """Probe both stores. Raises InvalidUsage naming the wrong setting, or Unavailable."""
+        """Probe both stores, and whether they belong together. Raises InvalidUsage naming the wrong setting,
+
+        Unavailable.
+        """
         with translated():
             self.blob.check()
             self.consensus.check()
+        self.identity.check()
 
     def close(self) -> None:
         if self._process.is_left:  # it all belongs to the parent

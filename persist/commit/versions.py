@@ -1,23 +1,29 @@
 """From the consensus log and the rollups to a State: the newest rollup, then the state diffs after it.
 
-Opening costs one head, one blob and one bounded scan, however many commits the shard has seen.
+Opening costs one head, one blob, one bounded scan and one listing of rollups, however many commits the shard has seen.
+
+Two histories are never mixed. A log may lose its newest entries (failover to a replica that lacks them, a restored
+backup) and then grow again, otherwise. Each entry names the commit before it, and a State names its own; every read
+that goes on from a State begins with the entry of that State itself, and compares.
 """
 
 from __future__ import annotations
 
+from itertools import islice
+
 from blob import Blob, BlobNotFound
 from consensus import Consensus
+from persist.commit.identity import Identity
 from persist.commit.levels import raise_level, read_level
 from persist.commit.receipts import Receipts
 from persist.core import state_diff
-from persist.core.errors import Corruption, InvalidUsage
-from persist.core.ids import IdSource, SeqNo
-from persist.core.keys import rollup_key
+from persist.core.errors import Corruption, HistoryLost, InvalidUsage
+from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
+from persist.core.keys import is_rollup_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.record import replace
 from persist.core.state import Rollup, State, blank_state
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import (
-    THIS_BUILD,
     Build,
     decode_diff,
     decode_state,
@@ -32,17 +38,22 @@ SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
 LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loaded
 CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
+ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
 
 
 class Versions:
-    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing but the location's level."""
+    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing but the location's level.
 
-    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build = THIS_BUILD) -> None:
+    `identity` is asked whether the two stores belong together before anything is loaded or written.
+    """
+
+    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build, identity: Identity) -> None:
         self.blob = blob
         self.consensus = consensus
         self.receipts = Receipts(ids)
         self._ids = ids
         self._build = build
+        self._identity = identity
         self._level = 0  # the highest that was seen in a frame
         self._level_read = 0  # once it was read
 
@@ -56,7 +67,13 @@ class Versions:
         return max(self._level_read, self._level)
 
     def encode(self, change: StateDiff) -> bytes:
-        """The log entry of a state diff. InvalidUsage: nobody could read it, since a value in it has a wrong type."""
+        """The log entry of a state diff.
+
+        InvalidUsage: nobody could read it, since a value in it has a wrong type; or this process may only read, which
+        takes holds all the same.
+        """
+        if not state_diff.only_holds(change):
+            self._identity.check_writable()
         data = encode_diff(change, self.level, self._build)
         try:
             decode_diff(data, self._build)
@@ -71,29 +88,41 @@ class Versions:
         return change
 
     def load(self, name: str) -> State | None:
-        """The current State, or None when there is no shard of that name."""
+        """The current State, or None when there is no shard of that name.
+
+        Corruption: the log has lost entries of which the blob store has seen more.
+        """
+        self._identity.check()
         for _ in range(LOAD_TRIES_MAX):
             with translated():
                 head = self.consensus.head(name)
             if head is None:
+                self._check_log(name, shard_id_of(name), FIRST)
                 return None
             newest = self.decode(head.data)
             state = self._rollup(newest) or self._first(name, newest)
             if state is None:
                 continue
-            tail = self._tail(state, LOAD_SCANS_MAX)
+            try:
+                tail = self._tail(state, LOAD_SCANS_MAX)
+            except HistoryLost as error:
+                raise Corruption(
+                    f"rollup {newest.rollup_key} holds another v{state.seqno} of shard {name!r} than the log; restore "
+                    "both stores from one backup"
+                ) from error
             if tail is not None and tail.seqno >= newest.seqno:
+                self._check_log(name, tail.shard_id, tail.seqno)
                 return tail
         raise Corruption(f"the rollup that the newest state diff of shard {name!r} names stays missing")
 
     def catch_up(self, state: State) -> State:
-        """The current State, from an earlier one."""
+        """The current State, from an earlier one. HistoryLost: the log is not the one that led to that State."""
         caught_up = self._tail(state, CATCH_UP_SCANS_MAX)
         if caught_up is not None:
             return caught_up
         loaded = self.load(state.name)
-        if loaded is None:
-            raise Corruption(f"the log of shard {state.name!r} has vanished from the consensus store")
+        if loaded is None or loaded.seqno < state.seqno:
+            raise _lost(state, "ends before it")
         return loaded
 
     def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
@@ -108,8 +137,9 @@ class Versions:
         The State v1 names its own rollup, so the log begins at a rollup from the start. The entry is the change from
         the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept.
         """
+        self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
-        named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)})
+        named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
         data = encode_state(named, self.level, self._build)
         with translated():
             self.blob.put(key, data)
@@ -118,6 +148,7 @@ class Versions:
 
     def write_rollup(self, state: State) -> tuple[str, int]:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""
+        self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         data = encode_state(state, self.level, self._build)
         with translated():
@@ -150,13 +181,49 @@ class Versions:
         return state_diff.apply(found[0], blank_state(name))
 
     def _tail(self, state: State, scans_max: int) -> State | None:
-        """The State after all live diffs. None if the log begins later than that, or goes on for more scans."""
+        """The State after all live diffs. None if the log begins later than that, or goes on for more scans.
+
+        Every scan begins with the entry of the State itself, which is compared. HistoryLost: it is another commit.
+        """
         for _ in range(scans_max):
-            page = self.diffs(state.name, SeqNo(state.seqno + 1), SCAN_LIMIT)
-            if page and page[0].seqno != state.seqno + 1:
+            page = self.diffs(state.name, state.seqno, SCAN_LIMIT)
+            if not page:
+                raise _lost(state, "ends before it")
+            if page[0].seqno != state.seqno:
                 break
-            for change in page:
+            if not state.commit_id:  # a rollup of level 2 does not tell
+                state = replace(state, commit_id=page[0].commit_id)
+            elif page[0].commit_id != state.commit_id:
+                raise _lost(state, "has another commit there")
+            for change in page[1:]:
                 state = state_diff.apply(change, state)
             if len(page) < SCAN_LIMIT:
                 return state
         return None
+
+    def _check_log(self, name: str, shard_id: ShardId, head: SeqNo) -> None:
+        """Raises Corruption where the blob store holds a rollup of a State beyond the head of the log.
+
+        A rollup is written after its State is in the log; only the first one comes before it.
+        """
+        with translated():
+            listed = islice(self.blob.list(rollups_prefix(shard_id)), ROLLUPS_LISTED_MAX)
+            newest = max((rollup_seqno(stat.key) for stat in listed if is_rollup_key(stat.key)), default=head)
+            if newest <= head:
+                return
+            entry = self.consensus.head(name)  # others may have gone on meanwhile
+        if entry is None or entry.seqno < newest:
+            ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
+            raise Corruption(
+                f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
+                "has lost commits. Restore a newer backup of it; or, to go on without them, delete the blobs "
+                f"{rollups_prefix(shard_id)}… that are beyond the log"
+            )
+
+
+def _lost(state: State, why: str) -> HistoryLost:
+    return HistoryLost(
+        f"this process has read v{state.seqno} of shard {state.name!r}, and the log {why}: the consensus store has "
+        "lost commits. This process does not go on with this shard, since two histories would be mixed. Restore the "
+        "commits, or restart this process to go on without them"
+    )

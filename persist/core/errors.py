@@ -23,6 +23,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       Indeterminate        may have happened; retry with the same token
       UpgradeNeeded        written by a newer build, or asked of an older one; upgrade the one that says so
       Corruption           durable bytes contradict each other; stop
+        HistoryLost        the log lost commits that this process has read; restart it to go on without them
 """
 
 from __future__ import annotations
@@ -139,6 +140,10 @@ class UpgradeNeeded(PersistError):
 
 class Corruption(PersistError):
     kind = "corruption"
+
+
+class HistoryLost(Corruption):
+    """Told as Corruption to others: it is about what this process has read."""
 
 
 def _all(cls: type[PersistError]) -> list[type[PersistError]]:

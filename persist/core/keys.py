@@ -61,6 +61,16 @@ def is_rollup_key(key: str) -> bool:
     return key.endswith(".rollup")
 
 
+def rollups_prefix(shard: ShardId) -> str:
+    """Every rollup of the shard starts with this, and nothing else does."""
+    return f"{shard}/v"
+
+
+def rollup_seqno(key: str) -> SeqNo:
+    """The seqno of the State that the rollup under a well-formed key holds."""
+    return SeqNo(int(key.split("/")[1][1:]))
+
+
 def born_ms(key: str) -> int:
     """When a well-formed blob key was minted, in milliseconds since 1970 by its maker's clock."""
     return int(key.rpartition("/")[2][1:13], 16)

@@ -123,11 +123,12 @@ class State(Record, frozen=True):
     the lives of the name before this one.
 
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
-    that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age.
+    that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age. `commit_id`
+    is that of the commit that made this State; the next state diff names it as its parent.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms"})
+    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3, "commit_id": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "commit_id"})
 
     name: str
     shard_id: ShardId
@@ -151,6 +152,7 @@ class State(Record, frozen=True):
     left: Mapping[bytes, int] = {}
     left_before_ms: int = 0
     incarnation: int = 0
+    commit_id: str = ""
 
     @property
     def upper(self) -> Antichain:

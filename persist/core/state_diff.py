@@ -80,11 +80,12 @@ class StateDiff(Record, frozen=True):
 
     `commit_id` tells this commit from any other that tried for the same seqno. `gone` are the blobs that
     the earlier State named and the later one does not: what GC may delete one day. `rollup_seqno`/`rollup_key`
-    name the newest rollup as of the later State: where one who only has this diff starts to load.
+    name the newest rollup as of the later State: where one who only has this diff starts to load. `parent_id` is the
+    commit that made the earlier State; empty where that is not known (level 2, and the first State).
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms"})
+    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3, "parent_id": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "parent_id"})
 
     seqno: SeqNo
     walltime_ms: int
@@ -110,6 +111,7 @@ class StateDiff(Record, frozen=True):
     left: MapDiff[bytes, int] | None = None
     left_before_ms: int | None = None
     incarnation: int | None = None
+    parent_id: str = ""
 
 
 def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:
@@ -131,14 +133,28 @@ def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = 
         rollup_key=new.rollups[rollup_seqno].key if new.rollups else "",
         gone=gone_between(old, new) if gone is None else gone,
         trace=_diff_trace(old.trace, new.trace),
+        parent_id=old.commit_id,
         **changed,
     )
+
+
+def only_holds(change: StateDiff) -> bool:
+    """Whether it changes nothing but the holds of leased readers, and forgets registrations that lapsed."""
+    kept = {"leased_readers", "writers", "claims"}
+    if any(getattr(change, name) is not None for name in ("trace", *SCALARS, *MAPPINGS) if name not in kept):
+        return False
+    return not any(entries.set for entries in (change.writers, change.claims) if entries is not None)
 
 
 def apply(change: StateDiff, state: State) -> State:
     """The State that follows `state`. Raises Corruption when the diff does not fit."""
     if change.seqno != state.seqno + 1:
         raise Corruption(f"state diff v{change.seqno} of shard {state.name!r} does not follow v{state.seqno}")
+    if change.parent_id and state.commit_id and change.parent_id != state.commit_id:
+        raise Corruption(
+            f"state diff v{change.seqno} of shard {state.name!r} follows another v{state.seqno} than the one in the "
+            "log: a process that had read a lost history has written it; restore both stores from one backup"
+        )
     fields = {name: value for name in SCALARS if (value := getattr(change, name)) is not None}
     for name in MAPPINGS:
         if (map_diff := getattr(change, name)) is not None:
@@ -147,7 +163,7 @@ def apply(change: StateDiff, state: State) -> State:
         fields["shard_id"] = shard_id_of(state.name, change.incarnation)
     if change.trace is not None:
         fields["trace"] = _apply_trace(state, change.trace)
-    return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, **fields)
+    return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, commit_id=change.commit_id, **fields)
 
 
 def _diff_trace(old: Trace, new: Trace) -> TraceDiff | None:

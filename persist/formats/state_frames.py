@@ -1,8 +1,8 @@
-"""States and state diffs <-> durable bytes.
+"""States, state diffs and bindings <-> durable bytes.
 
 A frame is: magic (4 bytes), kind (1), level (1), CRC-32 of kind, level and body (u32, little-endian), body. The body is
-the State or the state diff as MessagePack. Every frame is verified when it is read: what does not verify is Corruption,
-what verifies but comes from a newer build is UpgradeNeeded.
+the State, the state diff or the binding as MessagePack. Every frame is verified when it is read: what does not verify
+is Corruption, what verifies but comes from a newer build is UpgradeNeeded.
 
 The level is the version of these bytes. A build knows one or several; all builds that serve a location write the level
 of that location (`persist.commit.levels`), so that they can read each other.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.record import Record
 from persist.core.state import State
@@ -26,11 +27,13 @@ from persist.formats.records import decoded, encoded, encoded_at
 MAGIC = b"PSST"
 KIND_DIFF = b"D"
 KIND_ROLLUP = b"R"
+KIND_BINDING = b"B"
 
 _LEVEL_AT = 5
 _HEADER = struct.Struct("<4scBI")
 _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
+_BINDING = msgspec.msgpack.Decoder(Binding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +79,16 @@ def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
     state = decoded(_STATE, _unframe(KIND_ROLLUP, data, "rollup", build), "rollup", Corruption)
     _check_features(state.features, "rollup", build)
     return state
+
+
+def encode_binding(binding: Binding) -> bytes:
+    """The durable bytes of a binding. They have the first level, so that every build can read them."""
+    return _frame(KIND_BINDING, encoded(binding), (), FIRST_LEVEL, THIS_BUILD)
+
+
+def decode_binding(data: bytes, build: Build = THIS_BUILD) -> Binding:
+    """Read a binding. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
+    return decoded(_BINDING, _unframe(KIND_BINDING, data, "binding", build), "binding", Corruption)
 
 
 def level_of(data: bytes) -> int:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from consensus import Consensus, ConsensusUsage, Entry, open_consensus
+from consensus import HIDDEN, Consensus, ConsensusUsage, Entry, open_consensus
 from tests.contract.consensus_providers import SERVERS_IN_PROOF, Place
 from tests.contract.racing import judge, race_processes, race_threads, read_log
 from tests.support.waiting import WAIT_S
@@ -126,6 +126,18 @@ def test_keys_are_listed_in_byte_order_page_by_page(consensus: Consensus) -> Non
         after = page[-1]
     assert [len(page) for page in pages] == [5, 5, 2]
     assert [name for page in pages for name in page] == sorted(names)
+
+
+def test_a_hidden_key_has_a_log_and_is_never_listed(consensus: Consensus) -> None:
+    fill(consensus, "a", 1)
+    entries = fill(consensus, HIDDEN + "binding", 3)
+    assert consensus.scan(HIDDEN + "binding", 0, 10) == entries
+    assert consensus.head(HIDDEN + "binding") == entries[-1]
+    assert consensus.truncate(HIDDEN + "binding", 3) == 2
+    fill(consensus, "z", 1)
+    assert consensus.keys() == ["a", "z"]
+    assert consensus.keys(after="a", limit=1) == ["z"]
+    assert consensus.keys(after="z") == []
 
 
 @pytest.mark.parametrize("key", ["", "with space", "ümlaut", "a\n", "a\0b", "x" * 257])

@@ -224,7 +224,7 @@ def test_the_proof_tells_a_copy_from_the_original(server: Server, tmp_path: Path
     original = open_blob(told["url"])
     assert identity.is_same(original, told["proof"])
     copy = open_blob((tmp_path / "copy").as_uri())
-    copy.put(identity.KEY, original.get(identity.KEY))
+    copy.put(identity.ID_KEY, original.get(identity.ID_KEY))
     assert not identity.is_same(copy, told["proof"])
     assert not identity.is_same(open_blob((tmp_path / "other").as_uri()), told["proof"])
 

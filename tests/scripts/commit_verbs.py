@@ -163,7 +163,8 @@ class CommitInterpreter:
 
     def _begin(self, args: Arguments) -> list[str]:
         self.log = ScriptedLog(args.number("value-bytes", 1 << 20))
-        self.blob = ScriptedBlob(MemoryBlob("mem:"))
+        blobs = MemoryBlob("mem:")
+        self.blob = ScriptedBlob(blobs)
         self.clock, self.background = TestClock(), LateBackground()
         policy = Policy(
             inline_part_bytes_max=args.number("part", 64 * 1024),
@@ -189,7 +190,7 @@ class CommitInterpreter:
             )
 
         # The other machine reaches the stores whatever becomes of the script's. Staging knows no limit of inline rows.
-        elsewhere = Client(EmbeddedTransport(location(STAGING, self.log.inner, MemoryBlob("mem:"), Policy())))
+        elsewhere = Client(EmbeddedTransport(location(STAGING, self.log.inner, blobs, Policy())))
         elsewhere.create_shard(NAME, SCHEMA, ["id"])
         self._rows = elsewhere.shard(NAME).open_writer()
         self.another: Machine = location(ANOTHER, self.log.inner, self.blob, policy).machine(NAME)

@@ -106,7 +106,8 @@ class Shard:
     def _commit(self, state: State) -> None:
         if state is self.state:
             return
-        new = replace(state, seqno=SeqNo(self.state.seqno + 1), walltime_ms=self.now_ms)
+        seqno = SeqNo(self.state.seqno + 1)
+        new = replace(state, seqno=seqno, walltime_ms=self.now_ms, commit_id=f"commit v{seqno}")
         new = departed(new, gone_between(self.state, new), self.policy)
         self._check(self.state, new)
         self.state = new
@@ -114,7 +115,7 @@ class Shard:
     def _check(self, old: State, new: State) -> None:
         check_step(old, new)
         check_state(new)
-        change = diff(old, new, commit_id=f"commit v{new.seqno}")
+        change = diff(old, new, new.commit_id)
         assert apply(change, old) == new
         assert decode_diff(encode_diff(change)) == change
         assert decode_state(encode_state(new)) == new

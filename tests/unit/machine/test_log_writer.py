@@ -18,12 +18,14 @@ from consensus import (
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.commit.counters import MachineMetrics
+from persist.commit.identity import Identity
 from persist.commit.log_writer import LogWriter
 from persist.commit.system import System
 from persist.commit.versions import Versions
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.state_diff import StateDiff
+from persist.formats.state_frames import THIS_BUILD
 from tests.support.location import AscendingIds, InlineBackground, TestClock
 from tests.support.shard import NAME
 
@@ -81,7 +83,12 @@ class Log:
     def __init__(self, consensus: Scripted) -> None:
         self.clock, self.metrics, self.consensus = TestClock(), MachineMetrics(), consensus
         ids = AscendingIds()
-        versions = Versions(MemoryBlob("mem:"), consensus, ids)
+        blob = MemoryBlob("mem:")
+        identity = Identity(blob, consensus, ids, self.clock)
+        fates, consensus.fates = consensus.fates, []
+        identity.check()
+        consensus.fates = fates
+        versions = Versions(blob, consensus, ids, THIS_BUILD, identity)
         self.writer = LogWriter(NAME, versions, System(self.clock, ids, InlineBackground()), self.metrics)
 
     def write(self, commit_id: str, seqno: int = 1) -> bool:

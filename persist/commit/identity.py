@@ -1,0 +1,213 @@
+"""Which location the two stores belong to, and whether they belong together.
+
+At first use the two stores of a location are bound: the same record, a `Binding`, is put into both. Every process
+compares them when it opens the location, and again before it deletes anything. So stores that were paired by mistake,
+and a store that was emptied or is another one than before, are refused before they can harm each other.
+
+- The blob store holds the location's id, `location-id`, which is random and written once, and for each epoch the
+  binding, `epoch/1`, `epoch/2`, …, each written once.
+- The consensus store holds the bindings as a log under a hidden key, which no shard can have.
+
+The order of writing makes it safe to be killed anywhere: the id, then the log, then the blob. Of several processes that
+bind at once the log lets one win. Of two logs that are bound to one blob store, the blob lets one win.
+
+A location of level 2 has no binding. It is bound when it is first opened, if the blob store holds rollups that the log
+names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from typing import NoReturn
+
+from blob import Blob, BlobExists, BlobNotFound
+from consensus import HIDDEN, Consensus, ConsensusIndeterminate, Entry
+from persist.commit.system import Clock
+from persist.core.binding import Binding
+from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
+from persist.core.ids import IdSource
+from persist.formats.state_frames import THIS_BUILD, Build, decode_binding, decode_diff, encode_binding
+from persist.formats.store_errors import translated
+
+ID_KEY = "location-id"
+LOG_KEY = HIDDEN + "binding"
+FIRST_EPOCH = 1
+SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
+CONFIRM_EVERY_S = 5.0  # how long a comparison lets deletions go on
+_OF_A_SHARD = re.compile(r"s[0-9a-f]{32}/")
+
+
+def ensure_id(blob: Blob, ids: IdSource) -> str:
+    """The id of the blob store's location, which is written if it has none. Raises BlobError."""
+    with contextlib.suppress(BlobNotFound):
+        return blob.get(ID_KEY).decode("ascii", "replace")
+    with contextlib.suppress(BlobExists):  # another process was quicker
+        blob.put(ID_KEY, ids.uuid7().encode())
+    return blob.get(ID_KEY).decode("ascii", "replace")
+
+
+class Identity:
+    """Compares the two stores of one location. Thread-safe. Every method may raise Unavailable."""
+
+    def __init__(
+        self, blob: Blob, consensus: Consensus, ids: IdSource, clock: Clock, build: Build = THIS_BUILD
+    ) -> None:
+        self._blob = blob
+        self._consensus = consensus
+        self._ids = ids
+        self._clock = clock
+        self._build = build
+        self._lock = threading.Lock()
+        self._binding: Binding | None = None
+        self._confirmed_s = 0.0
+        self._newer = False  # whether the blob store has a later epoch
+
+    def check(self) -> Binding:
+        """The binding of the stores. They are compared once, and bound if they are new.
+
+        Raises InvalidUsage: they do not belong together. It says what to do.
+        """
+        binding = self._binding
+        if binding is None:
+            with self._lock:
+                binding = self._binding or self._compare()
+        return binding
+
+    def check_writable(self) -> None:
+        """As `check`. Raises InvalidUsage also where the blob store has a later epoch: then this process only reads."""
+        binding = self.check()
+        if self._newer:
+            raise InvalidUsage(
+                f"{self._consensus.url} is at epoch {binding.epoch} and {self._blob.url} at a later one, so another "
+                "consensus store has taken over: this process only reads; give it the newer consensus store"
+            )
+
+    def confirm(self) -> None:
+        """Before anything is deleted: compare the stores again, unless that was done in the last seconds.
+
+        Raises what `check_writable` raises. Blobs that are deleted within `CONFIRM_EVERY_S` after it may still be
+        another's, if the stores were exchanged in just that time.
+        """
+        self.check()
+        now_s = self._clock.monotonic()
+        if now_s - self._confirmed_s >= CONFIRM_EVERY_S:
+            with self._lock:
+                self._compare()
+        self.check_writable()
+
+    def raise_epoch(self) -> int:
+        """Raise the epoch by one in both stores; the new one. From then on a process with an older log only reads.
+
+        For recovery and promotion. Repeating it is safe, and raises it again. Conflict: another process raises it too.
+        """
+        with self._lock:
+            before = self._compare()
+            last = before.epoch
+            with translated():
+                while self._blob.stat(_epoch_key(last + 1)) is not None:
+                    last += 1
+                entry = self._consensus.head(LOG_KEY)
+            assert entry is not None
+            binding = Binding(before.location_id, last + 1, self._ids.uuid7())
+            data = encode_binding(binding)
+            with translated():
+                try:
+                    self._blob.put(_epoch_key(binding.epoch), data)
+                    won = self._consensus.compare_and_set(LOG_KEY, entry.seqno + 1, data)
+                except BlobExists:
+                    won = False
+            if not won:
+                raise Conflict(f"another process raises the epoch of {self._blob.url} too; look, then retry")
+            return self._compare().epoch
+
+    def _compare(self) -> Binding:
+        """Compare the stores, and bind them if neither was bound."""
+        started_s = self._clock.monotonic()
+        entry = self._entry() or self._bound()
+        binding = decode_binding(entry.data, self._build)
+        known = self._binding
+        if known is not None and known.location_id != binding.location_id:
+            self._refuse("now belong to another location than when this process opened them; restart it")
+        key = _epoch_key(binding.epoch)
+        with translated():
+            held = self._held(key)
+            if held is None:
+                self._finish_binding(binding, entry.data)
+                held = self._held(key)
+            if held is None or decode_binding(held, self._build) != binding:
+                self._refuse("are stores of two locations: give two that belong together")
+            self._newer = self._blob.stat(_epoch_key(binding.epoch + 1)) is not None
+        self._binding, self._confirmed_s = binding, started_s
+        return binding
+
+    def _bound(self) -> Entry:
+        """The binding of stores of which the log has none: made now, unless this log cannot be theirs."""
+        with translated():
+            names = self._consensus.keys("", "", SHARDS_TRIED)
+            taken = self._blob.stat(_epoch_key(FIRST_EPOCH)) is not None
+            full = any(_OF_A_SHARD.match(stat.key) for stat in self._blob.list("s")) if not names else False
+        if (taken or full) and (entry := self._entry()) is not None:
+            return entry  # another process was binding them just now
+        if taken:
+            self._refuse(
+                "do not belong together: the blob store was bound to another consensus store, or this one has lost "
+                "all. Give the two that belong together; each location needs a blob store, or a prefix, of its own"
+            )
+        if full:
+            self._refuse(
+                "do not belong together: the consensus store is empty, and the blob store has shards. Give or "
+                "restore the consensus store of these shards; a new location needs an empty blob store, or a prefix"
+            )
+        if names and not any(map(self._has_rollup, names)):
+            self._refuse(
+                "do not belong together: the consensus store has shards, and the blob store has none of their "
+                "rollups. Give or restore the blob store of these shards"
+            )
+        with translated():
+            location_id = ensure_id(self._blob, self._ids)
+            data = encode_binding(Binding(location_id, FIRST_EPOCH, self._ids.uuid7()))
+            with contextlib.suppress(ConsensusIndeterminate):  # or another process was quicker: the log tells
+                self._consensus.compare_and_set(LOG_KEY, 1, data)
+        entry = self._entry()
+        if entry is None:
+            raise Unavailable(f"{self._consensus.url} did not take the binding of this location; retry")
+        return entry
+
+    def _finish_binding(self, binding: Binding, data: bytes) -> None:
+        """Put the binding of the log beside the blobs, if these are of the same location: who bound them was killed."""
+        found = self._held(ID_KEY)
+        if found is None:
+            self._refuse("do not belong together: the blob store is empty. Give or restore that of this location")
+        if found != binding.location_id.encode():
+            raise Corruption(
+                f"{self._blob.url} has another {ID_KEY} than {self._consensus.url} names: they are stores of two "
+                "locations, or it is damaged; give or restore the right one"
+            )
+        with contextlib.suppress(BlobExists):
+            self._blob.put(_epoch_key(binding.epoch), data)
+
+    def _has_rollup(self, name: str) -> bool:
+        """Whether the blob store holds the rollup that the newest log entry of the shard names."""
+        with translated(), contextlib.suppress(Corruption):
+            head = self._consensus.head(name)
+            return head is not None and self._blob.stat(decode_diff(head.data, self._build).rollup_key) is not None
+        return False
+
+    def _entry(self) -> Entry | None:
+        with translated():
+            return self._consensus.head(LOG_KEY)
+
+    def _held(self, key: str) -> bytes | None:
+        try:
+            return self._blob.get(key)
+        except BlobNotFound:
+            return None
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InvalidUsage(f"{self._blob.url} and {self._consensus.url} {why}")
+
+
+def _epoch_key(epoch: int) -> str:
+    return f"epoch/{epoch}"

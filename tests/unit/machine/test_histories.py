@@ -1,0 +1,195 @@
+"""A log may lose its newest entries under running processes, and grow again otherwise: histories are never mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Corruption, HistoryLost
+from persist.core.record import replace
+from persist.core.state import initial_state
+from persist.core.state_diff import apply, diff
+from persist.formats.state_frames import Build, decode_diff
+from tests.support.location import AscendingIds, memory_location
+from tests.support.shard import NAME as STEPPED
+from tests.support.shard import SCHEMA as RECORD
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+NAME, OTHER = "orders", "others"
+LEVELS = [Build(levels=(2,)), Build(levels=(2, 3))]
+
+
+class FailingOver(MemoryConsensus):
+    """A store whose replica lacks the newest entries."""
+
+    def lose(self, name: str, entries: int) -> None:
+        with self._lock:
+            for _ in range(entries):
+                del self._logs[name][self._heads[name]]
+                self._heads[name] -= 1
+
+
+class Stores:
+    def __init__(self, build: Build = LEVELS[-1]) -> None:
+        self.blob, self.log, self.build, self.opened = MemoryBlob("mem:"), FailingOver("mem:"), build, 0
+
+    def open(self) -> Location:
+        self.opened += 1
+        return memory_location(blob=self.blob, consensus=self.log, ids=AscendingIds(self.opened), build=self.build)
+
+    def shard(self, name: str = NAME) -> Shard:
+        return Client(EmbeddedTransport(self.open())).create_shard(name, SCHEMA, ["id"])
+
+
+def insert(shard: Shard, *ids: int) -> None:
+    for number in ids:
+        shard.insert([{"id": number, "v": "x"}])
+
+
+def ids(shard: Shard) -> list[int]:
+    return sorted(row["id"] for row in shard.snapshot().to_arrow().to_pylist())
+
+
+@pytest.fixture(params=LEVELS, ids=["level 2", "level 3"])
+def stores(request: pytest.FixtureRequest) -> Stores:
+    return Stores(request.param)
+
+
+CALLS: list[Callable[[Shard], object]] = [
+    lambda shard: shard.upper(),
+    lambda shard: shard.snapshot().to_arrow(),
+    lambda shard: insert(shard, 500),
+    lambda shard: shard.listen(None).__enter__(),
+    lambda shard: shard.drop(force=True),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=["upper", "snapshot", "insert", "listen", "drop"])
+@pytest.mark.parametrize("others_wrote", [0, 6], ids=["shorter", "longer"])
+def test_a_process_that_read_what_was_lost_is_told_and_makes_nothing_worse(
+    stores: Stores, call: Callable[[Shard], object], others_wrote: int
+) -> None:
+    ours = stores.shard()
+    insert(ours, *range(5))
+    fresh, survivors = Stores(stores.build), stores.log
+    stores.log.lose(NAME, 2)
+    fresh.blob, fresh.log = stores.blob, survivors
+    fresh.opened = 100
+    theirs = fresh.shard()
+    before = ids(theirs)
+    insert(theirs, *range(100, 100 + others_wrote))
+    head = stores.log.head(NAME)
+    if others_wrote:
+        for _ in range(2):
+            with pytest.raises(Corruption, match="restart this process"):
+                call(ours)
+        assert stores.log.head(NAME) == head
+    assert ids(theirs) == sorted([*before, *range(100, 100 + others_wrote)])
+    assert ids(fresh.shard()) == ids(theirs)
+
+
+def test_a_shorter_log_is_noticed_by_a_read_and_by_a_write(stores: Stores) -> None:
+    for call in (lambda shard: shard.upper(), lambda shard: insert(shard, 500)):
+        name = f"shorter-{stores.opened}"
+        shard = stores.shard(name)
+        insert(shard, *range(5))
+        stores.log.lose(name, 2)
+        head = stores.log.head(name)
+        with pytest.raises(HistoryLost, match="ends before it"):
+            call(shard)
+        assert stores.log.head(name) == head
+
+
+def test_no_other_shard_is_harmed(stores: Stores) -> None:
+    location = stores.open()
+    client = Client(EmbeddedTransport(location))
+    lost, sound = (client.create_shard(name, SCHEMA, ["id"]) for name in (NAME, OTHER))
+    for shard in (lost, sound):
+        insert(shard, *range(5))
+    stores.log.lose(NAME, 2)
+    with pytest.raises(HistoryLost):
+        lost.upper()
+    insert(sound, 5)
+    assert ids(sound) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_listener_hears_of_it_instead_of_mixed_rows(stores: Stores) -> None:
+    ours = stores.shard()
+    insert(ours, *range(5))
+    with ours.listen(None) as listen:
+        heard = [row["id"] for event in listen.next_events(0) for row in event.updates.to_pylist()]
+        assert heard == [0, 1, 2, 3, 4]
+        stores.log.lose(NAME, 2)
+        insert(stores.shard(), *range(100, 106))
+        with pytest.raises(Corruption):
+            list(listen.next_events(0))
+        with pytest.raises(Corruption):
+            list(listen.next_events(0))
+
+
+def test_who_waits_is_woken_and_told(stores: Stores) -> None:
+    location = stores.open()
+    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    insert(shard, *range(5))
+    machine = location.machine(NAME)
+    told: list[object] = []
+    stop = machine.watch(told.append)
+    stores.log.lose(NAME, 2)
+    with pytest.raises(HistoryLost):
+        machine.wait_for(lambda state: state.seqno > 100, 5.0, 0.1)
+    assert len(told) == 1
+    assert machine.cached is None
+    stop()
+
+
+def test_a_state_diff_names_its_parent() -> None:
+    old = replace(initial_state(STEPPED, RECORD, 0), commit_id="a")
+    new = replace(old, seqno=old.seqno + 1, commit_id="b")
+    change = diff(old, new, "b")
+    assert (change.commit_id, change.parent_id) == ("b", "a")
+    assert apply(change, old) == new
+    with pytest.raises(Corruption, match="a lost history"):
+        apply(change, replace(old, commit_id="another"))
+
+
+def test_every_entry_of_a_log_follows_the_one_before() -> None:
+    stores = Stores()
+    insert(stores.shard(), *range(50))
+    changes = [decode_diff(entry.data) for entry in stores.log.scan(NAME, 0, 1_000)]
+    assert changes[0].parent_id == ""
+    assert [change.parent_id for change in changes[1:]] == [change.commit_id for change in changes[:-1]]
+    assert stores.open().machine(NAME).state().commit_id == changes[-1].commit_id
+
+
+def test_a_rollup_of_level_2_does_not_know_its_commit_and_the_log_tells() -> None:
+    stores = Stores(LEVELS[0])
+    insert(stores.shard(), *range(80))
+    state = stores.open().machine(NAME).state()
+    last = stores.log.head(NAME)
+    assert last is not None
+    assert state.commit_id == decode_diff(last.data).commit_id
+
+
+def test_a_machine_that_has_lost_its_history_creates_nothing(stores: Stores) -> None:
+    location = stores.open()
+    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    insert(shard, *range(5))
+    machine: Machine = location.machine(NAME)
+    stores.log.lose(NAME, 2)
+    with pytest.raises(HistoryLost):
+        machine.refresh()
+    with pytest.raises(HistoryLost):
+        machine.create(initial_state(NAME, RECORD, 0))
+    with pytest.raises(HistoryLost):
+        machine.apply(c.AdvanceUpper(Antichain(100)))
