@@ -8,8 +8,9 @@ and a store that was emptied or is another one than before, are refused before t
   binding, `epoch/1`, `epoch/2`, …, each written once.
 - The consensus store holds the bindings as a log under a hidden key, which no shard can have.
 
-The order of writing makes it safe to be killed anywhere: the id, then the log, then the blob. Of several processes that
-bind at once the log lets one win. Of two logs that are bound to one blob store, the blob lets one win.
+The order of writing makes it safe to be killed anywhere: the id, an offer in the blob store, the log, the epoch in the
+blob store. Of several processes that bind at once the log lets one win. Of two logs that are bound to one blob store,
+the blob lets one win.
 
 A location of level 2 has no binding. It is bound when it is first opened, if the blob store holds rollups that the log
 names.
@@ -167,7 +168,9 @@ class Identity:
             )
         with translated():
             location_id = ensure_id(self._blob, self._ids)
-            data = encode_binding(Binding(location_id, FIRST_EPOCH, self._ids.uuid7()))
+            binding = Binding(location_id, FIRST_EPOCH, self._ids.uuid7())
+            data = encode_binding(binding)
+            self._blob.put(_offer_key(binding), b"")
             with contextlib.suppress(ConsensusIndeterminate):  # or another process was quicker: the log tells
                 self._consensus.compare_and_set(LOG_KEY, 1, data)
         entry = self._entry()
@@ -177,13 +180,9 @@ class Identity:
 
     def _finish_binding(self, binding: Binding, data: bytes) -> None:
         """Put the binding of the log beside the blobs, if these are of the same location: who bound them was killed."""
-        found = self._held(ID_KEY)
-        if found is None:
-            self._refuse("do not belong together: the blob store is empty. Give or restore that of this location")
-        if found != binding.location_id.encode():
-            raise Corruption(
-                f"{self._blob.url} has another {ID_KEY} than {self._consensus.url} names: they are stores of two "
-                "locations, or it is damaged; give or restore the right one"
+        if self._blob.stat(_offer_key(binding)) is None:
+            self._refuse(
+                "are stores of two locations, or the blob store was emptied: give or restore that of this location"
             )
         with contextlib.suppress(BlobExists):
             self._blob.put(_epoch_key(binding.epoch), data)
@@ -207,6 +206,11 @@ class Identity:
 
     def _refuse(self, why: str) -> NoReturn:
         raise InvalidUsage(f"{self._blob.url} and {self._consensus.url} {why}")
+
+
+def _offer_key(binding: Binding) -> str:
+    """What tells, once the log has taken a binding, that it was made for this very blob store."""
+    return f"offer/{binding.pair}"
 
 
 def _epoch_key(epoch: int) -> str:

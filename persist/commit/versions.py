@@ -61,9 +61,10 @@ class Versions:
     def level(self) -> int:
         """The level to write. Who sees a frame of a higher one than was read knows that it was raised meanwhile."""
         if not self._level_read:
-            self._level_read = read_level(self.blob, self._build)
-            if self._level_read < self._build.newest and self._is_new():
-                self._level_read = raise_level(self.blob, self._build)[1]
+            found = read_level(self.blob, self._build)
+            if found < self._build.newest and self._is_new():
+                found = raise_level(self.blob, self._build)[1]
+            self._level_read = found
         return max(self._level_read, self._level)
 
     def encode(self, change: StateDiff) -> bytes:

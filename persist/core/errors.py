@@ -143,7 +143,9 @@ class Corruption(PersistError):
 
 
 class HistoryLost(Corruption):
-    """Told as Corruption to others: it is about what this process has read."""
+    """The log is not the one that led to what this process has read."""
+
+    kind = "history_lost"
 
 
 def _all(cls: type[PersistError]) -> list[type[PersistError]]:

@@ -9,6 +9,7 @@ import pytest
 
 from blob.memory import MemoryBlob
 from compactor.orphans import Sweeper
+from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import NodeCache
@@ -111,7 +112,7 @@ def test_attributes_whose_chunk_was_swept_stay_in_the_state(
 def test_a_shard_whose_first_rollup_was_swept_can_be_opened(location: Location, clock: SleepyClock) -> None:
     """A creator slept between the first rollup and the first commit; the rollup of a shard unborn was swept."""
 
-    class Asleep(MemoryConsensus):
+    class Asleep(ForwardingConsensus):
         """Its caller falls asleep before its first compare-and-set."""
 
         swept = 0
@@ -122,7 +123,8 @@ def test_a_shard_whose_first_rollup_was_swept_can_be_opened(location: Location, 
                 Asleep.swept = Sweeper(location).sweep_unborn().deleted
             return super().compare_and_set(key, seqno, data)
 
-    location.consensus = Asleep("mem:")
+    location.identity.check()
+    location.consensus = Asleep(location.consensus)
     location.versions.consensus = location.consensus
     created = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
     assert Asleep.swept == 1

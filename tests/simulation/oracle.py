@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from blob.memory import MemoryBlob
+from consensus import HIDDEN
 from consensus.memory import MemoryConsensus
 from persist.core import state_diff
 from persist.core.antichain import MINIMUM, Antichain
@@ -325,7 +326,7 @@ class ObservedConsensus(MemoryConsensus):
 
     def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
         won = super().compare_and_set(key, seqno, data)
-        if won:
+        if won and not key.startswith(HIDDEN):
             self._oracle.committed(key, seqno, data)
         return won
 

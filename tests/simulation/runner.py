@@ -16,6 +16,7 @@ import persist.client.shard
 import persist.client.write
 import persist.commit.cached_state
 import persist.commit.command_queue
+import persist.commit.identity
 import persist.commit.location
 import persist.commit.versions
 import persist.parts.reader
@@ -34,6 +35,7 @@ LOCKING = (
     persist.client.shard,
     persist.commit.cached_state,
     persist.commit.command_queue,
+    persist.commit.identity,
     persist.commit.location,
     persist.parts.reader,
     persist.client.pipelined,
