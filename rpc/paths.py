@@ -21,6 +21,7 @@ VERBS = frozenset(
         "listen",
         "advance-upper",
         "downgrade-since",
+        "receipts",
     }
 )
 # What the router sees instead of the name's slash. No name holds it.

@@ -43,6 +43,9 @@ class EmbeddedTransport:
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.location.versions.receipts.given(shard, runs)
 
+    def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return self.location.machine(name).receipted(runs)
+
     def apply(self, name: str, command: c.Command) -> c.Result:
         return self.location.machine(check_shard_name(name)).apply(command)
 

@@ -52,6 +52,13 @@ class Transport(Protocol):
         """The runs, which this client has just staged, with receipts if it may give them itself. Calls nobody."""
         ...
 
+    def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        """The staged runs with receipts, so that a later commit of many parts need not look at each.
+
+        Raises what is wrong with a part (InvalidUsage, Expired), and what every call may.
+        """
+        ...
+
     def apply(self, name: str, command: c.Command) -> c.Result: ...
 
     def view(self, name: str, request: ViewRequest) -> ShardView: ...

@@ -166,6 +166,16 @@ class WriteHandle:
             )
         return self._transport.vouched(self._transport.shard, runs)
 
+    def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        """The staged `runs` with receipts. Calls the server only where a blob has none yet; repeating it is safe.
+
+        For those who stage many parts in many places: the one commit of all of them need not look at each then.
+        Raises InvalidUsage and Expired (a part cannot be committed: stage its rows again).
+        """
+        if all(part.receipt or part.is_inline for run in runs for part in run.parts):
+            return runs
+        return self._transport.receipted(self._name, runs)
+
     def commit_insert(
         self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()
     ) -> c.Appended:

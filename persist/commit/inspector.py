@@ -6,7 +6,7 @@ found is a value, a Verdict, which goes with the command: a command that happene
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blob import Blob, BlobError
@@ -14,6 +14,7 @@ from persist.commit.receipts import Receipts
 from persist.core import commands as c
 from persist.core.batch import Part, Run
 from persist.core.errors import PersistError
+from persist.core.keys import belongs_to
 from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
@@ -51,7 +52,7 @@ class Inspector:
                     unknown.append(part)
                 elif part.key is not None:
                     present.append(part)
-            self._look(unknown, state.schemas)
+            self._look(unknown, state)
             if len(present) <= STATS_MAX:
                 for part in present:
                     check_presence(part, self._blob)
@@ -66,15 +67,15 @@ class Inspector:
         """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
         held = tuple(runs)
         try:
-            self._look([part for run in held for part in run.parts], state.schemas)
+            self._look([part for run in held for part in run.parts], state)
         except BlobError as error:
             raise translate(error) from error
         return self._receipts.given(state.shard_id, held)
 
-    def _look(self, parts: Sequence[Part], schemas: Mapping[int, SchemaRecord]) -> None:
-        blobs = []
+    def _look(self, parts: Sequence[Part], state: State) -> None:
+        schemas, blobs = state.schemas, []
         for part in parts:
-            if part.schema_id not in schemas:
+            if part.schema_id not in schemas or (part.key is not None and not belongs_to(part.key, state.shard_id)):
                 continue  # the plan refuses it
             if part.key is None:
                 self._check_of(schemas[part.schema_id]).inline(part)

@@ -30,7 +30,8 @@ from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable, UnknownShard
 from persist.core.state import Policy, State
-from persist.core.transitions.context import SOUND, Indexed, Verdict
+from persist.core.transitions.context import SOUND, Context, Indexed, Verdict
+from persist.core.transitions.naming import check_staged
 
 LOST_FIRST_S = 0.001
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
@@ -125,7 +126,9 @@ class Machine(CachedState):
 
         Repeating it is safe.
         """
-        return self._inspector.receipted(runs, self.state())
+        state = self.state()
+        check_staged(state, runs, Context(self._system.clock.now_ms(), self.policy, verdict=SOUND))
+        return self._inspector.receipted(runs, state)
 
     def _applied(self, command: c.Command, verdict: Verdict) -> c.Result:
         if self._queue.is_led:  # the leader should not have to read the index for this command

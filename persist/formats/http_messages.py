@@ -11,9 +11,10 @@ from typing import Any, Union
 import msgspec
 
 from persist.core.antichain import Antichain
+from persist.core.batch import Run
 from persist.core.commands import Command, Result, kinds
 from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kind
-from persist.core.record import asdict
+from persist.core.record import Record, asdict
 from persist.core.view import ShardView
 from persist.formats.records import decoded
 
@@ -22,6 +23,14 @@ PROBLEM_JSON = "application/problem+json"
 RECORD = "application/vnd.persist.record"  # MessagePack
 PROTOCOL_VERSION = 2  # of the records that cross HTTP
 
+
+class Staged(Record, frozen=True):
+    """Staged runs, for which receipts are asked, or which have them."""
+
+    runs: tuple[Run, ...]
+
+
+_STAGED = msgspec.msgpack.Decoder(Staged)
 _COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Union[tuple(kinds(Command))])  # noqa: UP007
 _RESULT: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Union[tuple(kinds(Result))])  # noqa: UP007
 _VIEW = msgspec.msgpack.Decoder(ShardView)
@@ -40,6 +49,11 @@ def decode_result(data: bytes) -> Result:
 def decode_view(data: bytes) -> ShardView:
     """Raises Corruption on anything that is no view, UpgradeNeeded on one that is not known here."""
     return decoded(_VIEW, data, "view", Corruption)
+
+
+def decode_staged(data: bytes, bad: type[PersistError]) -> tuple[Run, ...]:
+    """Raises `bad` on anything that is no staged runs, UpgradeNeeded on what is not known here."""
+    return decoded(_STAGED, data, "list of staged parts", bad).runs
 
 
 def result_to_json(result: Result) -> dict[str, Any]:

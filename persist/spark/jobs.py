@@ -97,11 +97,12 @@ class Job:
         executors.settle_to_write()
         rows = self._renamed(batches)
         if self.replaces != REPLACE_KEYS:
-            runs = self.handle().stage(rows, self.options.expected_upper)
-            return Staged(runs, (), self.base, query)
+            handle = self.handle()
+            return Staged(handle.receipted(handle.stage(rows, self.options.expected_upper)), (), self.base, query)
         assert self.base is not None
-        runs, claims = self._replacement(self.base, self.handle()).stage_upsert(rows, self.options.delete_column)
-        return Staged(runs, claims, self.base, query)
+        handle = self.handle()
+        runs, claims = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
+        return Staged(handle.receipted(runs), claims, self.base, query)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False

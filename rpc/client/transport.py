@@ -22,7 +22,7 @@ from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeN
 from persist.core.ids import IdSource, ShardId, check_shard_name
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
-from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, decode_result, decode_view
+from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, Staged, decode_result, decode_staged, decode_view
 from persist.formats.records import encoded
 from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
@@ -91,6 +91,11 @@ class HttpTransport:
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return runs
+
+    def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/receipts"
+        answer = self._calls.call(Call("POST", path, name, encoded(Staged(runs)), _COMMAND))
+        return decode_staged(answer.data, Corruption)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"

@@ -15,7 +15,7 @@ from persist.core.errors import Forbidden, InvalidUsage
 from persist.core.ids import check_shard_name, critical_reader_id_of
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest, view_of
-from persist.formats.http_messages import RECORD, result_to_json, view_to_json
+from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
 from rpc.routes.parameters import Frontier, frontier
@@ -130,6 +130,17 @@ async def commands(request: Request) -> Response:
     async with service.body(request, service.limits.command_bytes_max) as data:
         done = await answer(service, shard_of(request), principal_of(request), data)
         return Response(done, media_type=RECORD)
+
+
+@router.post("/shards/{name}/receipts", summary="Compare staged parts with their rows", openapi_extra=_COMMAND_BODY)
+async def receipts(request: Request) -> Response:
+    """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(WRITE, name)
+    async with service.body(request, service.limits.command_bytes_max) as data:
+        runs = decode_staged(data, InvalidUsage)
+        found = await service.work.run(service.location.machine(name).receipted, runs)
+        return Response(encoded(Staged(found)), media_type=RECORD)
 
 
 @router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")

@@ -22,6 +22,7 @@ from persist.core.batch import Run
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 from persist.core.ids import PartId, Token, WriterId, shard_id_of
 from persist.core.keys import part_key
+from persist.formats.http_messages import Staged
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
@@ -95,6 +96,7 @@ DOORS = [
     ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "write"),
     ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "write"),
     ("POST", "/v1/shards/eu/orders/commands", encoded(c.AdvanceUpper(Antichain(1))), "write"),
+    ("POST", "/v1/shards/eu/orders/receipts", encoded(Staged(())), "write"),
     ("POST", "/v1/shards/eu/orders/commands", encoded(c.Drop()), "admin"),
     ("DELETE", "/v1/shards/eu/orders", None, "admin"),
 ]

@@ -96,6 +96,9 @@ class RecordingTransport:
     def vouched(self, shard: ShardId, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
         return self.inner.vouched(shard, runs)
 
+    def receipted(self, name: str, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
+        return self.inner.receipted(name, runs)
+
     def apply(self, name: str, command: c.Command) -> c.Result:
         task = self._run.world.scheduler.current
         token = getattr(command, "token", None)
