@@ -373,14 +373,22 @@ def part_reader(
 def leased_blobs(lease: ReadLease) -> Iterator[None]:
     """Errors of the blob store as those of this project, under a lease.
 
-    A missing blob is Expired where the lease is gone (GC may take what nobody holds), else Corruption.
+    A missing blob is Expired where the lease is gone (GC may take what nobody holds), else Corruption, which names the
+    shard.
     """
     try:
         with translated_but_missing():
             yield
     except BlobNotFound as error:
         lease.check()
-        raise translate(error) from error
+        raise _in_shard(Corruption(translate(error).message), lease._name) from error
+    except Corruption as error:
+        raise _in_shard(error, lease._name) from error
+
+
+def _in_shard(error: Corruption, name: str) -> Corruption:
+    message = f"shard {name!r}: {error.message}; `persist repair` tells what can be read"
+    return Corruption(message, **{**error.details, "shard": name})
 
 
 def kept(pieces: Iterator[pa.Table], lease: ReadLease) -> Iterator[pa.Table]:

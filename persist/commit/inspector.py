@@ -25,7 +25,8 @@ THREADS_MAX = 8
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 SCHEMAS_MAX = 16
-BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress)  # commands with parts
+BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress, c.ReplacePart)
+"""Commands that may name new parts."""
 
 
 class Inspector:
@@ -117,6 +118,8 @@ def _brought(command: c.Command, state: State) -> list[Part]:
 
 
 def _runs(command: c.Command) -> Iterable[Run]:
+    if isinstance(command, c.ReplacePart):
+        return () if command.replacement is None else (Run((command.replacement,)),)
     if isinstance(command, c.MergeResult):
         return command.outputs
     return command.runs if isinstance(command, (c.Insert, c.CompareAndAppend, c.Append)) else ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
+from blob.errors import BlobNotFound
 from persist.core.batch import Part, Run
-from persist.core.errors import InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage
 from persist.parts.keycodec import KeyRange, is_key
 from persist.parts.reader import PartReader
 from persist.parts.schema import ShardSchema
@@ -34,7 +35,12 @@ def plan_splits(
         if reader is None or part.id not in within:
             pieces.extend(_ends(part, schema))
             continue
-        for group in reader.row_groups(part):
+        try:
+            groups = reader.row_groups(part)
+        except (BlobNotFound, Corruption):  # told to who reads that range: the others can be read
+            pieces.extend(_ends(part, schema))
+            continue
+        for group in groups:
             size = sum(chunk.size for chunk in group.chunks) / len(group.samples)
             pieces.extend((sample, size) for sample in group.samples)
     boundaries = _boundaries(sorted(pieces), num_splits)

@@ -1,0 +1,129 @@
+"""`persist repair NAME`: which parts of a shard cannot be read; takes one out, or puts a copy in its place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zlib
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+from persist.cli.where import add_arguments as add_where
+from persist.cli.where import where_of
+from persist.commit.examine import faults
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.batch import Part
+from persist.core.errors import InvalidUsage
+from persist.core.ids import PartId, check_shard_name, mint, parse
+from persist.core.keys import COMPACTOR, part_key
+from persist.core.record import asdict, replace
+from persist.core.state import State
+from persist.formats.store_errors import translated
+
+EXIT_FOUND = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    add_where(parser)
+    parser.add_argument("--deep", action="store_true", help="decode every row as well")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--excise", metavar="PART", help="take this part out: its rows are lost")
+    what.add_argument("--replace", nargs=2, metavar=("PART", "FILE"), help="put FILE, a copy of the part, in its place")
+    parser.add_argument("--yes", action="store_true", help="do it; without it, only say what would be done")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: everything can be read, or what was asked is done. 1: something cannot be read, or would be done."""
+    location = where_of(arguments).open(must_exist=True)
+    try:
+        name = check_shard_name(arguments.name)
+        if arguments.excise:
+            return _excise(location, name, parse(PartId, arguments.excise), arguments.yes)
+        if arguments.replace:
+            part_id, file = arguments.replace
+            return _replace(location, name, parse(PartId, part_id), Path(file), arguments.yes)
+        return _examine(location, name, arguments.deep)
+    finally:
+        location.close()
+
+
+def _examine(location: Location, name: str, deep: bool) -> int:
+    """Print a line of JSON for each fault."""
+    state, found = location.machine(name).refresh(), 0
+    for fault in faults(state, location.blob, deep=deep):
+        found += 1
+        where = {} if fault.part is None else _place(state, fault.part)
+        print(json.dumps({"shard": name, "what": fault.what, "key": fault.key, **where}))
+    parts = sum(batch.part_count for batch in state.trace.batches)
+    print(f"{parts} parts of shard {name!r} as of v{state.seqno}: {found or 'no'} faults")
+    return EXIT_FOUND if found else 0
+
+
+def _excise(location: Location, name: str, part_id: PartId, is_meant: bool) -> int:
+    state = location.machine(name).refresh()
+    part = _named(state, part_id)
+    if not is_meant:
+        print(f"would take {part.rows} rows out of shard {name!r}, for ever; with --yes it is done")
+        print(json.dumps(_shown(part, state)))
+        return EXIT_FOUND
+    return _done(location, c.ReplacePart(part_id), state)
+
+
+def _replace(location: Location, name: str, part_id: PartId, file: Path, is_meant: bool) -> int:
+    state = location.machine(name).refresh()
+    part = _named(state, part_id)
+    if part.is_inline:
+        raise InvalidUsage(f"part {part_id} lies in the State itself: there is no file of it")
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise InvalidUsage(f"{file} cannot be read: {error.strerror}") from error
+    if len(data) != part.size or zlib.crc32(data) != part.checksum:
+        raise InvalidUsage(f"{file} is no copy of part {part_id}, which has {part.size} bytes and another checksum")
+    if not is_meant:
+        print(f"would put {file} in the place of part {part_id} of shard {name!r}; with --yes it is done")
+        return EXIT_FOUND
+    fresh = mint(PartId, location.ids)
+    key = part_key(state.shard_id, COMPACTOR, fresh)
+    with translated():
+        location.blob.put(key, data)
+    return _done(location, c.ReplacePart(part_id, replace(part, id=fresh, key=key)), state)
+
+
+def _done(location: Location, command: c.ReplacePart, before: State) -> int:
+    """Commit it, and print what was taken out as a receipt to be kept."""
+    result = location.machine(before.name).apply(command)
+    assert isinstance(result, c.PartReplaced)
+    taken = result.part or _named(before, command.part)
+    by = None if command.replacement is None else command.replacement.key
+    print(json.dumps({"shard": before.name, "taken_out": _shown(taken, before), "in_its_place": by}))
+    return 0
+
+
+def _named(state: State, part_id: PartId) -> Part:
+    for part in state.trace.parts():
+        if part.id == part_id:
+            return part
+    raise InvalidUsage(
+        f"part {part_id} is not in shard {state.name!r}; `persist repair {state.name}` lists what is wrong"
+    )
+
+
+def _place(state: State, part: Part) -> dict[str, Any]:
+    """Which reads a part spoils: those of its batch's times and of its keys."""
+    batch = next(batch for batch in state.trace.batches if any(held.id == part.id for held in batch.parts()))
+    interval = [batch.desc.lower.to_json(), batch.desc.upper.to_json()]
+    upper = None if part.key_upper is None else part.key_upper.hex()
+    keys = [part.key_lower.hex(), upper]
+    return {"part": part.id, "rows": part.rows, "bytes": part.size, "interval": interval, "keys": keys}
+
+
+def _shown(part: Part, state: State) -> dict[str, Any]:
+    """All that the State says of a part, as JSON: bytes are base64."""
+    fields = {
+        k: b64encode(v).decode() if isinstance(v, bytes) else v for k, v in asdict(part).items() if k != "receipt"
+    }
+    return {**fields, "interval": _place(state, part)["interval"]}

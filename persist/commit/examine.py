@@ -1,0 +1,85 @@
+"""Which parts of a shard cannot be read: each is looked at alone, so that one that is bad hides no other."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from blob import Blob, BlobError, BlobNotFound
+from persist.core.batch import Part
+from persist.core.errors import Corruption, PersistError
+from persist.core.state import State, auxiliary_blob_keys
+from persist.formats.store_errors import translate
+from persist.parts import ShardSchema, decode_inline
+from persist.parts.check import PartCheck, check_presence
+
+THREADS = 4
+WINDOW = 64  # parts that are looked at together
+PIECE_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one blob or part. `part` is None for a blob that is not a part: nothing can replace it."""
+
+    key: str
+    what: str
+    part: Part | None = None
+
+
+def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
+    """What is wrong with the blobs and inline parts that the State names, in their order.
+
+    Every byte is read once and compared with its checksum; `deep`: every row is decoded too. Raises Unavailable: the
+    store does not answer. Memory: `THREADS` pieces of `PIECE_BYTES`, with `deep` as many row groups.
+    """
+    checks = {number: PartCheck(ShardSchema.from_record(record)) for number, record in state.schemas.items()}
+    schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
+
+    def look(part: Part) -> str | None:
+        try:
+            if part.key is None:
+                decode_inline(part, schemas)
+            else:
+                check_presence(part, blob)
+                _check_bytes(part, blob)
+                if deep:
+                    _check_of(checks, part).blob(part, blob, whole=True)
+        except BlobNotFound:
+            return f"the blob of part {part.id} is not there"
+        except BlobError as error:
+            raise translate(error) from error
+        except PersistError as error:
+            return error.message.partition("; write its rows again")[0]
+        return None
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="persist-examine") as pool:
+        parts = state.trace.parts()
+        while window := list(islice(parts, WINDOW)):
+            for part, what in zip(window, pool.map(look, window), strict=True):
+                if what is not None:
+                    yield Fault(part.key or "inline", what, part)
+    for key in auxiliary_blob_keys(state):
+        try:
+            if blob.stat(key) is None:
+                yield Fault(key, f"the blob {key} is not there")
+        except BlobError as error:
+            raise translate(error) from error
+
+
+def _check_of(checks: Mapping[int, PartCheck], part: Part) -> PartCheck:
+    if part.schema_id not in checks:
+        raise Corruption(f"part {part.id} names schema {part.schema_id}, which is not registered")
+    return checks[part.schema_id]
+
+
+def _check_bytes(part: Part, blob: Blob) -> None:
+    checksum = 0
+    for start in range(0, part.size, PIECE_BYTES):
+        piece = blob.get_range(part.key or "", start, min(PIECE_BYTES, part.size - start))
+        checksum = zlib.crc32(piece, checksum)
+    if checksum != part.checksum:
+        raise Corruption(f"part {part.id} does not match its checksum")

@@ -1,0 +1,153 @@
+"""A shard that names a part which cannot be read: the rest stays readable, and `persist repair` mends it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist import Corruption
+from persist.cli.__main__ import main
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import LocationSettings
+from persist.core.batch import Part
+from persist.core.errors import PersistError
+from persist.core.state import Policy
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0, writers_max=100))
+
+
+class Place:
+    """A directory with the shard `orders`: three inserts, each a blob of its own keys and time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.copies = root.with_name("copies")
+        self.copies.mkdir()
+        with self.opened() as client:
+            shard = client.create_shard("orders", SCHEMA, ["id"])
+            for number in range(3):
+                shard.insert([{"id": 10 * number + n, "v": "x"} for n in range(5)])
+        for part in self.parts():
+            (self.copies / part.id).write_bytes(self.file(part).read_bytes())
+
+    def opened(self) -> persist.Client:
+        return persist.connect(f"persist://{self.root}", location=KEPT)
+
+    def parts(self) -> list[Part]:
+        with self.opened() as client:
+            assert isinstance(client.transport, EmbeddedTransport)
+            return list(client.transport.location.machine("orders").refresh().trace.parts())
+
+    def file(self, part: Part) -> Path:
+        return self.root / "blob" / (part.key or "")
+
+    def ids(self, as_of: int | None = None) -> list[int]:
+        with self.opened() as client:
+            return sorted(client.shard("orders").snapshot(as_of).to_arrow().column("id").to_pylist())
+
+    def frontiers(self) -> tuple[Any, Any]:
+        with self.opened() as client:
+            shard = client.shard("orders")
+            return shard.since(), shard.upper()
+
+    def repair(self, *arguments: str) -> int:
+        return main(["repair", "orders", "--dir", str(self.root), *arguments])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "data")
+
+
+def removed(file: Path) -> None:
+    file.unlink()
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[20] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+
+
+def cut(file: Path) -> None:
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+DAMAGE = [removed, flipped, cut]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_does_not_touch_the_bad_part_stays_readable(place: Place, damage: Any) -> None:
+    bad = place.parts()[1]
+    damage(place.file(bad))
+    assert place.ids(0) == [0, 1, 2, 3, 4]
+    with pytest.raises(Corruption) as told:
+        place.ids()
+    assert "orders" in told.value.message
+    assert bad.id in told.value.message
+    with place.opened() as client:
+        shard = client.shard("orders")
+        splits = list(shard.snapshot(2, num_splits=12).splits)
+        read = []
+        for split in splits:
+            try:
+                read += [row for piece in split.read(client.transport) for row in piece.column("id").to_pylist()]
+            except PersistError:
+                continue
+        assert {0, 1, 2, 3, 21, 22, 23, 24} <= set(read)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_repair_names_the_bad_part_and_its_place(place: Place, damage: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert place.repair() == 0
+    assert "3 parts of shard 'orders' as of v" in capsys.readouterr().out
+    bad = place.parts()[1]
+    damage(place.file(bad))
+    assert place.repair("--deep") == 1
+    [line, summary] = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert (found["part"], found["key"], found["rows"], found["interval"]) == (bad.id, bad.key, 5, [[1], [2]])
+    assert summary.endswith(": 1 faults")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_part_is_taken_out_only_when_that_is_meant(
+    place: Place, damage: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, before = place.parts()[1], place.frontiers()
+    damage(place.file(bad))
+    assert place.repair("--excise", bad.id) == 1
+    assert "would take 5 rows out" in capsys.readouterr().out
+    assert bad in place.parts()
+    assert place.repair("--excise", bad.id, "--yes") == 0
+    receipt = json.loads(capsys.readouterr().out)
+    assert receipt["taken_out"]["id"] == bad.id
+    assert receipt["taken_out"]["checksum"] == bad.checksum
+    assert place.ids() == [0, 1, 2, 3, 4, 20, 21, 22, 23, 24]
+    assert place.frontiers() == before
+    assert place.repair() == 0
+    assert place.repair("--excise", bad.id, "--yes") == 1, "there is no such part any more"
+    assert main(["compactor", "--once", "--dir", str(place.root)]) == 0
+    assert place.ids() == [0, 1, 2, 3, 4, 20, 21, 22, 23, 24]
+
+
+def test_a_copy_takes_the_place_of_a_part(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    bad, other = place.parts()[1], place.parts()[0]
+    flipped(place.file(bad))
+    assert place.repair("--replace", bad.id, str(place.copies / other.id), "--yes") == 1
+    assert "is no copy of part" in capsys.readouterr().err
+    assert place.repair("--replace", bad.id, str(place.copies / bad.id)) == 1
+    with pytest.raises(Corruption):
+        place.ids()
+    assert place.repair("--replace", bad.id, str(place.copies / bad.id), "--yes") == 0
+    assert place.ids() == [10 * number + n for number in range(3) for n in range(5)]
+    assert place.ids(1) == [10 * number + n for number in range(2) for n in range(5)]
+    assert place.repair("--deep") == 0
