@@ -49,7 +49,7 @@ class Transport(Protocol):
         ...
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        """The runs, which this client has just staged, with receipts if it may give them itself. Calls nobody."""
+        """The runs, which this client has just staged, with receipts if it may give them itself."""
         ...
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
@@ -107,6 +107,9 @@ class OneShard:
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.inner.vouched(shard, runs)
+
+    def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        return self.inner.receipted(name, runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         return self.inner.apply(name, replace(command, shard=self.shard))

@@ -50,7 +50,7 @@ class Versions:
     def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, build: Build, identity: Identity) -> None:
         self.blob = blob
         self.consensus = consensus
-        self.receipts = Receipts(ids)
+        self.receipts = Receipts(consensus, ids)
         self._ids = ids
         self._build = build
         self._identity = identity

@@ -18,3 +18,432 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey, AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, written
+from persist.core.record import Record
+from persist.core.state import SchemaRecord
+
+READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
+
+_Writer = Annotated[WriterId, written(WriterId)]
+_Token = Annotated[Token, written(Token)]
+_Reader = Annotated[ReaderId, written(ReaderId)]
+_Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Command(Record, frozen=True, kw_only=True, tag=_snake):
+    """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command."""
+
+    scope: ClassVar[str] = ADMIN
+    shard: Annotated[ShardId, written(ShardId)] | None = None
+
+
+class ReadCommand(Command, frozen=True):
+    scope: ClassVar[str] = READ
+
+
+class WriteCommand(Command, frozen=True):
+    scope: ClassVar[str] = WRITE
+
+
+class Result(Record, frozen=True, tag=_snake):
+    """What a command is answered."""
+
+
+def kinds(base: type[Any]) -> list[type[Any]]:
+    """The classes below `base` that have no class below them: `kinds(Command)` are all commands."""
+    below = base.__subclasses__()
+    return [kind for cls in below for kind in kinds(cls)] if below else [base]
+
+
+# --- writers
+
+
+class RegisterWriter(WriteCommand, frozen=True):
+    """Register a writer, or extend its lease if it is registered. -> WriterRegistered"""
+
+    writer: _Writer
+    lease_ms: int
+
+
+class HeartbeatWriter(WriteCommand, frozen=True):
+    """Extend a writer's lease. -> Done. Expired when it is gone."""
+
+    writer: _Writer
+
+
+class ExpireWriter(WriteCommand, frozen=True):
+    """Retire a writer. -> Done, also when it is gone already."""
+
+    writer: _Writer
+
+
+class CompareAndAppend(WriteCommand, frozen=True):
+    """Append a batch `[expected_upper, new_upper)` iff the shard's upper is `expected_upper`. -> Appended
+
+    All times of the rows lie in the interval. Linearises all writers. UpperMismatch carries the actual upper.
+    """
+
+    writer: _Writer
+    token: _Token
+    expected_upper: Antichain
+    new_upper: Antichain
+    runs: tuple[Run, ...]
+    attributes: tuple[AttributeUpdate, ...] = ()
+
+
+class Append(WriteCommand, frozen=True):
+    """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
+
+    For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the
+    shard's upper (there would be a gap). With attributes it
+    happens as a whole: UpperMismatch unless the shard's upper is `lower`.
+    """
+
+    writer: _Writer
+    token: _Token
+    lower: Antichain
+    upper: Antichain
+    runs: tuple[Run, ...]
+    attributes: tuple[AttributeUpdate, ...] = ()
+
+
+class Insert(WriteCommand, frozen=True):
+    """Append rows at the next time, chosen by the service. -> Appended
+
+    Inserts that are committed together share one time and one batch.
+    """
+
+    writer: _Writer
+    token: _Token
+    runs: tuple[Run, ...]
+    attributes: tuple[AttributeUpdate, ...] = ()
+
+
+class AdvanceUpper(WriteCommand, frozen=True):
+    """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
+
+    Never moves the upper back; idempotent.
+    """
+
+    upper: Antichain
+
+
+# --- attributes
+
+
+class UpdateAttributes(WriteCommand, frozen=True):
+    """Change attributes alone, all or nothing. -> Done. AttributeMismatch carries the actual values."""
+
+    writer: _Writer
+    token: _Token
+    attributes: tuple[AttributeUpdate, ...]
+
+
+class ReadAttributes(ReadCommand, frozen=True):
+    """The values of these attributes as of now. -> AttributeValues; changes nothing."""
+
+    keys: tuple[GivenKey, ...]
+
+
+class ScanAttributes(ReadCommand, frozen=True):
+    """The first attributes that are set with keys in `[lower, upper)` (None: to the end). -> AttributeValues
+
+    At most `limit`, by key ascending; `following` of the answer is where the next page begins. Core attributes are
+    left out.
+    """
+
+    lower: GivenKey
+    upper: GivenKey | None = None
+    limit: int = 1_000
+
+
+class FlushAttributes(Command, frozen=True):
+    """Replace the index at `expected` by the one at `root`, which covers the values `flushed` too. -> Flushed
+
+    `chunks` are the new blobs by first offset. Chunks wholly before the root's `lowest` leave the State.
+    """
+
+    expected: IndexRoot
+    root: IndexRoot
+    chunks: Mapping[int, IndexChunk]
+    flushed: Mapping[GivenKey, int | None]
+
+
+# --- readers
+
+
+class RegisterReader(ReadCommand, frozen=True):
+    """Take an expiring hold at `since` (None = the shard's since) and at the current seqno. -> ReaderRegistered"""
+
+    reader: _Reader
+    since: Antichain | None
+    lease_ms: int
+    purpose: str = ""
+
+
+class HeartbeatReader(ReadCommand, frozen=True):
+    """Extend a reader's lease; no State change when a quarter of the lease has not passed yet. -> Done"""
+
+    reader: _Reader
+
+
+class DowngradeSince(ReadCommand, frozen=True):
+    """Move a reader's holds forward to `since` and `seqno`, and the shard's since to the meet. -> SinceDowngraded
+
+    The reader vouches that it needs no State before `seqno` any more. Extends the lease.
+    """
+
+    reader: _Reader
+    since: Antichain
+    seqno: SeqNo
+
+
+class ExpireReader(ReadCommand, frozen=True):
+    """Retire a reader; the shard's since stays. -> Done, also when it is gone already."""
+
+    reader: _Reader
+
+
+class RegisterCriticalReader(WriteCommand, frozen=True):
+    """Take a hold on since that never expires, or find it again. -> CriticalReaderState"""
+
+    reader: _Critical
+    opaque: str
+    purpose: str = ""
+
+
+class CompareAndDowngradeSince(WriteCommand, frozen=True):
+    """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState
+
+    `force`: also beyond the shard's upper. Nothing can be read then before somebody writes that far.
+    """
+
+    reader: _Critical
+    expected_opaque: str
+    new_opaque: str
+    since: Antichain
+    force: bool = False
+
+
+class ExpireCriticalReader(WriteCommand, frozen=True):
+    """Retire a critical reader iff its opaque token matches; the shard's since stays. -> Done"""
+
+    reader: _Critical
+    expected_opaque: str
+
+
+# --- schema and life cycle
+
+
+class EvolveSchema(WriteCommand, frozen=True):
+    """Make `schema` current iff the current id is `expected_id`; the caller checked the fit. -> SchemaRegistered"""
+
+    expected_id: int
+    schema: SchemaRecord
+
+
+class Drop(Command, frozen=True):
+    """Close the shard to writes and reads. -> Done. Conflict while readers hold it, unless `force` retires them."""
+
+    force: bool = False
+
+
+class Finalise(Command, frozen=True):
+    """Take a closed shard one bounded step towards its tombstone. -> Finalised"""
+
+
+class Recreate(WriteCommand, frozen=True):
+    """Begin the next life of a tombstone's name, with this schema, as another shard. -> Done
+
+    It names the `shard` whose tombstone it is, so that a retry does not end in a second life.
+    """
+
+    schema: SchemaRecord
+
+
+# --- maintenance
+
+
+class AddRollup(Command, frozen=True):
+    """Name the rollup of the State at `seqno`. -> RollupAdded; not added when a newer one is known."""
+
+    seqno: SeqNo
+    key: str
+    size: int
+
+
+class RemoveRollups(Command, frozen=True):
+    """Forget the rollups before `below`; the newest always stays. -> Done"""
+
+    below: SeqNo
+
+
+class TakeClaim(Command, frozen=True):
+    """Claim the maintenance called `key`, renew one's own claim, or take over a lapsed one. -> Claimed
+
+    For a merge, `inputs` are the parts that it reads. What an earlier holder wrote is handed on when its inputs were
+    the same; otherwise it is let go. Not granted while another's live claim holds one of the inputs.
+    """
+
+    key: str
+    owner: str
+    lease_ms: int
+    inputs: tuple[str, ...] = ()
+
+
+class SaveMergeProgress(Command, frozen=True):
+    """Keep the output of a merge so far with the claim `key`. -> Claimed. Not granted when the claim was lost.
+
+    Outputs are only ever added: `done` begins with what the claim holds already.
+    """
+
+    key: str
+    owner: str
+    inputs: tuple[str, ...]
+    done: tuple[Part, ...]
+    resume_key: bytes
+    since: Antichain
+
+
+class ReleaseClaim(Command, frozen=True):
+    """Give a claim up. -> Done, also when it is another's."""
+
+    key: str
+    owner: str
+
+
+class ForgetLapsed(Command, frozen=True):
+    """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
+
+    After it, a commit that was stepped from an earlier State loses its race.
+    """
+
+
+class MergeSpec(Record, frozen=True):
+    """What a planner asks for: merge these parts of adjacent batches, advancing times to `since`."""
+
+    inputs: tuple[str, ...]  # part ids
+    lower: Antichain
+    upper: Antichain
+    since: Antichain
+    rows: int
+    size: int
+
+    @property
+    def claim_key(self) -> str:
+        return f"merge:{self.lower}"
+
+
+class MergeResult(Command, frozen=True):
+    """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
+
+    With a `claim_key` also iff `owner` still holds that claim: the outputs of one who lost it may be deleted already.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Run, ...]
+    since: Antichain
+    claim_key: str = ""
+    owner: str = ""
+
+
+class ReplacePart(Command, frozen=True):
+    """Take the part with this id, which cannot be read, out of the shard. -> PartReplaced
+
+    With a `replacement`, a copy of it under another id and key takes its place: then the shard reads as it did before.
+    Without, its rows are lost. InvalidUsage when the shard has no such part.
+    """
+
+    part: Annotated[PartId, written(PartId)]
+    replacement: Part | None = None
+
+
+# --- results
+
+
+class PartReplaced(Result, frozen=True):
+    """The part that was taken out, as the State knew it; None: an earlier try had done it."""
+
+    part: Part | None
+
+
+class Done(Result, frozen=True):
+    pass
+
+
+class WriterRegistered(Result, frozen=True):
+    upper: Antichain
+    schema_id: int
+
+
+class Appended(Result, frozen=True):
+    """The batch covers `[lower, upper)`; an insert's rows have the time `lower`."""
+
+    lower: Antichain
+    upper: Antichain
+
+
+class AttributeValues(Result, frozen=True):
+    """Values by key; None: unset. `following`: a scan goes on there (None: there is no more)."""
+
+    values: Mapping[AttributeKey, int | None]
+    following: AttributeKey | None = None
+
+
+class Flushed(Result, frozen=True):
+    """`applied` (now or by an earlier try), or refused because another flush came first."""
+
+    applied: bool
+
+
+class ReaderRegistered(Result, frozen=True):
+    """The reader may read as of any time in `[since, upper)`; it holds every blob from `seqno` on."""
+
+    since: Antichain
+    upper: Antichain
+    seqno: SeqNo
+
+
+class SinceDowngraded(Result, frozen=True):
+    reader_since: Antichain
+    shard_since: Antichain
+
+
+class CriticalReaderState(Result, frozen=True):
+    since: Antichain
+    opaque: str
+    shard_since: Antichain
+
+
+class SchemaRegistered(Result, frozen=True):
+    schema_id: int
+
+
+class RollupAdded(Result, frozen=True):
+    added: bool
+
+
+class Finalised(Result, frozen=True):
+    """`done` once the shard is a tombstone."""
+
+    done: bool
+
+
+class Claimed(Result, frozen=True):
+    """Whether the caller holds the claim, and how far an earlier holder came with the same inputs."""
+
+    granted: bool
+    owner: str
+    inputs: tuple[str, ...] = ()
+    done: tuple[Part, ...] = ()
+    resume_key: bytes = b""
+    since: Antichain = MINIMUM
+
+
+class MergeApplied(Result, frozen=True):
+    """`applied` (now, or by an earlier try whose answer was lost), or refused because an input is gone."""
+
+    applied: bool

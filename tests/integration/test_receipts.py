@@ -112,13 +112,16 @@ def test_a_receipt_is_good_for_one_shard_and_for_what_it_was_given_for(client: C
         client.shard("orders").open_writer().commit_insert((good,))
 
 
-def test_what_a_server_does_not_know_is_looked_at_again(location: Location, client: Client) -> None:
-    """Servers that share stores need not share receipts."""
+def test_a_receipt_is_good_at_every_server_of_the_location(location: Location, client: Client) -> None:
     [run] = staged(client, 1)
     [good] = client.shard("orders").open_writer().receipted((run,))
     another = memory_location(
         blob=location.blob, consensus=location.consensus, policy=Policy(inline_part_bytes_max=0), ids=AscendingIds(7)
     )
     with served(another) as url, persist.connect(url) as other:
-        other.shard("orders").open_writer().commit_insert((good,))
+        writer = other.shard("orders").open_writer()
+        assert isinstance(location.blob, Counting)
+        location.blob.reads.clear()
+        writer.commit_insert((good,))
+        assert location.blob.reads == [part.key for part in good.parts], "it is there: nothing else is asked"
         assert other.shard("orders").snapshot().to_arrow().to_pylist() == [{"id": 0, "__diff": 1}]
