@@ -23,6 +23,8 @@ from itertools import islice
 
 from compactor.committing import Committer, CommitterOf
 from compactor.metering import Metrics
+from compactor.silence import Silence
+from compactor.store_clock import StoreClock
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Corruption
@@ -30,7 +32,6 @@ from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.keys import is_rollup_key, shard_of
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
-from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 from persist.formats.store_errors import translated
 
 log = logging.getLogger("persist.gc")
@@ -78,6 +79,7 @@ class Collector:
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
+        self._silence = Silence(location, StoreClock(location))
 
     def run(self, name: str) -> GcReport:
         """One epoch of one shard; for a dropped shard also its end. Commits nothing where there is nothing to do.
@@ -85,7 +87,7 @@ class Collector:
         Raises what the stores raise (repeating is safe), and Corruption when a rollup that the log needs is missing.
         """
         machine = self._committer_of(name)
-        state = self._expired(machine, machine.refresh())
+        state = self._silence.forget(machine, machine.refresh())
         if state.is_closed and not state.tombstone:
             state = self._finalise(machine, state)
         first = self._first_live(name)
@@ -186,7 +188,7 @@ class Collector:
         self.metrics.add(gc_blobs_deleted=len(keys))
         return len(keys)
 
-    # --- rollups and leases
+    # --- rollups
 
     def _wants_rollup(self, state: State) -> bool:
         """Whether a rollup now would let more go: something left the State since the newest one.
@@ -206,18 +208,6 @@ class Collector:
         key, size = self._versions.write_rollup(state)
         machine.apply(c.AddRollup(state.seqno, key, size))
         self.metrics.add(gc_rollups_made=1)
-        return machine.state()
-
-    def _expired(self, machine: Committer, state: State) -> State:
-        """The State without lapsed leases of readers, which hold the horizon back, and of claims, which keep parts.
-
-        Readers are not expired by their ids: one may have renewed its lease in this very moment.
-        """
-        now_ms = self._location.clock.now_ms()
-        readers = any(reader.lapsed(now_ms) for reader in state.leased_readers.values())
-        if not readers and not any(claim.lapsed(now_ms, CLAIM_KEPT_LEASES) for claim in state.claims.values()):
-            return state
-        machine.apply(c.ForgetLapsed())
         return machine.state()
 
     # --- the end of a shard

@@ -4,8 +4,10 @@ Writers and workers put blobs before they commit; one that dies in between leave
 so GC cannot find them. The sweep lists what a shard has, takes away what any live version names, and deletes the rest
 once it is older than the longest write may take. A part whose writer is still registered is never an orphan.
 
-The order makes it safe: list first, then read the State and the live log. What is named by then is kept; what is named
-later was put either after the listing (not a candidate) or so long ago that no write takes as long.
+The order makes it safe: list first, then commit that blobs of before some time are named no more, then read the State
+and the live log, then delete what is of before that time. What is named by then is kept, and nothing of it is named
+later. No clock is compared when a blob comes to be named. The time lies so far back by two clocks, which are set apart:
+this machine's and the store's. What either calls young stays.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from blob import BlobStat
 from compactor.metering import Metrics
+from compactor.silence import Silence
+from compactor.store_clock import StoreClock
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo, family_of, shard_id_of
-from persist.core.keys import belongs_to, shard_of
+from persist.core.keys import belongs_to, born_ms, shard_of
 from persist.core.state import Policy, State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated
@@ -31,7 +35,7 @@ log = logging.getLogger("persist.orphans")
 
 HOUR_MS = 3600 * 1000
 AGE_MS_DEFAULT = 24 * HOUR_MS
-AGE_MS_MIN = Policy().staged_ms_max + HOUR_MS  # what is older is refused when it comes to be named; clocks differ
+AGE_MS_MIN = Policy().staged_ms_max + HOUR_MS  # a blob may wait so long for its commit, and clocks differ
 SCAN_LIMIT = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
 NAMED_MAX = 100  # keys that a report shows
@@ -69,6 +73,20 @@ class SweepReport:
     keys: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Age:
+    """What is old: its key was minted before `before_ms`, and the store says that it was written before `put_ms`.
+
+    `before_ms` lies so far back by the clock of this machine and by that of the store: one that is wrong harms nobody.
+    """
+
+    before_ms: int
+    put_ms: int
+
+    def is_young(self, stat: BlobStat) -> bool:
+        return stat.modified_ms >= self.put_ms or born_ms(stat.key) >= self.before_ms
+
+
 class Sweeper:
     """Sweeps shards of a location. Any number may work at once."""
 
@@ -78,29 +96,38 @@ class Sweeper:
         self._location = location
         self._settings = settings or SweepSettings()
         self._metrics = metrics or Metrics()
+        self._store_clock = StoreClock(location)
+        self._silence = Silence(location, self._store_clock)
 
     def sweep(self, name: str) -> SweepReport:
         """Sweep one shard. Raises what the stores raise; repeating is safe."""
         family = family_of(shard_id_of(name))  # what earlier lives of the name have left is swept as well
+        age = self._age()
         report = SweepReport()
+        if not self._settings.dry_run:
+            machine = self._location.machine(name)
+            self._silence.forget(machine, machine.refresh())
         with translated():
             listing = self._location.blob.list(family)
             while listed := list(islice(listing, LIST_PAGE)):
-                self._sweep_listed(name, listed, report)
+                self._sweep_listed(name, listed, age, report)
         return report
 
-    def _sweep_listed(self, name: str, listed: list[BlobStat], report: SweepReport) -> None:
+    def _sweep_listed(self, name: str, listed: list[BlobStat], age: _Age, report: SweepReport) -> None:
         machine = self._location.machine(name)
         report.listed += len(listed)
-        following = expire_lapsed(machine.refresh(), self._location.clock.now_ms())  # as ForgetLapsed will leave it
-        found = self._unnamed(following, listed, SweepReport())
+        state = machine.refresh()
+        following = expire_lapsed(state, machine.lease_now_ms(state))  # as the commit below will leave it
+        found = self._unnamed(following, listed, age, SweepReport())
         if found and not self._settings.dry_run:
-            # Commit once before anything is deleted. A writer that stepped before this and commits only now loses the
-            # race, steps again, and finds that what it staged is too old.
-            machine.apply(c.ForgetLapsed())
-        self._delete(name, self._unnamed(machine.refresh(), listed, report), report)
+            # Commit before anything is deleted. A writer that stepped before this and commits only now loses the race,
+            # steps again, and is told that what it staged may be gone.
+            refused = machine.apply(c.RefuseStagedBefore(age.before_ms))
+            assert isinstance(refused, c.SweptBefore)
+            age = replace(age, before_ms=min(age.before_ms, refused.before_ms))
+        self._delete(name, self._unnamed(machine.refresh(), listed, age, report), report)
 
-    def _unnamed(self, state: State, listed: list[BlobStat], report: SweepReport) -> list[BlobStat]:
+    def _unnamed(self, state: State, listed: list[BlobStat], age: _Age, report: SweepReport) -> list[BlobStat]:
         """What of the listed blobs no live version names, and nobody can still be about to name."""
         live = self._live_keys(state)
         found = []
@@ -109,7 +136,7 @@ class Sweeper:
                 report.named_bytes += stat.size
             elif not belongs_to(stat.key, shard_of(stat.key)):
                 continue  # not ours to judge
-            elif self._is_young(stat) or _writer_of(stat.key) in state.writers:
+            elif age.is_young(stat) or _writer_of(stat.key) in state.writers:
                 report.young += 1
             else:
                 found.append(stat)
@@ -120,17 +147,12 @@ class Sweeper:
 
         InvalidUsage: the two stores do not belong together. Another location's shards would look unborn.
         """
-        report = SweepReport()
+        report, age = SweepReport(), self._age()
         with translated():
-            suspects = [stat for stat in self._location.blob.list("s") if self._is_unborn(stat, report)]
+            suspects = [stat for stat in self._location.blob.list("s") if _is_unborn(stat, age, report)]
         known = {family_of(shard_id_of(name)) for name in self._location.all_names()}
         self._delete("", [stat for stat in suspects if family_of(shard_of(stat.key)) not in known], report)
         return report
-
-    def _is_unborn(self, stat: BlobStat, report: SweepReport) -> bool:
-        """Whether a blob could be all that there is of a shard: a first rollup, and old."""
-        report.listed += 1
-        return _FIRST_ROLLUP.match(stat.key) is not None and not self._is_young(stat)
 
     def _live_keys(self, state: State) -> set[str]:
         """Every blob that a live version names: what the State names, and what left it in the live log."""
@@ -142,8 +164,9 @@ class Sweeper:
             following = SeqNo(page[-1].seqno + 1)
         return live
 
-    def _is_young(self, stat: BlobStat) -> bool:
-        return stat.modified_ms > self._location.clock.now_ms() - self._settings.age_ms
+    def _age(self) -> _Age:
+        store_ms, age_ms = self._store_clock.now_ms(), self._settings.age_ms
+        return _Age(max(0, min(self._location.clock.now_ms(), store_ms) - age_ms), store_ms - age_ms)
 
     def _delete(self, name: str, found: Sequence[BlobStat], report: SweepReport) -> None:
         nbytes = sum(stat.size for stat in found)
@@ -162,6 +185,12 @@ class Sweeper:
             report.deleted += len(keys)
             self._metrics.add(orphans_deleted=len(keys))
         log.info("orphans", extra={"shard": name, "deleted": report.deleted, "bytes": nbytes})
+
+
+def _is_unborn(stat: BlobStat, age: _Age, report: SweepReport) -> bool:
+    """Whether a blob could be all that there is of a shard: a first rollup, and old."""
+    report.listed += 1
+    return _FIRST_ROLLUP.match(stat.key) is not None and not age.is_young(stat)
 
 
 def _writer_of(key: str) -> str | None:

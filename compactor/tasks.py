@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from compactor.gc import Collector
 from compactor.loop import Task
-from compactor.worker import Worker
+from compactor.worker import Worker, idle_for_ms
 from persist.commit.location import Location
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge
@@ -57,13 +57,13 @@ def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, ev
 
 def _merge_again_s(location: Location, worker: Worker, state: State) -> float | None:
     """When the shard will count as idle, or a claim will have lapsed."""
-    now_ms = location.clock.now_ms()
+    now_ms = location.machine(state.name).lease_now_ms(state)
     waits = [
         claim.heartbeat_ms + claim.lease_ms - now_ms + 1
         for key, claim in state.claims.items()
         if claim_is_for_merge(key) and not claim.lapsed(now_ms)
     ]
-    idle_in_ms = state.walltime_ms + worker.settings.idle_ms - now_ms
+    idle_in_ms = worker.settings.idle_ms - idle_for_ms(location, state)
     if idle_in_ms > 0 and not state.tombstone:
         waits.append(idle_in_ms)
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None
@@ -71,7 +71,7 @@ def _merge_again_s(location: Location, worker: Worker, state: State) -> float | 
 
 def _gc_again_s(location: Location, state: State) -> float | None:
     """When the first lease will have lapsed, which may hold something back."""
-    now_ms = location.clock.now_ms()
+    now_ms = location.machine(state.name).lease_now_ms(state)
     waits = [reader.heartbeat_ms + reader.lease_ms - now_ms + 1 for reader in state.leased_readers.values()]
     waits += [claim.heartbeat_ms + CLAIM_KEPT_LEASES * claim.lease_ms - now_ms + 1 for claim in state.claims.values()]
     return max(BUSY_AGAIN_S, min(waits) / 1000) if waits else None

@@ -141,12 +141,16 @@ class Worker:
         return outcome
 
     def _is_idle(self, state: State) -> bool:
-        """Whether nobody has committed for a while. This worker's own commits do not end that while a run lasts."""
-        return self._location.clock.now_ms() - state.walltime_ms >= self.settings.idle_ms
+        """Whether nobody has committed for a while. This worker's own commits do not end that while a run lasts.
+
+        By the walltime of the State, or by watching, where the clock of its committer was ahead.
+        """
+        return idle_for_ms(self._location, state) >= self.settings.idle_ms
 
     def _due(self, state: State, idle: bool | None) -> list[c.MergeSpec]:
         idle = self._is_idle(state) if idle is None else idle
-        return plan(state, self.settings.policy, now_ms=self._location.clock.now_ms(), idle=idle)
+        now_ms = self._location.machine(state.name).lease_now_ms(state)
+        return plan(state, self.settings.policy, now_ms=now_ms, idle=idle)
 
     def _merge(self, machine: Committer, spec: c.MergeSpec, claim: _Claim, taken: c.Claimed) -> Outcome:
         state = machine.state()
@@ -246,6 +250,12 @@ def _runs_of(batches: Sequence[HollowBatch], inputs: Sequence[str]) -> tuple[Run
     wanted = frozenset(inputs)
     runs = [Run(tuple(part for part in run.parts if part.id in wanted)) for batch in batches for run in batch.runs]
     return tuple(run for run in runs if run.parts)
+
+
+def idle_for_ms(location: Location, state: State) -> int:
+    """For how long nobody has committed."""
+    watched_ms = int(location.machine(state.name).unmoved_s(state) * 1000)
+    return max(location.clock.now_ms() - state.walltime_ms, watched_ms)
 
 
 def _is_new(part: Part) -> bool:

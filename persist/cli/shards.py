@@ -70,7 +70,7 @@ def summary(state: State) -> dict[str, Any]:
     }
 
 
-def details(state: State, now_ms: int) -> dict[str, Any]:
+def details(state: State) -> dict[str, Any]:
     """One shard with all that keeps it as it is: readers and what they hold, rollups, claims."""
     schema = ShardSchema.from_record(state.schemas[state.schema_id])
     return {
@@ -87,7 +87,7 @@ def details(state: State, now_ms: int) -> dict[str, Any]:
                 "purpose": reader.purpose,
                 "since": reader.since.to_json(),
                 "seqno": int(reader.seqno),
-                "lapses_in_s": round((reader.heartbeat_ms + reader.lease_ms - now_ms) / 1000, 1),
+                "lapses_in_s": round((reader.lapses_ms - state.lease_now_ms) / 1000, 1),
             }
             for key, reader in state.leased_readers.items()
         ],
@@ -100,7 +100,7 @@ def details(state: State, now_ms: int) -> dict[str, Any]:
             {
                 "key": key,
                 "owner": claim.owner,
-                "lapses_in_s": round((claim.heartbeat_ms + claim.lease_ms - now_ms) / 1000, 1),
+                "lapses_in_s": round((claim.lapses_ms - state.lease_now_ms) / 1000, 1),
             }
             for key, claim in sorted(state.claims.items())
         ],
@@ -115,7 +115,7 @@ BATCHES_SHOWN = 10
 
 
 def _show(location: Location, name: str, as_json: bool) -> None:
-    found = details(location.machine(name).refresh(), location.clock.now_ms())
+    found = details(location.machine(name).refresh())
     if as_json:
         print(json.dumps(found))
         return

@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, kept, part_reader
+from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
@@ -46,7 +46,8 @@ class Listen:
 
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
     is closed, and when a `for` loop over it is left. A listener that is only polled and then forgotten lapses.
-    Both raise Expired (the lease lapsed: listen anew from `frontier`), Unavailable (retrying is safe) and Corruption.
+    Both raise Expired (the lease lapsed or the shard was dropped: listen anew from `frontier`), before they give
+    anything that may be wrong, Unavailable (retrying is safe) and Corruption.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Listen:
         lower = self.frontier
         request = ViewRequest(past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower)
         view = self._transport.view(self._name, request)
+        check_held(view, max(self.frontier.element - 1, 0))
         upper = min(view.upper, self._until)
         if upper <= lower:
             return

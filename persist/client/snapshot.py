@@ -24,7 +24,7 @@ from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
+from persist.core.errors import Corruption, Expired, InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -337,17 +337,27 @@ def latest(view: ShardView) -> int:
 
 
 def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease, wait_s: float) -> ShardView:
-    """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`."""
+    """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`, and Expired."""
     deadline = transport.clock.monotonic() + wait_s
     while True:
         left = max(0.0, deadline - transport.clock.monotonic())
         request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
         view = transport.view(name, request)
+        check_held(view, as_of)
         if not view.upper.less_equal(as_of):
             return view
         if left <= 0:
             raise Unavailable(f"shard {name!r} is complete before {view.upper} only, not as of {as_of}; wait longer")
         lease.keep()
+
+
+def check_held(view: ShardView, as_of: int) -> None:
+    """Raise Expired unless reads as of `as_of` are exact in this view, as they are while a hold on that time lasts."""
+    if not view.since.less_equal(as_of):
+        what = "was dropped or closed to reads" if view.since.is_empty else f"has forgotten history before {view.since}"
+        raise Expired(
+            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; read anew"
+        )
 
 
 class _Schemas(Protocol):

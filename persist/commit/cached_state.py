@@ -14,6 +14,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from persist.commit.lease_watch import LeaseWatch
 from persist.commit.system import Clock
 from persist.commit.versions import Versions
 from persist.core.errors import HistoryLost, PersistError, UnknownShard
@@ -30,6 +31,7 @@ class CachedState:
         self._lock = threading.Lock()  # guards all below; never held across I/O
         self._refresh_lock = threading.Lock()  # so that many waiters make one read
         self._moved = threading.Condition(self._lock)
+        self._leases = LeaseWatch(clock)
         self._state: State | None = None
         self._lost: HistoryLost | None = None
         self._waiting = 0
@@ -53,7 +55,7 @@ class CachedState:
         with self._refresh_lock:
             if self._lost is not None:
                 raise HistoryLost(self._lost.message)
-            cached = self._state
+            cached, asked_s = self._state, self._clock.monotonic()
             try:
                 state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
             except HistoryLost as error:
@@ -61,7 +63,18 @@ class CachedState:
                 raise
             if state is None:
                 raise UnknownShard(f"there is no shard {self.name!r} here; create it first")
+            self._leases.saw(state, asked_s, self._clock.monotonic())
             return self.publish(state)
+
+    def lease_now_ms(self, state: State) -> int:
+        """The time by which the leases of a State are judged now: by what this process has watched of it."""
+        if not state.lease_clock_ms:  # level 2, or nobody has registered yet
+            return max(self._clock.now_ms(), state.walltime_ms)
+        return self._leases.now_ms(state)
+
+    def unmoved_s(self, state: State) -> float:
+        """For how long this process has known that State as the newest one."""
+        return self._leases.watched_s(state)
 
     def refresh_quietly(self) -> None:
         """As `refresh`, for push channels: when it fails, polling finds out."""

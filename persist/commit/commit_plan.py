@@ -29,7 +29,8 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.context import SOUND, UNCHECKED, Indexed, Verdict
+from persist.core.transitions.context import SOUND, UNCHECKED, Indexed, Renewed, Verdict
+from persist.core.transitions.leases import with_lease_clock
 from persist.core.transitions.naming import departed
 
 RELIEFS_MAX = 4  # merges that one commit takes along
@@ -83,6 +84,8 @@ class Given(Struct, frozen=True):
     `indexed` is what was read in the index of attributes for these commands. `merging` are the parts that merges under
     way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
     `verdicts` say of each command, in order, what was found of its parts.
+    `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
+    `renewed` is as in `Context`.
     """
 
     now_ms: int
@@ -92,6 +95,8 @@ class Given(Struct, frozen=True):
     merging: Set[str] | None = frozenset()
     check_all: bool = False
     verdicts: Sequence[Verdict] = ()
+    lease_clock_ms: int | None = None
+    renewed: tuple[Renewed, ...] = ()
 
 
 class Commit(Struct, frozen=True):
@@ -123,13 +128,21 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     fails does each command that finds no room spill its own rows.
     """
     commands = list(group)
-    now_ms = max(given.now_ms, base.walltime_ms)
-    context = Context(now_ms, given.policy, indexed=given.indexed)
+    clock = given.lease_clock_ms
+    lease_now = max(given.now_ms, base.walltime_ms) if clock is None else clock
+    context = Context(
+        given.now_ms if clock is not None else lease_now,
+        given.policy,
+        indexed=given.indexed,
+        lease_clock_ms=clock,
+        renewed=given.renewed,
+    )
+    begun = base if clock is None or base.lease_clock_ms else with_lease_clock(base, clock)
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
     wanted = held + sum(map(_inline_bytes, commands))
     roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
     verdicts = given.verdicts or [UNCHECKED] * len(commands)
-    state, outcomes = yield from _stepped(base, commands, verdicts, roomy)
+    state, outcomes = yield from _stepped(begun, commands, verdicts, roomy)
     added = state.trace.inline_bytes - held
     if added > 0:
         for turn in range(RELIEFS_MAX):
@@ -140,12 +153,12 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
             with contextlib.suppress(PersistError):
                 state = step(state, merge, replace(context, verdict=SOUND))[0]
         if state.trace.inline_bytes > room:
-            state, outcomes = yield from _stepped(base, commands, verdicts, context)
-    if state is base:
+            state, outcomes = yield from _stepped(begun, commands, verdicts, context)
+    if state is begun:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
-    made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": now_ms, "commit_id": given.commit_id}
-    following = replace(expire_lapsed(state, now_ms), **made)
+    made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
+    following = replace(expire_lapsed(state, lease_now), lease_clock_ms=clock or 0, **made)
     gone = state_diff.gone_between(base, following)
     following = departed(following, gone, given.policy)
     invariants.check_step(base, following)

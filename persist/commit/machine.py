@@ -35,6 +35,7 @@ from persist.core.transitions.naming import check_staged
 
 LOST_FIRST_S = 0.001
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
+LEASE_CLOCK_LEVEL = 3  # of a location, from which on a State has a lease clock
 LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a machine that waits long keeps losing
 
 
@@ -206,11 +207,13 @@ class Machine(CachedState):
             base, is_fresh = self.refresh(), True
         lost = 0
         while True:
+            planned_s = self._system.clock.monotonic()
             commit = self._planned(base, commands, verdicts, commit_id, lost)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
             elif self._log.write(commit.diff, deadline):
+                self._leases.saw(commit.following, planned_s, planned_s)
                 self.publish(commit.following)
                 self.metrics.committed(len(commands), lost)
                 return commit
@@ -231,6 +234,7 @@ class Machine(CachedState):
         A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
         base, indexed = self._indexed(base, commands)
+        has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
         given = Given(
             self._system.clock.now_ms(),
             commit_id,
@@ -239,6 +243,8 @@ class Machine(CachedState):
             self._upkeep.merging if self._settings.small_merges and not lost else None,
             self._settings.check_all,
             verdicts,
+            self._leases.now_ms(base) if has_clock else None,
+            self._leases.renewed() if has_clock else (),
         )
         return supplied(plan_commit(base, commands, given), self._supply)
 

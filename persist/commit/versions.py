@@ -132,6 +132,14 @@ class Versions:
             entries = self.consensus.scan(name, int(first), limit)
         return [self.decode(entry.data) for entry in entries]
 
+    def read_rollup(self, key: str) -> State | None:
+        """The State in a rollup; None if the rollup is gone."""
+        try:
+            with translated_but_missing():
+                return decode_state(self.blob.get(key), self._build)
+        except BlobNotFound:
+            return None
+
     def create(self, state: State, commit_id: str) -> tuple[bytes, State]:
         """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
 
@@ -162,13 +170,8 @@ class Versions:
             return not self.consensus.keys("", "", 1)
 
     def _rollup(self, newest: StateDiff) -> State | None:
-        try:
-            with translated_but_missing():
-                data = self.blob.get(newest.rollup_key)
-        except BlobNotFound:
-            return None
-        state = decode_state(data, self._build)
-        if state.seqno != newest.rollup_seqno:
+        state = self.read_rollup(newest.rollup_key)
+        if state is not None and state.seqno != newest.rollup_seqno:
             raise Corruption(f"rollup {newest.rollup_key} holds v{state.seqno}, not v{newest.rollup_seqno}")
         return state
 

@@ -18,8 +18,8 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey, AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, written
-from persist.core.record import Record
-from persist.core.state import SchemaRecord
+from persist.core.record import Meta, Record
+from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
 
 READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
 
@@ -27,6 +27,7 @@ _Writer = Annotated[WriterId, written(WriterId)]
 _Token = Annotated[Token, written(Token)]
 _Reader = Annotated[ReaderId, written(ReaderId)]
 _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
+TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
 
 
 def _snake(name: str) -> str:
@@ -315,11 +316,32 @@ class ReleaseClaim(Command, frozen=True):
     owner: str
 
 
+class Leases(Record, frozen=True):
+    """Leases as they are in some State."""
+
+    leased_readers: Mapping[_Reader, LeasedReader] = {}
+    writers: Mapping[_Writer, WriterState] = {}
+    claims: Mapping[str, Claim] = {}
+
+
 class ForgetLapsed(Command, frozen=True):
     """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
 
-    After it, a commit that was stepped from an earlier State loses its race.
+    The caller vouches that those in `silent` lapsed too. One of them that was renewed since, so that it differs from
+    what is given here, is kept.
     """
+
+    silent: Leases = Leases()
+
+
+class RefuseStagedBefore(Command, frozen=True):
+    """From now on name no blob whose key was minted before `before_ms`, unless it is named already. -> SweptBefore
+
+    Never beyond the committer's own clock. It also forgets what ForgetLapsed does. After it, a commit that was stepped
+    from an earlier State loses its race: so what is that old and is not named now may be deleted.
+    """
+
+    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
 class MergeSpec(Record, frozen=True):
@@ -441,6 +463,12 @@ class Claimed(Result, frozen=True):
     done: tuple[Part, ...] = ()
     resume_key: bytes = b""
     since: Antichain = MINIMUM
+
+
+class SweptBefore(Result, frozen=True):
+    """Blobs whose key was minted before `before_ms` are refused now."""
+
+    before_ms: int
 
 
 class MergeApplied(Result, frozen=True):

@@ -99,8 +99,8 @@ def claim_is_for_merge(key: str) -> bool:
 
 
 def claimed(state: State, now_ms: int | None = None) -> frozenset[str]:
-    """The parts on which workers are at work at `now_ms` (default: when the State was committed)."""
-    now_ms = state.walltime_ms if now_ms is None else now_ms
+    """The parts on which workers are at work at `now_ms` of the lease clock (default: when the State was committed)."""
+    now_ms = state.lease_now_ms if now_ms is None else now_ms
     return frozenset(part for claim in state.claims.values() if not claim.lapsed(now_ms) for part in claim.inputs)
 
 
@@ -237,7 +237,8 @@ def _are_urgently_many(batches: Sequence[HollowBatch]) -> bool:
 def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) -> list[MergeSpec]:
     """The merges that are due, none of them overlapping, in the order in which they should be done.
 
-    `idle` says that nobody has written for a while. Merges that were begun and abandoned come first.
+    `now_ms` is of the lease clock. `idle` says that nobody has written for a while. Merges that were begun and
+    abandoned come first.
     """
     if state.tombstone or state.merge_since.is_empty:
         return []

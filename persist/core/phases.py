@@ -48,6 +48,7 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.TakeClaim: EVER,
     c.ReleaseClaim: EVER,
     c.ForgetLapsed: EVER,
+    c.RefuseStagedBefore: EVER,
     c.ExpireReader: EVER,
     c.ExpireWriter: EVER,
     c.ExpireCriticalReader: EVER,

@@ -28,7 +28,7 @@ class Policy(Record, frozen=True):
     reader_lease_ms_max: int = 24 * 3600 * 1000
     writer_lease_ms_max: int = 24 * 3600 * 1000
     left_parts_max: int = 100_000  # staged parts that left the State which it remembers
-    staged_ms_max: int = 12 * 3600 * 1000  # a blob must be committed so soon after it was made; the sweep waits longer
+    staged_ms_max: int = 12 * 3600 * 1000  # so long a blob may wait for its commit; the sweep waits longer
     writers_max: int = 100_000
     readers_max: int = 100_000
     attribute_updates_max: int = 1_000  # a command
@@ -115,7 +115,11 @@ class Claim(Leased, Record, frozen=True):
 
 
 class State(Record, frozen=True):
-    """One version of a shard. `walltime_ms` is when it was committed; it never goes back.
+    """One version of a shard. `walltime_ms` is when it was committed, by the committer's clock, which may be wrong.
+
+    `lease_clock_ms` is the time by which leases are judged: it goes on only by what committers have watched. 0: not
+    yet, or never at a location of level 2. A blob whose key was minted before `swept_before_ms` is not named any more
+    unless it is named already: maintenance may have swept it.
 
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
@@ -127,8 +131,15 @@ class State(Record, frozen=True):
     is that of the commit that made this State; the next state diff names it as its parent.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3, "commit_id": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "commit_id"})
+    levels: ClassVar[Mapping[str, int]] = {
+        "left": 3,
+        "left_before_ms": 3,
+        "incarnation": 3,
+        "commit_id": 3,
+        "lease_clock_ms": 3,
+        "swept_before_ms": 3,
+    }
+    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "commit_id", "lease_clock_ms"})
 
     name: str
     shard_id: ShardId
@@ -153,6 +164,13 @@ class State(Record, frozen=True):
     left_before_ms: int = 0
     incarnation: int = 0
     commit_id: str = ""
+    lease_clock_ms: int = 0
+    swept_before_ms: int = 0
+
+    @property
+    def lease_now_ms(self) -> int:
+        """The time by which leases are judged, as of this State."""
+        return self.lease_clock_ms or self.walltime_ms
 
     @property
     def upper(self) -> Antichain:

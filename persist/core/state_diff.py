@@ -52,6 +52,8 @@ SCALARS = (
     "features",
     "left_before_ms",
     "incarnation",
+    "lease_clock_ms",
+    "swept_before_ms",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks")
@@ -84,8 +86,15 @@ class StateDiff(Record, frozen=True):
     commit that made the earlier State; empty where that is not known (level 2, and the first State).
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"left": 3, "left_before_ms": 3, "incarnation": 3, "parent_id": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "parent_id"})
+    levels: ClassVar[Mapping[str, int]] = {
+        "left": 3,
+        "left_before_ms": 3,
+        "incarnation": 3,
+        "parent_id": 3,
+        "lease_clock_ms": 3,
+        "swept_before_ms": 3,
+    }
+    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "parent_id", "lease_clock_ms"})
 
     seqno: SeqNo
     walltime_ms: int
@@ -112,6 +121,8 @@ class StateDiff(Record, frozen=True):
     left_before_ms: int | None = None
     incarnation: int | None = None
     parent_id: str = ""
+    lease_clock_ms: int | None = None
+    swept_before_ms: int | None = None
 
 
 def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:

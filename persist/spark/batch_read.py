@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from persist.client.expanding import expanded, first_negative
-from persist.client.snapshot import ReadLease, SnapshotSplit, wait_for_upper
+from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
 from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
 from persist.core.view import ViewRequest
@@ -115,6 +115,7 @@ class ChangesReader(DataSourceReader):
                 view = transport.view(target.shard, ViewRequest())
             else:
                 view = wait_for_upper(transport, target.shard, ending, lease, options.wait_s)
+            check_held(view, interval.held.element or 0)
             splits = plan_changes(target, options, view, interval, lease, self._schema.names)
         except BaseException:
             lease.close()

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.snapshot import ReadLease, ReadSettings, SnapshotSplit, kept, part_reader
+from persist.client.snapshot import ReadLease, ReadSettings, SnapshotSplit, check_held, kept, part_reader
 from persist.client.write import WriteHandle
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
@@ -170,6 +170,7 @@ class Replacement:
         """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
         transport = executors.transport(self.target.connection)
         view = transport.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
+        check_held(view, max(lower - 1, 0))
         _, reader = part_reader(transport, view, self._settings)
         start, end = Antichain(lower), Antichain(upper)
         batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]

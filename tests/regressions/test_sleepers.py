@@ -46,7 +46,7 @@ def clock() -> SleepyClock:
 
 @pytest.fixture
 def location(clock: SleepyClock) -> Iterator[Location]:
-    location = Location(MemoryBlob("mem:"), MemoryConsensus("mem:"), clock=clock)
+    location = Location(MemoryBlob("mem:", now_ms=clock.now_ms), MemoryConsensus("mem:"), clock=clock)
     yield location
     location.close()
 

@@ -309,6 +309,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "release-claim": lambda a: c.ReleaseClaim(a.next("a claim"), a.next("an owner")),
     "merge": _merge,
     "forget-lapsed": lambda a: c.ForgetLapsed(),
+    "refuse-staged-before": lambda a: c.RefuseStagedBefore(int(a.next("milliseconds"))),
 }
 
 
@@ -328,6 +329,7 @@ class StepInterpreter:
             "upper",
             "phase",
             "new-shard",
+            "lease-clock",
         }:
             return self._look(group[0])
         commands = []
@@ -357,6 +359,9 @@ class StepInterpreter:
             output = ["nothing lapsed" if self.shard.state is before else f"expired -> v{self.shard.state.seqno}"]
         elif args.verb == "new-shard":
             self.shard = Shard()
+            output = ["ok"]
+        elif args.verb == "lease-clock":
+            self.shard.has_lease_clock = True
             output = ["ok"]
         elif args.verb == "phase":
             output = [phase_of(self.shard.state).value]

@@ -46,9 +46,9 @@ def make_part(
         schema_id=schema_id,
         rows=rows,
         size=1000 if inline is None else inline,
-        checksum=number,
+        checksum=number % 2**32,
         footer_size=8 if inline is None else 0,
-        footer_checksum=number,
+        footer_checksum=number % 2**32,
         key_lower=b"\x01a",
         key_upper=b"\x01z",
         time=None,
@@ -66,11 +66,13 @@ def make_run(*parts: Part) -> Run:
 
 
 class Shard:
-    """`state` is what was committed last, `now_ms` the clock. Only tests of the core need anything else of a shard."""
+    """`state` is what was committed last, `now_ms` the clock, by which leases are judged as well.
+    `has_lease_clock`: as at a location of level 3. Only tests of the core need anything else of a shard."""
 
     def __init__(self, policy: Policy | None = None, schema: SchemaRecord = SCHEMA) -> None:
         self.policy = policy or Policy()
         self.now_ms = 0
+        self.has_lease_clock = False
         self.state = initial_state(NAME, schema, self.now_ms)
         self._dead_parts: set[str] = set()
 
@@ -81,8 +83,7 @@ class Shard:
         inserted_at: int | None = None
         for command in commands:
             try:
-                context = Context(self.now_ms, self.policy, inserted_at, verdict=SOUND)
-                following, result = step(state, command, context)
+                following, result = step(state, command, self._context(inserted_at))
             except PersistError as error:
                 results.append(error)
                 continue
@@ -103,11 +104,16 @@ class Shard:
     def expire_lapsed(self) -> None:
         self._commit(expire_lapsed(self.state, self.now_ms))
 
+    def _context(self, inserted_at: int | None) -> Context:
+        clock = self.now_ms if self.has_lease_clock else None
+        return Context(self.now_ms, self.policy, inserted_at, verdict=SOUND, lease_clock_ms=clock)
+
     def _commit(self, state: State) -> None:
         if state is self.state:
             return
-        seqno = SeqNo(self.state.seqno + 1)
-        new = replace(state, seqno=seqno, walltime_ms=self.now_ms, commit_id=f"commit v{seqno}")
+        seqno, clock = SeqNo(self.state.seqno + 1), self.now_ms if self.has_lease_clock else 0
+        made = {"seqno": seqno, "walltime_ms": self.now_ms, "commit_id": f"commit v{seqno}"}
+        new = replace(state, lease_clock_ms=clock, **made)
         new = departed(new, gone_between(self.state, new), self.policy)
         self._check(self.state, new)
         self.state = new

@@ -53,6 +53,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.MergeResult: maintenance.apply_merge,
     c.ReplacePart: repair.replace_part,
     c.ForgetLapsed: leases.forget_lapsed,
+    c.RefuseStagedBefore: maintenance.refuse_staged_before,
 }
 
 

@@ -91,7 +91,7 @@ def flush(state: State, command: c.FlushAttributes, context: Context) -> tuple[S
     for chunk in command.chunks.values():
         if not belongs_to(chunk.key, state.shard_id):
             raise InvalidUsage(f"chunk key {chunk.key!r} does not belong to shard {state.name!r}")
-        if context.may_be_swept(chunk.key):
+        if context.may_be_swept(state, chunk.key):
             return state, c.Flushed(False)  # the values stay in the State; the next flush writes them anew
     known = {**state.attribute_chunks, **command.chunks}
     live = {first: chunk for first, chunk in known.items() if first + chunk.length > root.lowest}

@@ -9,7 +9,7 @@ from persist.core.attribute import AttributeKey
 from persist.core.errors import InvalidUsage, from_kind
 from persist.core.keys import born_ms
 from persist.core.record import Record
-from persist.core.state import Policy
+from persist.core.state import Policy, State
 
 # When an Overloaded command may be tried again.
 RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way empties it
@@ -57,8 +57,17 @@ SOUND = Verdict()
 UNCHECKED = Verdict(InvalidUsage.kind, "nobody has compared the parts of this command with their rows")
 
 
+class Renewed(Record, frozen=True):
+    """What is known of renewals: a lease that differs from that in `state` was renewed at most `age_ms` ago."""
+
+    state: State
+    age_ms: int
+
+
 class Context(Record, frozen=True):
-    """`now_ms` is the committer's clock, never before the State's walltime.
+    """`now_ms` is the committer's clock, `lease_clock_ms` the time by which leases are judged. None: `now_ms`, as at a
+
+    location of level 2. `renewed` is what the committer knows of renewals, newest first.
 
     `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
     may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
@@ -70,7 +79,22 @@ class Context(Record, frozen=True):
     inserted_at: int | None = None
     indexed: Indexed = NOTHING_INDEXED
     verdict: Verdict = UNCHECKED
+    lease_clock_ms: int | None = None
+    renewed: tuple[Renewed, ...] = ()
 
-    def may_be_swept(self, key: str) -> bool:
-        """Whether a blob that nothing names yet is so old that the orphan sweep may have taken it."""
-        return self.now_ms - born_ms(key) > self.policy.staged_ms_max
+    @property
+    def lease_now_ms(self) -> int:
+        return self.now_ms if self.lease_clock_ms is None else self.lease_clock_ms
+
+    def may_be_swept(self, state: State, key: str) -> bool:
+        """Whether the orphan sweep may have taken a blob that nothing names yet."""
+        return born_ms(key) < self.staged_from_ms(state)
+
+    def staged_from_ms(self, state: State) -> int:
+        """Only blobs whose key was minted at this time or later may come to be named.
+
+        At a location of level 2 an older build may sweep, which goes by the age alone.
+        """
+        if self.lease_clock_ms is not None:
+            return state.swept_before_ms
+        return max(state.swept_before_ms, self.now_ms - self.policy.staged_ms_max)

@@ -1,13 +1,14 @@
 """Leases: the constants of their rules, and forgetting the holders of leases that lapsed. That alone never moves since.
 
+They are judged by the lease clock of the State, which no wall clock moves (docs/design/0006-leases-and-clocks.md).
 Every commit drops the leases that have lapsed. Before a transition refuses a command or holds since back because of a
 lease, it drops the lapsed ones too, so that this also works when no commit has happened since they lapsed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from persist.core import commands as c
 from persist.core.entries import Entries, with_changes
@@ -58,4 +59,44 @@ def expire_lapsed(state: State, now_ms: int) -> State:
 
 def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tuple[State, c.Done]:
     """Always a new State object, and so always a commit."""
-    return replace(expire_lapsed(state, context.now_ms)), c.Done()
+    silent = command.silent
+    readers = [k for k, reader in silent.leased_readers.items() if state.leased_readers.get(k) == reader]
+    writers = [k for k, writer in silent.writers.items() if state.writers.get(k) == writer]
+    claims = {k: claim for k, claim in state.claims.items() if silent.claims.get(k) != claim}
+    state = replace(
+        state,
+        leased_readers=with_changes(state.leased_readers, {}, readers),
+        writers=with_changes(state.writers, {}, writers),
+        claims=claims,
+    )
+    return expire_lapsed(state, context.lease_now_ms), c.Done()
+
+
+def is_fresh(known: Leased, before: Callable[[State], Leased | None], context: Context) -> bool:
+    """Whether a lease was renewed so lately that a heartbeat changes nothing. `before` finds it in an earlier State.
+
+    The lease clock cannot tell: it may be far behind the time that has passed. So this committer must have seen that
+    the lease was not renewed yet, a short while ago. If it does not know, the heartbeat is committed.
+    """
+    soon_ms = known.lease_ms // HEARTBEAT_EVERY
+    if context.lease_clock_ms is None:
+        return context.now_ms - known.heartbeat_ms < soon_ms
+    return any(renewed.age_ms < soon_ms and before(renewed.state) != known for renewed in context.renewed)
+
+
+def heartbeat_ms(known: Leased, context: Context) -> int:
+    """The heartbeat of a lease that is renewed now. It always differs from the last one, so that others see it."""
+    if context.lease_clock_ms is None:
+        return context.now_ms
+    return max(context.lease_clock_ms, known.heartbeat_ms + 1)
+
+
+def with_lease_clock(state: State, now_ms: int) -> State:
+    """The State whose lease clock begins at `now_ms`. Heartbeats beyond it came from a clock that was ahead."""
+    found: dict[str, Any] = {}
+    for name in ("writers", "leased_readers", "claims"):
+        entries = getattr(state, name)
+        ahead = {k: replace(e, heartbeat_ms=now_ms) for k, e in entries.items() if e.heartbeat_ms > now_ms}
+        if ahead:
+            found[name] = {**entries, **ahead}
+    return replace(state, **found) if found else state

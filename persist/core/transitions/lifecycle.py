@@ -34,7 +34,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
 def drop(state: State, command: c.Drop, context: Context) -> tuple[State, c.Done]:
     if state.is_closed:
         return state, c.Done()
-    state = without_lapsed_readers(state, context.now_ms)
+    state = without_lapsed_readers(state, context.lease_now_ms)
     holders = [r.purpose or str(k) for k, r in state.critical_readers.items() if not r.since.is_empty]
     holders += [r.purpose or str(k) for k, r in state.leased_readers.items() if not r.since.is_empty]
     if holders and not command.force:

@@ -12,7 +12,7 @@ from persist.core.keys import belongs_to
 from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.context import Context
-from persist.core.transitions.leases import CLAIM_KEPT_LEASES
+from persist.core.transitions.leases import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
 from persist.core.transitions.naming import check_merged
 
 CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
@@ -27,7 +27,7 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
     newest = max(state.rollups, default=0)
     if command.seqno < newest or not belongs_to(command.key, state.shard_id):
         return state, c.RollupAdded(False)  # late: its key may have been removed already, and removed keys never return
-    if context.may_be_swept(command.key):
+    if context.may_be_swept(state, command.key):
         return state, c.RollupAdded(False)  # very late
     rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
     return replace(state, rollups=rollups), c.RollupAdded(True)
@@ -45,14 +45,15 @@ def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[St
     if not 0 < command.lease_ms <= CLAIM_LEASE_MS_MAX:
         raise InvalidUsage(f"claim lease {command.lease_ms} ms is outside (0, {CLAIM_LEASE_MS_MAX}]")
     held = state.claims.get(command.key)
-    if held is not None and held.owner != command.owner and not held.lapsed(context.now_ms):
+    if held is not None and held.owner != command.owner and not held.lapsed(context.lease_now_ms):
         return state, c.Claimed(False, held.owner)
     if (holder := _holder_of(state, command, context)) is not None:
         return state, c.Claimed(False, holder)
     base = held
     if base is None or (command.inputs and base.inputs != command.inputs):
-        base = Claim(command.owner, context.now_ms, command.lease_ms, inputs=command.inputs)
-    claim = replace(base, owner=command.owner, heartbeat_ms=context.now_ms, lease_ms=command.lease_ms)
+        base = Claim(command.owner, context.lease_now_ms, command.lease_ms, inputs=command.inputs)
+    heartbeat = context.lease_now_ms if held is None else heartbeat_ms(held, context)
+    claim = replace(base, owner=command.owner, heartbeat_ms=heartbeat, lease_ms=command.lease_ms)
     state = replace(state, claims={**state.claims, command.key: claim})
     return state, _claimed(claim)
 
@@ -63,7 +64,7 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
         return state, c.Claimed(False, held.owner if held else "")
     if state.trace.covering(frozenset(command.inputs)) is None:
         return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
-    if _are_swept(held, command.done, context):
+    if _are_swept(state, held, command.done, context):
         return state, c.Claimed(False, command.owner)
     done = tuple(part.without_receipt() for part in command.done)
     if held.inputs not in ((), command.inputs) or done[: len(held.done)] != held.done:
@@ -71,13 +72,19 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
     check_merged(state, command.done, held.done, context)
     claim = replace(
         held,
-        heartbeat_ms=context.now_ms,
+        heartbeat_ms=heartbeat_ms(held, context),
         inputs=command.inputs,
         done=done,
         resume_key=command.resume_key,
         since=command.since,
     )
     return replace(state, claims={**state.claims, command.key: claim}), _claimed(claim)
+
+
+def refuse_staged_before(state: State, command: c.RefuseStagedBefore, context: Context) -> tuple[State, c.SweptBefore]:
+    """Always a new State object, and so always a commit."""
+    before_ms = max(state.swept_before_ms, min(command.before_ms, context.now_ms))
+    return replace(expire_lapsed(state, context.lease_now_ms), swept_before_ms=before_ms), c.SweptBefore(before_ms)
 
 
 def release_claim(state: State, command: c.ReleaseClaim, context: Context) -> tuple[State, c.Done]:
@@ -133,26 +140,26 @@ def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
     """Whether the outputs are there for sure: the claim, if there is one, is still held, and none is too old."""
     outputs = [part for run in command.outputs for part in run.parts]
     if not command.claim_key:
-        return not _are_swept(None, outputs, context)
+        return not _are_swept(state, None, outputs, context)
     held = state.claims.get(command.claim_key)
     if held is None or held.owner != command.owner or held.inputs not in ((), command.inputs):
         return False
-    if held.lapsed(context.now_ms, CLAIM_KEPT_LEASES):
+    if held.lapsed(context.lease_now_ms, CLAIM_KEPT_LEASES):
         return False
-    return not _are_swept(held, outputs, context)
+    return not _are_swept(state, held, outputs, context)
 
 
-def _are_swept(held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
+def _are_swept(state: State, held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
     """Whether an output that no claim has kept may have been swept since it was written."""
     kept = frozenset(part.key for part in held.done) if held is not None else frozenset()
-    return any(part.key is not None and part.key not in kept and context.may_be_swept(part.key) for part in outputs)
+    return any(p.key is not None and p.key not in kept and context.may_be_swept(state, p.key) for p in outputs)
 
 
 def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:
     """Who else is at work on one of the inputs."""
     wanted = set(command.inputs)
     for key, claim in state.claims.items():
-        if key == command.key or claim.owner == command.owner or claim.lapsed(context.now_ms):
+        if key == command.key or claim.owner == command.owner or claim.lapsed(context.lease_now_ms):
             continue
         if not wanted.isdisjoint(claim.inputs):
             return claim.owner

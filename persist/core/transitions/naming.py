@@ -75,10 +75,11 @@ def _check_fields(state: State, part: Part, context: Context) -> None:
     _check_place(state, part)
     if part.key is not None and not _is_staged(part.key):
         raise InvalidUsage(f"part {part.id} was written by maintenance, not by a writer; write its rows again")
-    if part.key is not None and context.may_be_swept(part.key):
+    if part.key is not None and context.may_be_swept(state, part.key):
         raise Expired(
-            f"part {part.id} was staged more than {context.policy.staged_ms_max} ms ago and may have been swept "
-            "since; write its rows again"
+            f"part {part.id} was staged at {born_ms(part.key)} (ms since 1970, by its writer's clock), and maintenance "
+            f"may have swept what was staged in shard {state.name!r} before {context.staged_from_ms(state)}; stage its "
+            "rows again"
         )
     if part.schema_id not in state.schemas:
         raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")

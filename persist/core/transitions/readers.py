@@ -10,7 +10,7 @@ from persist.core.ids import CriticalReaderId, ReaderId
 from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, held_since
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_readers
+from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_readers
 
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
@@ -23,7 +23,7 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
     if not 0 < command.lease_ms <= context.policy.reader_lease_ms_max:
         raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
     if len(state.leased_readers) >= context.policy.readers_max:
-        state = without_lapsed_readers(state, context.now_ms)
+        state = without_lapsed_readers(state, context.lease_now_ms)
         if len(state.leased_readers) >= context.policy.readers_max:
             raise Overloaded(
                 f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
@@ -37,15 +37,15 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
             since=state.since.to_json(),
         )
     purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
-    reader = LeasedReader(since, state.seqno, context.now_ms, command.lease_ms, purpose)
+    reader = LeasedReader(since, state.seqno, context.lease_now_ms, command.lease_ms, purpose)
     return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
 
 
 def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
     known = _registered(state, command.reader)
-    if context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY:
+    if _is_fresh(command.reader, known, context):
         return state, c.Done()
-    return _with_reader(state, command.reader, replace(known, heartbeat_ms=context.now_ms)), c.Done()
+    return _with_reader(state, command.reader, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
 
 
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
@@ -53,10 +53,10 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
     since = max(known.since, command.since)
     _check_reached(state, known.since, since)
     seqno = max(known.seqno, min(command.seqno, state.seqno))
-    fresh = context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY
-    if since == known.since and seqno - known.seqno < context.policy.rollup_every and fresh:
+    held = since == known.since and seqno - known.seqno < context.policy.rollup_every
+    if held and _is_fresh(command.reader, known, context):
         return state, c.SinceDowngraded(since, state.since)
-    moved = replace(known, since=since, seqno=seqno, heartbeat_ms=context.now_ms)
+    moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))
     state = _with_since_recomputed(_with_reader(state, command.reader, moved), context)
     return state, c.SinceDowngraded(since, state.since)
 
@@ -104,9 +104,13 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
 
 def _with_since_recomputed(state: State, context: Context) -> State:
     """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming."""
-    state = without_lapsed_readers(state, context.now_ms)
+    state = without_lapsed_readers(state, context.lease_now_ms)
     since: Antichain = max(state.since, held_since(state))
     return state if since == state.since else replace(state, since=since)
+
+
+def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
+    return is_fresh(known, lambda earlier: earlier.leased_readers.get(reader), context)
 
 
 def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> State:

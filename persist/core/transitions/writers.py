@@ -15,7 +15,7 @@ from persist.core.state import State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import RETRY_LATER_S, Context
-from persist.core.transitions.leases import HEARTBEAT_EVERY, without_lapsed_writers
+from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 
 _Written = c.CompareAndAppend | c.Append | c.Insert | c.UpdateAttributes  # what a writer sends under a token
@@ -26,24 +26,24 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
         raise InvalidUsage(f"writer lease {command.lease_ms} ms is outside (0, {context.policy.writer_lease_ms_max}]")
     known = state.writers.get(command.writer)
     if known is None and len(state.writers) >= context.policy.writers_max:
-        state = without_lapsed_writers(state, context.now_ms)
+        state = without_lapsed_writers(state, context.lease_now_ms)
         if len(state.writers) >= context.policy.writers_max:
             raise Overloaded(
                 f"shard {state.name!r} has {len(state.writers)} writers; expire some",
                 retry_after_s=RETRY_LATER_S,
             )
     if known is None:
-        entry = WriterState(context.now_ms, command.lease_ms)
+        entry = WriterState(context.lease_now_ms, command.lease_ms)
     else:
-        entry = replace(known, heartbeat_ms=context.now_ms, lease_ms=command.lease_ms)
+        entry = replace(known, heartbeat_ms=heartbeat_ms(known, context), lease_ms=command.lease_ms)
     return _with_writer(state, command.writer, entry), c.WriterRegistered(state.upper, state.schema_id)
 
 
 def heartbeat(state: State, command: c.HeartbeatWriter, context: Context) -> tuple[State, c.Done]:
     known = _registered(state, command.writer)
-    if context.now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY:
+    if is_fresh(known, lambda earlier: earlier.writers.get(command.writer), context):
         return state, c.Done()
-    return _with_writer(state, command.writer, replace(known, heartbeat_ms=context.now_ms)), c.Done()
+    return _with_writer(state, command.writer, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
 
 
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
@@ -66,7 +66,8 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
     if lower == upper and not command.attributes:
-        entry = replace(state.writers[command.writer], heartbeat_ms=context.now_ms)
+        known = state.writers[command.writer]
+        entry = replace(known, heartbeat_ms=heartbeat_ms(known, context))
         return _with_writer(state, command.writer, entry), result
     if lower == upper:
         return _recorded(state, command, result, context), result
@@ -185,7 +186,7 @@ def _recorded(state: State, command: _Written, result: c.Appended, context: Cont
     """The State that remembers the answer, for when the command comes again."""
     entry = replace(
         state.writers[command.writer],
-        heartbeat_ms=context.now_ms,
+        heartbeat_ms=context.lease_now_ms,
         token=command.token,
         lower=result.lower,
         upper=result.upper,

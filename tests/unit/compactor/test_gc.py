@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from compactor.gc import Collector
 from persist.core import commands as c
 from persist.core import record
 from persist.core.antichain import Antichain
@@ -19,9 +20,9 @@ from tests.support.crashing import Fuse
 from tests.support.maintained import AGE_MS, LEASE_MS, NAME, World
 
 
-def collect(world: World) -> int:
+def collect(world: World, collector: Collector | None = None) -> int:
     deleted = 0
-    collector = world.collector()
+    collector = collector or world.collector()
     for _ in range(10):
         report = collector.run(NAME)
         deleted += report.deleted
@@ -77,11 +78,13 @@ def test_a_claim_whose_owner_died_is_forgotten_though_nobody_commits_any_more() 
     kept = record.replace(part, id=id_, key=key)
     world.blob.put(key, world.blob.get(part.key or ""))
     worker.apply(c.SaveMergeProgress("merge:[0]", "died", inputs, (kept,), b"key", batch.desc.since))
-    world.clock.advance_ms(CLAIM_KEPT_LEASES * LEASE_MS - 1)
-    collect(world)
+    watching = world.collector()
+    collect(world, watching)
+    world.clock.advance_ms(CLAIM_KEPT_LEASES * LEASE_MS)
+    collect(world, watching)
     assert world.state().claims, "another may take it over, with what it kept"
     world.clock.advance_ms(2)
-    collect(world)
+    collect(world, watching)
     assert not world.state().claims
     assert key not in world.blobs()
     world.check_stores()
@@ -120,10 +123,11 @@ def test_a_lapsed_lease_holds_nothing_even_when_nobody_commits() -> None:
     reader = ReaderId("r" + "0" * 32)
     world.user.machine(NAME).apply(c.RegisterReader(reader, Antichain(0), LEASE_MS))
     world.worker().run(NAME, idle=True)
-    collect(world)
+    watching = world.collector()
+    collect(world, watching)
     held = data(world)
     world.clock.advance_ms(LEASE_MS + 1)
-    collect(world)
+    collect(world, watching)
     assert reader not in world.state().leased_readers
     assert data(world) < held
     assert data(world) == set(world.state().trace.blob_keys)
@@ -258,7 +262,7 @@ def test_what_was_named_by_a_version_that_can_still_be_loaded_is_not_swept() -> 
 
 def test_what_is_left_of_shards_that_never_came_to_be_is_swept() -> None:
     world = merged()
-    stray = "s" + "ab" * 16 + f"/v{1:020d}/r" + "cd" * 16 + ".rollup"
+    stray = "s" + "ab" * 16 + f"/v{1:020d}/r" + "0" * 32 + ".rollup"
     foreign = "s" + "ab" * 15 + "ff/w" + "0" * 32 + "/p" + "0" * 32 + ".parquet"
     world.blob.put(stray, b"x")
     world.blob.put(foreign, b"x")

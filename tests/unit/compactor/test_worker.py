@@ -88,7 +88,8 @@ def test_a_zombie_whose_claim_was_taken_over_changes_nothing() -> None:
 
     def meanwhile(chunk: int) -> None:
         if chunk == 3:
-            world.clock.advance_ms(WORKER.lease_ms + 1)
+            assert successor.merge(NAME, spec) is Outcome.BUSY
+            world.clock.advance_ms(2 * WORKER.lease_ms)
             outcomes.append(successor.merge(NAME, spec))
 
     zombie = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
@@ -107,9 +108,11 @@ def test_a_zombie_cannot_bring_back_parts_that_were_let_go() -> None:
 
     def meanwhile(chunk: int) -> None:
         if chunk == 2:
-            world.clock.advance_ms(11 * WORKER.lease_ms)
-            world.append([("k1", 1, 6, 1)], 7)  # any commit forgets the claim and with it the first chunk
-            assert world.state().claims == {}
+            for time in (6, 7):
+                assert world.state().claims
+                world.clock.advance_ms(6 * WORKER.lease_ms)
+                world.append([("k1", 1, time, 1)], time + 1)
+            assert world.state().claims == {}, "a commit forgets the claim, and with it the first chunk"
             while not world.collector().run(NAME).done:
                 pass
 
@@ -133,8 +136,9 @@ def test_a_crash_loses_at_most_one_chunk() -> None:
     [claim] = world.state().claims.values()
     saved = len(claim.done)
     assert claim.resume_key > b""
-    world.clock.advance_ms(WORKER.lease_ms + 1)
     successor = Worker(world.process(), WORKER, engine=(engine := Pausing(world, lambda chunk: None)))
+    assert successor.merge(NAME, spec) is Outcome.BUSY
+    world.clock.advance_ms(2 * WORKER.lease_ms)
     assert successor.due(NAME, idle=True)[0].claim_key == spec.claim_key
     assert successor.merge(NAME, spec) is Outcome.APPLIED
     held = [part.id for batch in world.state().trace.batches for part in batch.parts()]
@@ -204,9 +208,10 @@ def test_a_store_that_does_not_answer_leaves_the_claim_to_lapse() -> None:
     worker = Worker(world.process(), WORKER, engine=Pausing(world, meanwhile))
     with pytest.raises(Unavailable):
         worker.merge(NAME, spec)
-    assert world.worker().merge(NAME, spec) is Outcome.BUSY
-    world.clock.advance_ms(WORKER.lease_ms + 1)
-    assert world.worker().merge(NAME, spec) is Outcome.APPLIED
+    other = world.worker()
+    assert other.merge(NAME, spec) is Outcome.BUSY
+    world.clock.advance_ms(2 * WORKER.lease_ms)
+    assert other.merge(NAME, spec) is Outcome.APPLIED
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -102,10 +102,11 @@ def test_a_refusal_that_upkeep_ends_asks_for_upkeep(base: State) -> None:
     assert (commit.diff, commit.upkeep) == (None, base)
 
 
-def test_time_never_goes_back(base: State) -> None:
+def test_the_walltime_is_that_of_the_committer_whatever_stood_there(base: State) -> None:
+    """So a State that a wrong clock spoilt is right again after the next commit."""
     later, _ = planned(base, insert(1), told=given(now_ms=50))
     earlier, _ = planned(later.following, insert(2), told=given(now_ms=20))
-    assert (later.following.walltime_ms, earlier.following.walltime_ms) == (50, 50)
+    assert (later.following.walltime_ms, earlier.following.walltime_ms) == (50, 20)
 
 
 def test_a_part_that_may_not_be_inline_is_spilled(base: State) -> None:

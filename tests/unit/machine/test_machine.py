@@ -17,6 +17,7 @@ from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.lease_watch import LEASE_STEP_MS_MAX
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -246,7 +247,9 @@ def test_a_writer_that_was_idle_beyond_its_lease_registers_anew(consensus: Meddl
     shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
     idle, busy = shard.open_writer(), shard.open_writer()
     idle.insert(rows(1))
-    clock.advance_ms(4_000_000)
+    for number in range(8):
+        clock.advance_ms(LEASE_STEP_MS_MAX)
+        busy.advance_upper(2 + number)
     busy.insert(rows(2))
     assert set(location.machine("orders").refresh().writers) == {busy.writer_id}
     idle.insert(rows(3))
