@@ -17,12 +17,12 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.commit.location import LocationSettings, open_stores
-from persist.commit.system import SystemClock as Clock
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Unavailable
 from persist.core.state import Policy
 from persist.core.view import ShardView, ViewRequest
+from tests.support.clocks import HOUR_MS, World
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 NO_INLINE = Policy(inline_part_bytes_max=0)
@@ -174,22 +174,15 @@ def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
 def test_rows_that_were_staged_too_long_ago_are_not_committed() -> None:
     """A writer that slept for longer than the orphan sweep waits could commit blobs that were swept meanwhile."""
 
-    class Sleepy(Clock):
-        late_ms = 0
-
-        def now_ms(self) -> int:
-            return super().now_ms() + self.late_ms
-
-    clock = Sleepy()
-    location = open_stores("mem:asleep", "mem:asleep", clock=clock, settings=LocationSettings(NO_INLINE))
-    with Client(EmbeddedTransport(location)) as asleep:
-        writer = asleep.create_shard("orders", SCHEMA, ["k"]).open_writer()
-        staged = writer.stage([row("a")], None)
-        clock.late_ms = 25 * 3600 * 1000
-        Sweeper(location).sweep("orders")
-        assert not [stat for stat in location.blob.list("s") if stat.key.endswith(".parquet")]
-        with pytest.raises(Expired, match="write its rows again"):
-            writer.commit_insert(staged)
+    world = World()
+    asleep = world.machine()
+    writer = asleep.client.create_shard("orders", SCHEMA, ["k"]).open_writer()
+    staged = writer.stage([row("a")], 0)
+    world.pass_ms(25 * HOUR_MS)
+    Sweeper(world.machine().location).sweep("orders")
+    assert not [stat for stat in world.blob.list("s") if stat.key.endswith(".parquet")]
+    with pytest.raises(Expired, match="stage its rows again"):
+        writer.commit_insert(staged)
 
 
 def test_a_step_that_was_taken_before_the_sweep_cannot_be_committed_after_it(client: Client) -> None:
@@ -208,17 +201,11 @@ def test_a_step_that_was_taken_before_the_sweep_cannot_be_committed_after_it(cli
 def test_writers_whose_leases_lapsed_keep_no_orphans_alive() -> None:
     """On a shard where nobody commits any more, their registrations stayed, and their orphans with them."""
 
-    class Later(Clock):
-        late_ms = 0
-
-        def now_ms(self) -> int:
-            return super().now_ms() + self.late_ms
-
-    clock = Later()
-    location = open_stores("mem:idle", "mem:idle", clock=clock, settings=LocationSettings(NO_INLINE))
-    with Client(EmbeddedTransport(location)) as client:
-        writer = client.create_shard("orders", SCHEMA, ["k"]).open_writer()
-        writer.insert([row("a")])
-        writer.stage([row("b")], None)  # never committed
-        clock.late_ms = 48 * 3600 * 1000
-        assert Sweeper(location).sweep("orders").deleted == 1
+    world = World()
+    shard = world.machine().client.create_shard("orders", SCHEMA, ["k"])
+    writer = shard.open_writer()
+    writer.insert([row("a")])
+    writer.stage([row("b")], 0)  # never committed
+    for deleted in (0, 1):  # in the first night nobody has watched the writer
+        world.pass_ms(48 * HOUR_MS)
+        assert Sweeper(world.machine().location).sweep("orders").deleted == deleted
