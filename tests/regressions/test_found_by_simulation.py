@@ -173,8 +173,7 @@ def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
 
 def test_rows_that_were_staged_too_long_ago_are_not_committed() -> None:
     """A writer that slept for longer than the orphan sweep waits could commit blobs that were swept meanwhile."""
-
-    world = World()
+    world = World(policy=NO_INLINE)
     asleep = world.machine()
     writer = asleep.client.create_shard("orders", SCHEMA, ["k"]).open_writer()
     staged = writer.stage([row("a")], 0)
@@ -200,8 +199,7 @@ def test_a_step_that_was_taken_before_the_sweep_cannot_be_committed_after_it(cli
 
 def test_writers_whose_leases_lapsed_keep_no_orphans_alive() -> None:
     """On a shard where nobody commits any more, their registrations stayed, and their orphans with them."""
-
-    world = World()
+    world = World(policy=NO_INLINE)
     shard = world.machine().client.create_shard("orders", SCHEMA, ["k"])
     writer = shard.open_writer()
     writer.insert([row("a")])

@@ -13,7 +13,7 @@ from persist.client.snapshot import ReadLease
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Expired, InvalidUsage
+from persist.core.errors import Expired, InvalidUsage, UnknownShard
 from persist.core.state import State
 from persist.formats.state_frames import Build
 from tests.support.clocks import DAY_MS, HOUR_MS, YEAR_MS, Machine, World
@@ -321,14 +321,14 @@ def test_a_listener_on_a_machine_that_was_suspended_says_expired_before_it_gives
         list(listener.next_events(0))
 
 
-def test_a_listener_of_a_shard_that_was_dropped_by_force_says_expired(world: World, right: Machine) -> None:
+def test_a_listener_of_a_shard_that_was_dropped_by_force_is_told(world: World, right: Machine) -> None:
     """It was told that all was complete, without the rows that it had not read yet."""
     listener = right.shard(NAME).listen(None)
     list(listener.next_events(0))
     right.shard(NAME).insert(row(1))
     right.shard(NAME).drop(force=True)
     Collector(right.location).run(NAME)
-    with pytest.raises(Expired):
+    with pytest.raises(UnknownShard, match="dropped"):
         list(listener)
 
 

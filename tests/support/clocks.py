@@ -11,6 +11,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.core.state import Policy
 from persist.formats.state_frames import THIS_BUILD, Build
 from tests.support.location import InlineBackground
 
@@ -23,10 +24,11 @@ START_MS = 1_760_000_000_000  # a day in 2025
 class World:
     """True time, and two stores. The blob store's clock is off by `store_off_ms`."""
 
-    def __init__(self, build: Build = THIS_BUILD) -> None:
+    def __init__(self, build: Build = THIS_BUILD, policy: Policy | None = None) -> None:
         self.true_ms = START_MS
         self.store_off_ms = 0
         self.build = build
+        self.policy = policy or Policy()
         self.machines = 0
         self.blob = MemoryBlob("mem:", now_ms=lambda: self.true_ms + self.store_off_ms)
         self.consensus = MemoryConsensus("mem:")
@@ -80,7 +82,7 @@ class Machine:
         self.location = Location(
             world.blob,
             world.consensus,
-            settings=LocationSettings(machine=MachineSettings(check_all=True), build=world.build),
+            settings=LocationSettings(world.policy, MachineSettings(check_all=True), build=world.build),
             clock=self.clock,
             ids=Ids(self.clock, world.machines),
             background=InlineBackground(),
