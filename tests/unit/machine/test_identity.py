@@ -39,9 +39,9 @@ class Stores:
     """A blob store and a consensus store, and processes that open them."""
 
     def __init__(self, blob: Blob | None = None, log: MemoryConsensus | None = None) -> None:
-        self.blob = blob if blob is not None else MemoryBlob("mem:", now_ms=lambda: 0)
-        self.log = log if log is not None else MemoryConsensus("mem:")
         self.clock = TestClock()
+        self.blob = blob if blob is not None else MemoryBlob("mem:", now_ms=self.clock.now_ms)
+        self.log = log if log is not None else MemoryConsensus("mem:")
 
     def open(self) -> Location:
         policy = Policy(inline_part_bytes_max=0, rollup_every=4)
@@ -260,6 +260,7 @@ def test_stores_are_compared_again_before_anything_is_deleted(maintenance: Calla
     for stat in list(exchanged.list("s")):
         other.blob.put(stat.key, exchanged.get(stat.key))
     ours.clock.advance_ms(100 * HOUR_MS)
+    other.clock.advance_ms(100 * HOUR_MS)
     exchanged.become(other.blob)
     before = other.keys()
     with pytest.raises(InvalidUsage, match="stores of two locations"):
