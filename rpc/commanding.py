@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from persist.core import commands as c
 from persist.core.ids import check_shard_name
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
@@ -17,4 +18,11 @@ async def answer(service: Service, name: str, principal: Principal, data: bytes)
     """Commit the command of a body; the body of the answer. Raises the error with which it was refused."""
     command = decode_command(data)
     principal.require(command.scope, check_shard_name(name))
-    return encoded(await service.apply(name, command))
+    return encoded(await service.apply(name, as_allowed(command, principal)))
+
+
+def as_allowed(command: c.Command, principal: Principal) -> c.Command:
+    """The command as this principal may have it done: who may only read makes nobody else forget history."""
+    if isinstance(command, c.DowngradeSince) and c.WRITE not in principal.scopes:
+        return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)
+    return command

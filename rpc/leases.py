@@ -26,9 +26,13 @@ RENEWALS_PER_LEASE = 3
 
 @dataclass
 class _Lease:
-    """One leased reader of a shard, the frontiers of its listeners, and the States that they read from now."""
+    """One leased reader of a shard, the frontiers of its listeners, and the States that they read from now.
+
+    `moves_since`: whether the shard's since follows it.
+    """
 
     shard: ShardId
+    moves_since: bool
     reader: ReaderId
     since: Antichain
     renewed_s: float
@@ -77,10 +81,13 @@ class Leases:
         self._keeper: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
-    async def hold(self, name: str, frontier: Antichain) -> AsyncIterator[Hold]:
-        """Hold what a listener at `frontier` needs. Raises NotReadable when it is gone already, UnknownShard."""
+    async def hold(self, name: str, frontier: Antichain, moves_since: bool = False) -> AsyncIterator[Hold]:
+        """Hold what a listener at `frontier` needs. `moves_since`: the shard's since follows it, if nothing else holds.
+
+        Raises NotReadable when it is gone already, UnknownShard.
+        """
         number = next(self._numbers)
-        lease = await self._lease_for(name, frontier, number)
+        lease = await self._lease_for(name, frontier, number, moves_since)
         try:
             yield Hold(number, lease)
         finally:
@@ -92,14 +99,15 @@ class Leases:
         if self._keeper is not None:
             self._keeper.cancel()
 
-    async def _lease_for(self, name: str, frontier: Antichain, number: int) -> _Lease:
+    async def _lease_for(self, name: str, frontier: Antichain, number: int, moves_since: bool) -> _Lease:
         since = _since(frontier)
         machine = self._location.machine(name)
         cached = machine.cached
         shard = (cached if cached is not None else await self._work.run(machine.refresh)).shard_id
         async with self._locked(name):
             for lease in self._by_name.get(name, ()):
-                if lease.lost is None and lease.shard == shard and lease.since <= since:
+                fits = lease.shard == shard and lease.moves_since == moves_since
+                if lease.lost is None and fits and lease.since <= since:
                     lease.frontiers[number] = frontier
                     return lease
             reader, started = mint(ReaderId, self._location.ids), self._now()
@@ -111,7 +119,7 @@ class Leases:
                 raise Unavailable(f"shard {name!r} was dropped and created anew just now; listen again") from None
             except Indeterminate as error:  # a hold that was taken after all lapses by itself
                 raise Unavailable(f"shard {name!r} cannot be listened to now: no answer came; listen again") from error
-            lease = _Lease(shard, reader, since, started, {number: frontier})
+            lease = _Lease(shard, moves_since, reader, since, started, {number: frontier})
             self._by_name.setdefault(name, []).append(lease)
             if self._keeper is None:
                 self._keeper = asyncio.get_running_loop().create_task(self._keep())
@@ -163,7 +171,8 @@ class Leases:
         started, before = self._now(), lease.since
         lease.since = max(since, before)  # a listener that joins meanwhile must not count on what is given up now
         try:
-            await self._apply(name, c.DowngradeSince(lease.reader, lease.since, seqno, shard=lease.shard))
+            move = c.DowngradeSince if lease.moves_since else c.MoveHold
+            await self._apply(name, move(lease.reader, lease.since, seqno, shard=lease.shard))
             lease.renewed_s = started
         except (Expired, UnknownShard) as error:
             lease.lost = error

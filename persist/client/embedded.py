@@ -29,6 +29,10 @@ class EmbeddedTransport:
     def proof(self) -> str:
         return identity.ensure(self.blob, self.ids)
 
+    @property
+    def listening_moves_since(self) -> bool:
+        return True
+
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         check_shard_name(name)
         fresh = initial_state(name, schema, self.clock.now_ms())

@@ -142,7 +142,7 @@ class Listen:
             return
         element = self.frontier.element
         since = self.frontier if element is None else Antichain(max(element - 1, 0))
-        self._lease.downgrade(since, seqno)
+        self._lease.move(since, seqno)
         self._downgraded_s = now
 
     def close(self) -> None:

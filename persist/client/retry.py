@@ -24,6 +24,7 @@ READS = (
     c.RegisterReader,
     c.HeartbeatReader,
     c.DowngradeSince,
+    c.MoveHold,
     c.ExpireReader,
     c.ReadAttributes,
     c.ScanAttributes,

@@ -98,11 +98,22 @@ class ReadLease:
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
-        """Give up reads before `since`, and States before `seqno`. Raises Expired: the lease is gone."""
+        """Give up reads before `since`, and States before `seqno`. The shard's since follows.
+
+        Raises Expired: the lease is gone.
+        """
+        self._give_up(since, seqno, c.DowngradeSince(self.reader, since, seqno))
+
+    def move(self, since: Antichain, seqno: SeqNo) -> None:
+        """As `downgrade`, for those who listen. The shard's since follows only where the transport lets it."""
+        follows = self._transport.listening_moves_since
+        self._give_up(since, seqno, (c.DowngradeSince if follows else c.MoveHold)(self.reader, since, seqno))
+
+    def _give_up(self, since: Antichain, seqno: SeqNo, command: c.Command) -> None:
         now = self._transport.clock.monotonic()
         # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
         self.since, self.seqno = since, seqno
-        self._send(c.DowngradeSince(self.reader, since, seqno))
+        self._send(command)
         self._renewed_s = now
 
     def close(self) -> None:

@@ -40,6 +40,11 @@ class Transport(Protocol):
         """Which blob store this is; `persist.client.identity` compares it."""
         ...
 
+    @property
+    def listening_moves_since(self) -> bool:
+        """Whether the shard's since follows its listeners. It does not through a server that asks for no token."""
+        ...
+
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         """Create the shard unless it exists; its view either way (without batches)."""
         ...
@@ -98,6 +103,10 @@ class OneShard:
     @property
     def proof(self) -> str:
         return self.inner.proof
+
+    @property
+    def listening_moves_since(self) -> bool:
+        return self.inner.listening_moves_since
 
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         return self.inner.create(name, schema)

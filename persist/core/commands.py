@@ -202,6 +202,14 @@ class DowngradeSince(ReadCommand, frozen=True):
     seqno: SeqNo
 
 
+class MoveHold(ReadCommand, frozen=True):
+    """As DowngradeSince, but the shard's since stays: nobody else loses history by it. -> SinceDowngraded"""
+
+    reader: _Reader
+    since: Antichain
+    seqno: SeqNo
+
+
 class ExpireReader(ReadCommand, frozen=True):
     """Retire a reader; the shard's since stays. -> Done, also when it is gone already."""
 

@@ -37,6 +37,7 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     # Whoever held something of a dropped shard hears that it is gone.
     c.HeartbeatReader: BEFORE_TOMBSTONE,
     c.DowngradeSince: BEFORE_TOMBSTONE,
+    c.MoveHold: BEFORE_TOMBSTONE,
     c.Drop: EVER,
     # What was begun before the drop may end.
     c.FlushAttributes: BEFORE_TOMBSTONE,

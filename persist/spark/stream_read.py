@@ -142,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if clock.monotonic() - self._downgraded_s >= lease_s / DOWNGRADES_PER_LEASE:
             self._downgraded_s = clock.monotonic()
             since = self._lease.since if cursor is None else max(held_at(end), self._lease.since)
-            self._lease.downgrade(since, max(self._planned, self._lease.seqno))
+            self._lease.move(since, max(self._planned, self._lease.seqno))
 
     def stop(self) -> None:
         if self._lease is not None:

@@ -57,6 +57,10 @@ class HttpCalls:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 
+    @property
+    def has_token(self) -> bool:
+        return bool(self._headers)
+
     def add(self, servers: Servers) -> None:
         """Use these servers from now on."""
         for url in servers.urls:

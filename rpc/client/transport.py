@@ -80,6 +80,11 @@ class HttpTransport:
         """Base URLs of the servers that this client knows."""
         return self._calls.servers.urls
 
+    @property
+    def listening_moves_since(self) -> bool:
+        """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
+        return self._calls.has_token
+
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         body = json.dumps({"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}).encode()
         path = f"/v1/shards/{_quoted(check_shard_name(name))}"

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from persist.core import antichain
 from persist.core.antichain import Antichain
-from persist.core.commands import READ
+from persist.core.commands import READ, WRITE
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from rpc.listen_frames import EVENTS, FRAMES
@@ -45,10 +45,13 @@ async def listen(
 ) -> Response:
     """Server-sent events with `Accept: text/event-stream` (rows as JSON), else frames with Arrow IPC.
 
-    Resume with `after` = the last event's upper - 1, or with the header Last-Event-ID.
+    Resume with `after` = the last event's upper - 1, or with the header Last-Event-ID. The shard's since follows a
+    listener only if its token has the scope `write`.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
+    principal = principal_of(request)
+    principal.require(READ, name)
+    moves_since = service.tokens is not None and WRITE in principal.scopes
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     start = _start(request, after)
     if start.is_empty:
@@ -56,7 +59,7 @@ async def listen(
         return Response(status_code=204)  # by which a browser's EventSource knows not to come again
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
-        hold = await held.enter_async_context(service.listening.leases.hold(name, start))
+        hold = await held.enter_async_context(service.listening.leases.hold(name, start, moves_since))
         frames = service.listening.stream(name, hold, start, frontier(until, "until"), form)
         return HeldStream(
             await held.enter_async_context(aclosing(frames)),

@@ -285,6 +285,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "heartbeat-reader": lambda a: c.HeartbeatReader(_reader(a)),
     "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
+    "move-hold": lambda a: c.MoveHold(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
     "expire-reader": lambda a: c.ExpireReader(_reader(a)),
     "register-critical": lambda a: c.RegisterCriticalReader(_critical(a), a.named("opaque"), a.named("purpose", "")),
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(

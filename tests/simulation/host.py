@@ -87,6 +87,10 @@ class RecordingTransport:
     def policy(self) -> Policy:
         return self.inner.policy
 
+    @property
+    def listening_moves_since(self) -> bool:
+        return self.inner.listening_moves_since
+
     def create(self, name: str, schema: Any) -> ShardView:
         return self.inner.create(name, schema)
 

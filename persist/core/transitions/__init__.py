@@ -37,6 +37,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.RegisterReader: readers.register,
     c.HeartbeatReader: readers.heartbeat,
     c.DowngradeSince: readers.downgrade_since,
+    c.MoveHold: readers.move_hold,
     c.ExpireReader: readers.expire,
     c.RegisterCriticalReader: readers.register_critical,
     c.CompareAndDowngradeSince: readers.compare_and_downgrade_since,

@@ -49,6 +49,15 @@ def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tup
 
 
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
+    following, moved = move_hold(state, command, context)
+    if following is not state:
+        following = _with_since_recomputed(following, context)
+    return following, c.SinceDowngraded(moved.reader_since, following.since)
+
+
+def move_hold(
+    state: State, command: c.MoveHold | c.DowngradeSince, context: Context
+) -> tuple[State, c.SinceDowngraded]:
     known = _registered(state, command.reader)
     since = max(known.since, command.since)
     _check_reached(state, known.since, since)
@@ -57,8 +66,7 @@ def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -
     if held and _is_fresh(command.reader, known, context):
         return state, c.SinceDowngraded(since, state.since)
     moved = replace(known, since=since, seqno=seqno, heartbeat_ms=heartbeat_ms(known, context))
-    state = _with_since_recomputed(_with_reader(state, command.reader, moved), context)
-    return state, c.SinceDowngraded(since, state.since)
+    return _with_reader(state, command.reader, moved), c.SinceDowngraded(since, state.since)
 
 
 def expire(state: State, command: c.ExpireReader, context: Context) -> tuple[State, c.Done]:

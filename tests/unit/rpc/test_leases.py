@@ -118,7 +118,7 @@ def test_a_listener_that_needs_more_takes_a_lease_of_its_own(stage: Play) -> Non
 
 def test_a_listener_for_what_is_forgotten_or_was_never_there_is_refused(stage: Play) -> None:
     async def act(scene: Scene) -> None:
-        async with scene.leases.hold("orders", Antichain(9)) as hold:
+        async with scene.leases.hold("orders", Antichain(9), moves_since=True) as hold:
             hold.move(Antichain(15))
             scene.clock.advance_ms(LEASE_MS // 2)
             await scene.until(lambda: scene.sinces() == [14])
@@ -130,6 +130,24 @@ def test_a_listener_for_what_is_forgotten_or_was_never_there_is_refused(stage: P
                 raise AssertionError("not reached")
         async with scene.leases.hold("orders", Antichain(15)):
             assert scene.sinces() == [14], "a refusal leaves no lock behind"
+
+    stage(act)
+
+
+def test_the_shards_since_follows_only_those_who_may_move_it(stage: Play) -> None:
+    async def act(scene: Scene) -> None:
+        async with (
+            scene.leases.hold("orders", Antichain(3)) as reads,
+            scene.leases.hold("orders", Antichain(3), moves_since=True) as writes,
+        ):
+            assert scene.sinces() == [2, 2], "they share no lease"
+            reads.move(Antichain(15))
+            await scene.until(lambda: scene.sinces() == [14, 2])
+            assert scene.state.since == Antichain(0)
+            writes.move(Antichain(9))
+            await scene.until(lambda: scene.sinces() == [14, 8])
+            assert scene.state.since == Antichain(8)
+        assert scene.state.since == Antichain(8)
 
     stage(act)
 

@@ -1,0 +1,203 @@
+"""Who may only read changes nothing for anybody: every command and every route, with a token of the scope `read`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+import persist
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.client.shard import HandleSettings
+from persist.client.snapshot import ReadSettings
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import EMPTY, Antichain
+from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
+from persist.core.keys import rollup_key
+from persist.core.state import SchemaRecord, State
+from persist.formats.http_messages import decode_result
+from persist.formats.records import encoded
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.location import AscendingIds, InlineBackground
+from tests.support.server import Server
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+KEY = AttributeKey("7" * 32)
+READER, OTHER = ReaderId("r" + "1" * 32), ReaderId("r" + "2" * 32)
+WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
+CRITICAL = CriticalReaderId("c" + "1" * 32)
+UPPER = 10
+FAR = SeqNo(1_000)
+EVENTS = {"accept": "text/event-stream"}
+
+
+class Place:
+    """A server that asks for tokens, a shard with ten times, and a token that may only read."""
+
+    def __init__(self, directory: Path) -> None:
+        self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+        self.tokens = {}
+        entries = []
+        for scope in ("read", "write"):
+            self.tokens[scope], digest = mint(scope)
+            entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
+        file = directory / "tokens.json"
+        file.write_text(json.dumps({"tokens": entries}))
+        self.app = create_app(self.location, ServerSettings(tokens_file=str(file)))
+        self.http = TestClient(self.app)
+        client = persist.Client(self.app.state.service.transport)
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        for number in range(UPPER):
+            shard.insert([{"id": number, "v": "x"}])
+        shard.attributes.update(AttributeUpdate.replace(KEY, 7))
+
+    @property
+    def state(self) -> State:
+        return self.location.machine(NAME).refresh()
+
+    def told(self) -> tuple[Any, ...]:
+        """All that others notice of a shard."""
+        state = self.state
+        held = state.critical_readers, state.tombstone
+        return state.since, state.upper, dict(state.attributes), dict(state.schemas), state.trace.batches, held
+
+    def call(self, scope: str, method: str, path: str, **more: Any) -> Any:
+        headers = {"authorization": f"Bearer {self.tokens[scope]}", **more.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **more)
+
+    def send(self, scope: str, command: c.Command) -> Any:
+        return self.call(scope, "POST", f"/v1/shards/{NAME}/commands", content=encoded(command))
+
+    def sent(self, scope: str, command: c.Command) -> c.Result:
+        answer = self.send(scope, command)
+        assert answer.status_code == 200, answer.text
+        return decode_result(answer.content)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    found = Place(tmp_path)
+    with found.http:
+        yield found
+    found.location.close()
+
+
+def commands(place: Place) -> list[c.Command]:
+    shard_id = place.state.shard_id
+    schema = SchemaRecord(b"", ())
+    return [
+        c.RegisterWriter(WRITER, 60_000),
+        c.HeartbeatWriter(WRITER),
+        c.ExpireWriter(WRITER),
+        c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
+        c.Append(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
+        c.Insert(WRITER, TOKEN, ()),
+        c.AdvanceUpper(Antichain(UPPER + 5)),
+        c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
+        c.ReadAttributes((KEY,)),
+        c.ScanAttributes(KEY),
+        c.FlushAttributes(NO_INDEX, NO_INDEX, {}, {}),
+        c.RegisterReader(READER, Antichain(9), 60_000),
+        c.RegisterReader(OTHER, None, 60_000),
+        c.HeartbeatReader(READER),
+        c.DowngradeSince(READER, Antichain(9), FAR),
+        c.DowngradeSince(OTHER, Antichain(9), FAR),
+        c.DowngradeSince(OTHER, EMPTY, FAR),
+        c.MoveHold(READER, EMPTY, FAR),
+        c.ExpireReader(OTHER),
+        c.RegisterCriticalReader(CRITICAL, "", "cursor"),
+        c.CompareAndDowngradeSince(CRITICAL, "", "", Antichain(9)),
+        c.ExpireCriticalReader(CRITICAL, ""),
+        c.EvolveSchema(1, schema),
+        c.Drop(True),
+        c.Recreate(schema),
+        c.Finalise(),
+        c.AddRollup(SeqNo(3), rollup_key(shard_id, SeqNo(3), AscendingIds()), 1),
+        c.RemoveRollups(FAR),
+        c.TakeClaim("merge:[0]", "me", 60_000),
+        c.SaveMergeProgress("merge:[0]", "me", (), (), b"", Antichain(0)),
+        c.ReleaseClaim("merge:[0]", "me"),
+        c.ForgetLapsed(),
+        c.MergeResult((), (), Antichain(9)),
+    ]
+
+
+def test_no_command_changes_anything_for_others(place: Place) -> None:
+    tried = commands(place)
+    assert {type(command) for command in tried} == set(c.kinds(c.Command)), "every command is in the table"
+    before = place.told()
+    for command in tried:
+        answer = place.send("read", command)
+        assert (answer.status_code == 403) == (command.scope != "read"), (command, answer.text)
+        assert place.told() == before, command
+    place.sent("read", c.ExpireReader(READER))
+    assert place.told() == before
+
+
+def test_no_route_changes_anything_for_others(place: Place) -> None:
+    before = place.told()
+    tried = 0
+    for path, verbs in place.app.openapi()["paths"].items():
+        for verb in verbs:
+            full = path.replace("{name}", NAME).replace("{key}", "a")
+            if full.endswith("/listen"):
+                continue  # it never ends; below
+            for query in ("", "?upper=50", "?since=9", "?since=9&cursor=mine&force=true", "?force=true"):
+                place.call("read", verb.upper(), full + query, content=b"")
+                tried += 1
+            assert place.told() == before, (verb, path)
+    assert tried > 50
+
+
+def test_a_listener_that_may_only_read_moves_nothing(place: Place) -> None:
+    before = place.told()
+    answer = place.call("read", "GET", f"/v1/shards/{NAME}/listen?until=9", headers=EVENTS)
+    assert "data:" in answer.text
+    assert place.told() == before
+
+
+def test_the_hold_of_a_reader_moves_and_since_stays(place: Place) -> None:
+    place.sent("read", c.RegisterReader(READER, Antichain(0), 60_000))
+    told = place.sent("read", c.DowngradeSince(READER, Antichain(9), FAR))
+    assert told == c.SinceDowngraded(Antichain(9), Antichain(0))
+    assert place.state.leased_readers[READER].since == Antichain(9)
+    assert place.state.since == Antichain(0)
+
+
+def test_who_may_write_moves_since_as_before(place: Place) -> None:
+    place.sent("write", c.RegisterReader(READER, Antichain(0), 60_000))
+    told = place.sent("write", c.DowngradeSince(READER, Antichain(9), FAR))
+    assert told == c.SinceDowngraded(Antichain(9), Antichain(9))
+    assert place.state.since == Antichain(9)
+
+
+def test_without_tokens_listening_moves_nothing_and_the_explicit_verb_does(tmp_path: Path) -> None:
+    """A plain listener made the shard forget its history for everybody."""
+    handles = HandleSettings(read=ReadSettings(lease_ms=3_000))
+    with Server(tmp_path / "data") as server, persist.connect(server.url, handles=handles) as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        for number in range(UPPER):
+            shard.insert([{"id": number, "v": "x"}])
+        with shard.listen(None) as listen:
+            for _ in range(3):
+                list(listen.next_events(0))
+                time.sleep(0.15)  # longer than a listener waits between two moves of its hold
+                shard.insert([{"id": 50, "v": "x"}])
+        assert shard.since() == Antichain(0)
+        assert shard.snapshot(0).to_arrow().num_rows == 1
+        with closing(shard.open_reader()) as reader:
+            reader.downgrade(Antichain(9), reader.seqno)
+        assert shard.since() == Antichain(9)
