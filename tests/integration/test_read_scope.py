@@ -132,6 +132,7 @@ def commands(place: Place) -> list[c.Command]:
         c.ReleaseClaim("merge:[0]", "me"),
         c.ForgetLapsed(),
         c.MergeResult((), (), Antichain(9)),
+        c.ReplacePart(next(place.state.trace.parts()).id),
     ]
 
 
