@@ -151,7 +151,7 @@ def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = 
 
 def only_holds(change: StateDiff) -> bool:
     """Whether it changes nothing but the holds of leased readers, and forgets registrations that lapsed."""
-    kept = {"leased_readers", "writers", "claims", "left", "left_before_ms"}
+    kept = {"leased_readers", "lease_clock_ms", "writers", "claims", "left", "left_before_ms"}
     if any(getattr(change, name) is not None for name in ("trace", *SCALARS, *MAPPINGS) if name not in kept):
         return False
     return not any(entries.set for entries in (change.writers, change.claims, change.left) if entries is not None)

@@ -131,6 +131,7 @@ def commands(place: Place) -> list[c.Command]:
         c.SaveMergeProgress("merge:[0]", "me", (), (), b"", Antichain(0)),
         c.ReleaseClaim("merge:[0]", "me"),
         c.ForgetLapsed(),
+        c.RefuseStagedBefore(1),
         c.MergeResult((), (), Antichain(9)),
         c.ReplacePart(next(place.state.trace.parts()).id),
     ]
