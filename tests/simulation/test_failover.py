@@ -1,0 +1,66 @@
+"""Stores that are replaced under running processes: seeds, and builds that are broken on purpose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from persist.commit import versions
+from persist.commit.identity import Identity
+from persist.commit.versions import Versions
+from persist.core import state_diff
+from persist.core.errors import Corruption
+from persist.core.ids import SeqNo
+from persist.core.record import replace
+from persist.core.state import State
+from tests.simulation.breaking import every
+from tests.simulation.failover import run
+from tests.simulation.oracle_errors import Violation
+
+SEEDS = 40
+HAPPENED = ("told of lost history", "told of swapped stores", "regress", "swap", "maintain", "listen")
+
+
+def test_seeds_keep_every_promise() -> None:
+    total: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        total += run(seed)
+    assert all(total[what] > SEEDS / 4 for what in HAPPENED), total
+
+
+def parent_not_compared() -> AbstractContextManager[Any]:
+    """What follows a State in the log is applied to it, whoever's it is."""
+
+    def _tail(self: Versions, state: State, scans_max: int) -> State | None:
+        page = self.diffs(state.name, SeqNo(state.seqno + 1), versions.SCAN_LIMIT)
+        if page and page[0].seqno != state.seqno + 1:
+            return None
+        for change in page:
+            state = state_diff.apply(replace(change, parent_id=""), state)
+        return state
+
+    return every(patch.object(Versions, "_tail", _tail), patch.object(Versions, "_check_log", lambda *_: None))
+
+
+def identity_not_compared_again() -> AbstractContextManager[Any]:
+    """Whoever deletes relies on what was compared when the stores were opened."""
+    return patch.object(Identity, "confirm", lambda self: None)
+
+
+@pytest.mark.parametrize("broken", [parent_not_compared, identity_not_compared_again])
+def test_a_broken_build_is_caught(broken: Callable[[], AbstractContextManager[Any]]) -> None:
+    with broken():
+        assert any(_fails(seed) for seed in range(SEEDS))
+
+
+def _fails(seed: int) -> bool:
+    try:
+        run(seed)
+    except (Violation, Corruption):
+        return True
+    return False
