@@ -21,7 +21,7 @@ from persist.formats.store_errors import translate
 from persist.parts import ShardSchema
 from persist.parts.check import PartCheck, check_presence
 
-THREADS_MAX = 8
+LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 SCHEMAS_MAX = 16
@@ -32,15 +32,16 @@ BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergePr
 class Inspector:
     """Looks at parts of one shard. Thread-safe."""
 
-    def __init__(self, blob: Blob, receipts: Receipts) -> None:
+    def __init__(self, blob: Blob, receipts: Receipts, threads: int) -> None:
         self._blob = blob
+        self._threads = threads
         self._receipts = receipts
         self._checks: dict[SchemaRecord, PartCheck] = {}
 
     def verdict(self, command: c.Command, state: State) -> Verdict:
         """What is found of the parts that the command brings. Never raises an error of the tree: it is in the verdict.
 
-        At most `THREADS_MAX` blobs are looked at together; memory is bounded by that.
+        At most `threads` blobs are looked at together; memory is bounded by that.
         """
         parts = _brought(command, state)
         if not parts:
@@ -82,13 +83,13 @@ class Inspector:
                 self._check_of(schemas[part.schema_id]).inline(part)
             else:
                 blobs.append((self._check_of(schemas[part.schema_id]), part))
-        if len(blobs) < 2:
+        if len(blobs) < 2 or self._threads < 2:
             for check, part in blobs:
                 check.blob(part, self._blob)
             return
-        with ThreadPoolExecutor(min(THREADS_MAX, len(blobs)), thread_name_prefix="persist-check") as pool:
-            for start in range(0, len(blobs), 1_000):  # the first error ends it before the others are begun
-                for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + 1_000]):
+        with ThreadPoolExecutor(min(self._threads, len(blobs)), thread_name_prefix="persist-check") as pool:
+            for start in range(0, len(blobs), LOOKED_AHEAD):  # the first error ends it before the others are begun
+                for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + LOOKED_AHEAD]):
                     pass
 
     def _check_of(self, record: SchemaRecord) -> PartCheck:

@@ -44,7 +44,8 @@ class MachineSettings:
     """`retry_s` bounds how long one commit may take; `check_all` checks every invariant at every commit (tests).
 
     `small_merges`: whether upkeep merges small batches; not in a process of maintenance, which merges by its own plan.
-    `queue_max` bounds the commands that wait, `group_max` those that are committed together.
+    `queue_max` bounds the commands that wait, `group_max` those that are committed together. `check_threads`: staged
+    blobs of one command that are looked at together.
     """
 
     retry_s: float = 30.0
@@ -52,6 +53,7 @@ class MachineSettings:
     small_merges: bool = True
     queue_max: int = 10_000
     group_max: int = 1_000
+    check_threads: int = 8
 
 
 class Machine(CachedState):
@@ -76,7 +78,7 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._blobs = BlobWorker(versions, self._attributes, system.ids, self.metrics)
-        self._inspector = Inspector(versions.blob, versions.receipts)
+        self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._upkeep = Upkeep(policy, settings.small_merges)
 
     def create(self, state: State) -> State:

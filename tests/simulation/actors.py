@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tests.simulation.accountant import accountant
 from tests.simulation.host import Host
+from tests.simulation.hostile import hostile
 from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
@@ -24,6 +25,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "listener": listener,
     "holder": holder,
     "forgetter": forgetter,
+    "hostile": hostile,
 }
 
 __all__ = ["ROLES"]

@@ -212,7 +212,7 @@ class Host:
         self.location = Location(
             SimBlob(world),
             SimConsensus(world, process, run.push),
-            settings=LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=1.5)),
+            settings=LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=1.5, check_threads=1)),
             clock=self.clock,
             ids=self.ids,
             background=SimBackground(world, process),

@@ -45,7 +45,7 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import narrow_mutations
+from tests.simulation import narrow_mutations, trusting
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -429,6 +429,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         wrong_time_told,
         departures_unmentioned,
         staged_age_ignored,
+        *trusting.TRUSTING,
         *narrow_mutations.MEANT_FOR,
     )
 }

@@ -18,6 +18,7 @@ import persist.commit.cached_state
 import persist.commit.command_queue
 import persist.commit.identity
 import persist.commit.location
+import persist.commit.receipts
 import persist.commit.versions
 import persist.parts.reader
 import tests.simulation.oracle
@@ -37,12 +38,14 @@ LOCKING = (
     persist.commit.command_queue,
     persist.commit.identity,
     persist.commit.location,
+    persist.commit.receipts,
     persist.parts.reader,
     persist.client.pipelined,
     persist.client.write,
 )
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
+HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
 DECODED_MAX = 256  # entries of logs that are kept decoded
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
@@ -85,6 +88,8 @@ class Plan:
         pick.shuffle(roles)
         processes = pick.choice((2, 3, 4))
         shares = tuple(tuple(roles[at::processes]) for at in range(processes))
+        if random.Random(f"hostile {seed}").random() < HOSTILE_SHARE:
+            shares = ((*shares[0], "hostile"), *shares[1:])
         return cls(seed, tuple(faults), shares, pick.randrange(30, 60), push)
 
     def command(self) -> str:

@@ -30,6 +30,7 @@ PATHS = (
     "drop answered",
     "fenced",
     "group commit",
+    "lie refused",
     "listen step",
     "log truncated",
     "maintenance interrupted",
