@@ -21,6 +21,7 @@ from persist.core.state import Policy, State
 from persist.core.transitions.context import Context
 
 GIVEN_MAX = 2**48  # updates that one part may count for
+FORGOTTEN_MAX = 1_000  # parts that one commit looks at, to forget those that are swept
 DIFF_MAX = 2**32  # of a multiplicity that is written: it takes two thousand million such updates of a row to overflow
 
 
@@ -55,14 +56,17 @@ def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], co
 def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
     """The State that remembers which staged parts left it: `gone` are the blob keys that it names no more.
 
-    At most `left_parts_max` are remembered. Parts as old as one that was forgotten are refused from then on.
+    What maintenance may have swept is refused by its age anyway, so it is forgotten. Of the rest at most
+    `left_parts_max` are remembered. Parts as old as one that was forgotten for that are refused from then on.
     """
     went = {_compact(part_id_of(key)): int(state.seqno) for key in gone if is_part_key(key) and _is_staged(key)}
     if not went:
         return state
     left = with_changes(state.left, went)
+    swept = [part_id for part_id in islice(left, FORGOTTEN_MAX) if _born_ms(part_id) < state.swept_before_ms]
+    left = with_changes(left, {}, swept) if swept else left
     forgotten = list(islice(left, max(0, len(left) - policy.left_parts_max)))
-    born = max((int.from_bytes(part_id[:6]) for part_id in forgotten), default=-1)
+    born = max(map(_born_ms, forgotten), default=-1)
     before_ms = max(state.left_before_ms, min(born + 1, state.walltime_ms))  # a writer's clock may be far ahead
     return replace(state, left=with_changes(left, {}, forgotten) if forgotten else left, left_before_ms=before_ms)
 
@@ -127,6 +131,10 @@ def _check_new(state: State, parts: Sequence[Part]) -> None:
                 f"part {part.id} was staged before {state.left_before_ms} ms, and shard {state.name!r} no longer knows "
                 "which parts of that time it had; write its rows again"
             )
+
+
+def _born_ms(compact: bytes) -> int:
+    return int.from_bytes(compact[:6])
 
 
 def _has_left(state: State, part: Part) -> bool:

@@ -20,7 +20,7 @@ from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.keys import COMPACTOR, part_key
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.core.transitions.naming import DIFF_MAX
+from persist.core.transitions.naming import DIFF_MAX, departed
 from persist.parts.codec import encode_inline, encode_parquet
 from tests.support.location import memory_location
 
@@ -238,3 +238,18 @@ def merge(location: Location) -> None:
     merge = merged(machine.state(), machine.state().trace.batches, location.blob, location.ids)
     assert merge is not None
     assert machine.apply(merge) == c.MergeApplied(True)
+
+
+def test_what_maintenance_may_have_swept_need_not_be_remembered() -> None:
+    """It is refused by its age."""
+    location, shard = shard_of(BLOB)
+    for number in range(3):
+        part = staged_at(location, shard, 1000 * (number + 1), number + 1)
+        location.machine("s").apply(insert_of(location, Run((part,))))
+    merge(location)
+    state = location.machine("s").state()
+    assert [key[:6] for key in state.left] == [(1000 * n).to_bytes(6) for n in (1, 2, 3)]
+    gone = [part_key(state.shard_id, WriterId("w" + "1" * 32), PartId(f"p{4000:012x}{9:020x}"))]
+    later = departed(replace(state, swept_before_ms=2500), gone, BLOB)
+    assert [key[:6] for key in later.left] == [(1000 * n).to_bytes(6) for n in (3, 4)]
+    assert later.left_before_ms == 0, "nothing that could still be committed was forgotten"
