@@ -42,6 +42,7 @@ SAMPLES = 16  # keys a row group that its index names, for planning splits
 _INDEX_MAGIC = b"PRSTIDX1"
 _SAMPLE_ROWS = 4096
 _DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
+FEW_ROWS = 64  # of which bounds and sums are taken in Python: calls of numpy take longer
 _DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
 
@@ -408,18 +409,25 @@ class Stats:
     diff_sum: int = 0
 
     def add(self, rows: Any) -> None:
+        if rows.num_rows <= FEW_ROWS:
+            times, diffs = rows.column(TIME).to_pylist(), rows.column(DIFF).to_pylist()
+            self._widen(min(times), max(times), min(diffs), max(diffs))
+            self.diff_sum += sum(diffs)
+            return
         times, diffs = one_chunk(rows.column(TIME)).to_numpy(), one_chunk(rows.column(DIFF)).to_numpy()
-        first, last = int(times.min()), int(times.max())
         low, high = int(diffs.min()), int(diffs.max())
+        self._widen(int(times.min()), int(times.max()), low, high)
+        if max(abs(low), abs(high)) * len(diffs) < 2**63:
+            self.diff_sum += int(diffs.sum())
+        else:
+            self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
+
+    def _widen(self, first: int, last: int, low: int, high: int) -> None:
         self.time_min = min(self.time_min, first) if self.seen else first
         self.time_max = max(self.time_max, last) if self.seen else last
         self.diff_min = min(self.diff_min, low) if self.seen else low
         self.diff_max = max(self.diff_max, high) if self.seen else high
         self.seen = True
-        if max(abs(low), abs(high)) * len(diffs) < 2**63:
-            self.diff_sum += int(diffs.sum())
-        else:
-            self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
 
     @property
     def known_sum(self) -> int | None:
