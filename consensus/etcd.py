@@ -111,7 +111,7 @@ class EtcdConsensus(Consensus):
         reply = self._range(key=start, range_end=end, limit=1)
         return _entry(reply.kvs[0]) if reply.kvs else None
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         check_key(key)
         check_seqno(seqno)
         check_value(key, data, VALUE_BYTES_MAX)
@@ -127,6 +127,8 @@ class EtcdConsensus(Consensus):
                 self._compare_version("GREATER", self._entry_key(key, seqno - 1)),
                 self._compare_version("EQUAL", name),
             ]
+            if after:
+                compares += self._compare_beginning(self._entry_key(key, seqno - 1), after)
         won = bool(self._transact(messages.TxnRequest(compare=compares, success=puts)).succeeded)
         if won:
             self._notifier.publish((key,))
@@ -213,6 +215,17 @@ class EtcdConsensus(Consensus):
         compare = self._endpoints.messages.Compare
         return compare(result=compare.CompareResult.Value(result), target=compare.VERSION, key=key, range_end=range_end)
 
+    def _compare_beginning(self, key: bytes, beginning: bytes) -> list[Any]:
+        """The value is longer than `beginning`, and begins with it: it lies between that and what sorts next."""
+        compare = self._endpoints.messages.Compare
+        bounds = {"GREATER": beginning}
+        if following := _following(beginning):
+            bounds["LESS"] = following
+        return [
+            compare(result=compare.CompareResult.Value(result), target=compare.VALUE, key=key, value=bound)
+            for result, bound in bounds.items()
+        ]
+
     def _range(self, **fields: Any) -> Any:
         request = self._endpoints.messages.RangeRequest(**fields)
         return self._endpoints.read(
@@ -263,6 +276,12 @@ class EtcdConsensus(Consensus):
 
 def _entry(kv: Any) -> Entry:
     return Entry(SEQNO_MAX - int.from_bytes(kv.key[-8:], "big"), kv.value)
+
+
+def _following(beginning: bytes) -> bytes:
+    """The first bytes that sort after all that begin so; empty if there are none."""
+    kept = beginning.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 def _address(host: str) -> str:

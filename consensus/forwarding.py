@@ -24,8 +24,8 @@ class ForwardingConsensus(Consensus):
     def head(self, key: str) -> Entry | None:
         return self._inner.head(key)
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
-        return self._inner.compare_and_set(key, seqno, data)
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        return self._inner.compare_and_set(key, seqno, data, after)
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         return self._inner.scan(key, from_seqno, limit)

@@ -104,9 +104,11 @@ class Consensus(ABC):
         """The newest entry, or None if the key has none. Never stale."""
 
     @abstractmethod
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         """Append `data` at `seqno` if the head is `seqno - 1` (or there is none and `seqno` is 1).
 
+        With `after` also only if the data of the head begin with it, and are longer: so a log that has lost entries,
+        and grown again otherwise, takes nothing from who has read the lost ones.
         True: appended and durable. False: lost, the head is another one. ConsensusUsage if `data` is
         longer than `value_bytes_max`, before anything is sent. ConsensusUnavailable: not appended.
         ConsensusIndeterminate: perhaps appended.

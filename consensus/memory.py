@@ -48,12 +48,14 @@ class MemoryConsensus(Consensus):
             seqno = self._heads.get(key, 0)
             return Entry(seqno, self._logs[key][seqno]) if seqno else None
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         check_key(key)
         check_seqno(seqno)
         held = bytes(check_value(key, data, self._value_bytes_max))
         with self._lock:
             if self._heads.get(key, 0) != seqno - 1:
+                return False
+            if after and not self._logs[key][seqno - 1].startswith(after):
                 return False
             self._logs.setdefault(key, {})[seqno] = held
             self._heads[key] = seqno

@@ -20,10 +20,10 @@ class MeteredConsensus(ForwardingConsensus):
     def head(self, key: str) -> Entry | None:
         return self._meter.measured("head", lambda: self._inner.head(key), lambda e: len(e.data) if e else 0)
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         return self._meter.measured(
             "compare_and_set",
-            lambda: self._inner.compare_and_set(key, seqno, data),
+            lambda: self._inner.compare_and_set(key, seqno, data, after),
             lambda _: len(data),
             lambda won: "ok" if won else "lost",
         )

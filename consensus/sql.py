@@ -74,9 +74,12 @@ class Statements:
         # without it a statement as slow as two commits and a truncation could insert n a second time.
         previous = sa.select(*new).where(mine, seqno == sa.bindparam("previous", type_=sa.BigInteger))
         previous = previous.with_for_update(read=True, key_share=True)
+        begins = sa.func.substr(data, 1, sa.bindparam("begins", type_=sa.Integer))
+        alike = previous.where(begins == sa.bindparam("after", type_=sa.LargeBinary))
         empty = sa.select(*new).where(~sa.exists().where(mine))
         columns = ["key", "seqno", "data"]
         self.append = self._compile(insert(TABLE).from_select(columns, previous).on_conflict_do_nothing())
+        self.append_after = self._compile(insert(TABLE).from_select(columns, alike).on_conflict_do_nothing())
         self.create = self._compile(insert(TABLE).from_select(columns, empty).on_conflict_do_nothing())
         self.head = self._compile(sa.select(seqno, data).where(mine).order_by(seqno.desc()).limit(1))
         self.head_seqno = self._compile(sa.select(sa.func.max(seqno)).where(mine))
@@ -140,13 +143,18 @@ class SqlConsensus(Consensus):
         rows = self._read(self._statements.head, {"key": check_key(key)})
         return self._entry(rows[0]) if rows else None
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         check_key(key)
         check_seqno(seqno)
         check_value(key, data, VALUE_BYTES_MAX)
         values = {"key": key, "new_key": key, "seqno": seqno, "previous": seqno - 1, "data": data}
         self._set_up()
-        won = self._create(values) if seqno == 1 else self._write(self._statements.append, values) == 1
+        if seqno == 1:
+            won = not after and self._create(values)
+        elif after:
+            won = self._write(self._statements.append_after, {**values, "begins": len(after), "after": after}) == 1
+        else:
+            won = self._write(self._statements.append, values) == 1
         if won:
             self._committed(key)
         return won

@@ -40,11 +40,15 @@ class LogWriter:
                 f"a commit to shard {self._name!r} takes {len(data)} bytes, more than the consensus store's "
                 f"{self._versions.consensus.value_bytes_max}; write larger parts or fewer commands at once"
             )
-        won, was_unknown = self.compare_and_set(change.seqno, data, deadline)
-        return won or (was_unknown and self.is_ours(change, deadline))
+        after = self._versions.beginning(self._name, change.seqno - 1)
+        won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)
+        if won or (was_unknown and self.is_ours(change, deadline)):
+            self._versions.ends(self._name, change.seqno, data)
+            return True
+        return False
 
-    def compare_and_set(self, seqno: int, data: bytes, deadline: float) -> tuple[bool, bool]:
-        """One compare-and-set, repeated while the store gives no definite answer.
+    def compare_and_set(self, seqno: int, data: bytes, deadline: float, after: bytes = b"") -> tuple[bool, bool]:
+        """One compare-and-set, repeated while the store gives no definite answer. `after`: how the entry before begins.
 
         Whether the last try won, and whether the outcome of an earlier one is unknown.
         """
@@ -52,7 +56,7 @@ class LogWriter:
         tries = 0
         while True:
             try:
-                won = self._versions.consensus.compare_and_set(self._name, seqno, data)
+                won = self._versions.consensus.compare_and_set(self._name, seqno, data, after)
                 return won, unknown is not None
             except (ConsensusUnavailable, ConsensusIndeterminate) as error:
                 if isinstance(error, ConsensusIndeterminate):

@@ -9,6 +9,8 @@ that goes on from a State begins with the entry of that State itself, and compar
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from itertools import islice
 
 from blob import Blob, BlobNotFound
@@ -24,6 +26,7 @@ from persist.core.record import replace
 from persist.core.state import Rollup, State, blank_state
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import (
+    HEAD_BYTES,
     Build,
     decode_diff,
     decode_state,
@@ -37,12 +40,15 @@ FIRST = SeqNo(1)
 SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
 LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loaded
+ENDS_MAX = 20_000  # shards of which the last log entry is known
 CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
 ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
 
 
 class Versions:
-    """Reads and writes the versions of shards at one location. Thread-safe; keeps nothing but the location's level.
+    """Reads and writes the versions of shards at one location. Thread-safe.
+
+    It keeps the location's level, and how the last log entry of each shard begins that it has read or written.
 
     `identity` is asked whether the two stores belong together before anything is loaded or written.
     """
@@ -56,6 +62,8 @@ class Versions:
         self._identity = identity
         self._level = 0  # the highest that was seen in a frame
         self._level_read = 0  # once it was read
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
 
     @property
     def level(self) -> int:
@@ -101,6 +109,7 @@ class Versions:
                 self._check_log(name, shard_id_of(name), FIRST)
                 return None
             newest = self.decode(head.data)
+            self.ends(name, head.seqno, head.data)
             state = self._rollup(newest) or self._first(name, newest)
             if state is None:
                 continue
@@ -130,7 +139,24 @@ class Versions:
         """The live state diffs from `first` on, ascending, at most `limit`."""
         with translated():
             entries = self.consensus.scan(name, int(first), limit)
-        return [self.decode(entry.data) for entry in entries]
+        found = [self.decode(entry.data) for entry in entries]
+        if entries:
+            self.ends(name, entries[-1].seqno, entries[-1].data)
+        return found
+
+    def ends(self, name: str, seqno: int, data: bytes) -> None:
+        """The log of this shard has, or had, this entry at its end."""
+        with self._lock:
+            self._ends[name] = seqno, data[:HEAD_BYTES]
+            self._ends.move_to_end(name)
+            if len(self._ends) > ENDS_MAX:
+                self._ends.popitem(last=False)
+
+    def beginning(self, name: str, seqno: int) -> bytes:
+        """How the log entry at this seqno begins; empty where that is not known any more."""
+        with self._lock:
+            known = self._ends.get(name)
+        return known[1] if known is not None and known[0] == seqno else b""
 
     def read_rollup(self, key: str) -> State | None:
         """The State in a rollup; None if the rollup is gone."""

@@ -31,6 +31,7 @@ KIND_BINDING = b"B"
 
 _LEVEL_AT = 5
 _HEADER = struct.Struct("<4scBI")
+HEAD_BYTES = _HEADER.size  # by which one frame is told from another: its checksum is in it
 _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
 _BINDING = msgspec.msgpack.Decoder(Binding)

@@ -128,6 +128,19 @@ def test_keys_are_listed_in_byte_order_page_by_page(consensus: Consensus) -> Non
     assert [name for page in pages for name in page] == sorted(names)
 
 
+def test_a_head_that_begins_otherwise_is_not_the_one_that_was_meant(consensus: Consensus) -> None:
+    assert consensus.compare_and_set("k", 1, b"\x00\xffone, and more")
+    assert not consensus.compare_and_set("k", 2, b"two", b"\x00\xffold")
+    assert not consensus.compare_and_set("k", 2, b"two", b"\x00\xfe")
+    assert not consensus.compare_and_set("k", 2, b"two", b"\x01")
+    assert consensus.scan("k", 0, 10) == [Entry(1, b"\x00\xffone, and more")]
+    assert consensus.compare_and_set("k", 2, b"\xff\xff\xfftwo", b"\x00\xff")
+    assert not consensus.compare_and_set("k", 3, b"three", b"\xff\xff\xff\x00")
+    assert not consensus.compare_and_set("k", 2, b"late", b"\x00\xff"), "another has this seqno"
+    assert consensus.compare_and_set("k", 3, b"three", b"\xff\xff\xff")
+    assert [entry.seqno for entry in consensus.scan("k", 0, 10)] == [1, 2, 3]
+
+
 def test_a_hidden_key_has_a_log_and_is_never_listed(consensus: Consensus) -> None:
     fill(consensus, "a", 1)
     entries = fill(consensus, HIDDEN + "binding", 3)

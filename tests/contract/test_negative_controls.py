@@ -21,7 +21,7 @@ from tests.contract.racing import Win, judge, race_threads, read_log
 class LooksThenLeaps(MemoryConsensus):
     """Asks for the head and writes in two steps: the classic lost update."""
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         head = self.head(key)
         if (head.seqno if head else 0) != seqno - 1:
             return False
@@ -34,7 +34,7 @@ class LooksThenLeaps(MemoryConsensus):
 class LeavesGaps(MemoryConsensus):
     """Accepts any seqno beyond the head."""
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         if self._heads.get(key, 0) >= seqno:
             return False
         self._logs.setdefault(key, {})[seqno] = data
@@ -45,7 +45,7 @@ class LeavesGaps(MemoryConsensus):
 class ForgetsNowAndThen(MemoryConsensus):
     """Acknowledges every seventh write and keeps another value."""
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         return super().compare_and_set(key, seqno, b"forgotten" if seqno % 7 == 0 else data)
 
 

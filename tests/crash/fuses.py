@@ -65,9 +65,9 @@ class FusedConsensus(ForwardingConsensus):
         super().__init__(inner)
         self._fuse = fuse
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         self._fuse("set.before")
-        won = self._inner.compare_and_set(key, seqno, data)
+        won = self._inner.compare_and_set(key, seqno, data, after)
         self._fuse("set.after")
         return won
 

@@ -117,11 +117,11 @@ def test_a_shard_whose_first_rollup_was_swept_can_be_opened(location: Location, 
 
         swept = 0
 
-        def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
             if not clock.slept_ms:
                 clock.slept_ms = A_DAY_AND_MORE_MS
                 Asleep.swept = Sweeper(location).sweep_unborn().deleted
-            return super().compare_and_set(key, seqno, data)
+            return super().compare_and_set(key, seqno, data, after)
 
     location.identity.check()
     location.consensus = Asleep(location.consensus)

@@ -78,9 +78,9 @@ class ScriptedLog(ForwardingConsensus):
         assert isinstance(self._inner, MemoryConsensus)
         return self._inner
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         def real() -> bool:
-            return self._inner.compare_and_set(key, seqno, data)
+            return self._inner.compare_and_set(key, seqno, data, after)
 
         while self.meanwhile:
             self.meanwhile.pop(0)()

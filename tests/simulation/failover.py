@@ -59,8 +59,8 @@ class Log(MemoryConsensus):
         self.landed: dict[str, dict[int, list[int]]] = {}  # by shard and seqno
         self.lost: set[int] = set()
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
-        won = super().compare_and_set(key, seqno, data)
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        won = super().compare_and_set(key, seqno, data, after)
         if won and not key.startswith(HIDDEN):
             writers = decode_diff(data).writers
             tokens = [str(entry.token) for entry in (writers.set.values() if writers else ())]
@@ -204,7 +204,6 @@ def _act(site: Site, process: Process, fate: str, name: str) -> None:
         given.clear()  # collected beyond what it has read: nothing is left to compare (docs/design/0007-identity.md)
     had_lost = bool(given & site.log.lost)
     if fate == "insert":
-        shard.upper()  # what is left in docs/design/0007-identity.md: a commit without a read before it
         site.rows += 1
         process.transport.row = site.rows
         shard.insert(pa.table({"id": [site.rows]}))
@@ -216,9 +215,7 @@ def _act(site: Site, process: Process, fate: str, name: str) -> None:
     else:
         name, shard, given = MAIN, process.shards[MAIN], process.seen[MAIN]
         had_lost = bool(given & site.log.lost)
-        if process.listen is None:
-            shard.upper()  # as above: the hold is a commit
-            process.listen = shard.listen(None)
+        process.listen = process.listen or shard.listen(None)
         rows = {row for event in process.listen.next_events(0) for row in event.updates.column("id").to_pylist()}
     mixed = had_lost and rows and not _is_astray(site, process)  # astray: it is still in the history that was lost
     expect(not mixed, "mixed", f"a process that was given lost rows of {name} is given {sorted(rows)}")

@@ -324,8 +324,8 @@ class ObservedConsensus(MemoryConsensus):
         super().__init__()
         self._oracle = oracle
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
-        won = super().compare_and_set(key, seqno, data)
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        won = super().compare_and_set(key, seqno, data, after)
         if won and not key.startswith(HIDDEN):
             self._oracle.committed(key, seqno, data)
         return won

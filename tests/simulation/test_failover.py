@@ -47,12 +47,17 @@ def parent_not_compared() -> AbstractContextManager[Any]:
     return every(patch.object(Versions, "_tail", _tail), patch.object(Versions, "_check_log", lambda *_: None))
 
 
+def head_not_compared() -> AbstractContextManager[Any]:
+    """A commit is appended at its seqno, whatever lies before it."""
+    return patch.object(Versions, "beginning", lambda *_: b"")
+
+
 def identity_not_compared_again() -> AbstractContextManager[Any]:
     """Whoever deletes relies on what was compared when the stores were opened."""
     return patch.object(Identity, "confirm", lambda self: None)
 
 
-@pytest.mark.parametrize("broken", [parent_not_compared, identity_not_compared_again])
+@pytest.mark.parametrize("broken", [parent_not_compared, head_not_compared, identity_not_compared_again])
 def test_a_broken_build_is_caught(broken: Callable[[], AbstractContextManager[Any]]) -> None:
     with broken():
         assert any(_fails(seed) for seed in range(SEEDS))

@@ -246,11 +246,11 @@ class SimConsensus(Consensus):
     def head(self, key: str) -> Entry | None:
         return self._read(lambda: self._inner.head(key))
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         def effect() -> bool:
             if self._world.away and self._world.random.random() < 0.5:
                 raise self._lost()
-            won = self._inner.compare_and_set(key, seqno, data)
+            won = self._inner.compare_and_set(key, seqno, data, after)
             if won:
                 self._world.moved(key)
             if self._world.away:

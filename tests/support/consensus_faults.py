@@ -30,9 +30,9 @@ class FaultyConsensus(ForwardingConsensus):
         found = self._inner.head(key)
         return None if found is None else Entry(found.seqno, self._plan.damage(found.data))
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         self._before_write("compare_and_set")
-        won = self._inner.compare_and_set(key, seqno, data)
+        won = self._inner.compare_and_set(key, seqno, data, after)
         self._after_write("compare_and_set")
         return won
 

@@ -111,6 +111,25 @@ def test_a_shorter_log_is_noticed_by_a_read_and_by_a_write(stores: Stores) -> No
         assert stores.log.head(name) == head
 
 
+def test_a_commit_on_a_log_that_has_grown_to_the_same_length_is_not_taken(stores: Stores) -> None:
+    """Such a commit would have been the next one of a history that never was: the shard was corrupt for everybody."""
+    shard = stores.shard()
+    insert(shard, *range(5))
+    cached = stores.log.head(NAME)
+    assert cached is not None
+    stores.log.lose(NAME, 2)
+    theirs = stores.open().machine(NAME)
+    for time in range(100, 102):
+        theirs.apply(c.AdvanceUpper(Antichain(time)))
+    head = stores.log.head(NAME)
+    assert head is not None
+    assert head.seqno == cached.seqno
+    with pytest.raises(HistoryLost, match="another commit there"):
+        insert(shard, 500)
+    assert stores.log.head(NAME) == head
+    assert stores.shard().upper() == Antichain(101)
+
+
 def test_no_other_shard_is_harmed(stores: Stores) -> None:
     location = stores.open()
     client = Client(EmbeddedTransport(location))

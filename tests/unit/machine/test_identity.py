@@ -127,8 +127,8 @@ def test_who_binds_may_be_killed_anywhere(writes: int) -> None:
 
 def test_a_binding_of_unknown_outcome_is_read_again() -> None:
     class Silent(ForwardingConsensus):
-        def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
-            won = super().compare_and_set(key, seqno, data)
+        def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+            won = super().compare_and_set(key, seqno, data, after)
             if key == LOG_KEY:
                 raise ConsensusIndeterminate("the answer was lost")
             return won
@@ -326,7 +326,7 @@ def test_a_raise_that_was_killed_between_the_stores_is_repeated() -> None:
     stores = Stores().filled()
 
     class Dead(ForwardingConsensus):
-        def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+        def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
             raise SystemExit
 
     location = memory_location(blob=stores.blob, consensus=Dead(stores.log), ids=AscendingIds(next(_origins)))
@@ -416,5 +416,5 @@ def test_a_first_rollup_without_a_log_is_what_a_killed_creator_leaves() -> None:
 
 
 class _Refusing(ForwardingConsensus):
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         raise SystemExit

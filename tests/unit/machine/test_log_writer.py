@@ -66,9 +66,9 @@ class Scripted(ForwardingConsensus):
         self.unread = 0
         self.unreadable: ConsensusError = ConsensusUnavailable("nobody answers")
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         fate = self.fates.pop(0) if self.fates else lands
-        return fate(lambda: self._inner.compare_and_set(key, seqno, data))
+        return fate(lambda: self._inner.compare_and_set(key, seqno, data, after))
 
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         if self.unread:

@@ -42,9 +42,9 @@ class Meddling(ForwardingConsensus):
         self.reads += 1
         return self._inner.head(key)
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         def real() -> bool:
-            return self._inner.compare_and_set(key, seqno, data)
+            return self._inner.compare_and_set(key, seqno, data, after)
 
         return self.script.pop(0)(real) if self.script else real()
 

@@ -34,10 +34,10 @@ class Flaky(MemoryConsensus):
 
     away = False
 
-    def compare_and_set(self, key: str, seqno: int, data: bytes) -> bool:
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         if self.away:
             raise ConsensusUnavailable("away")
-        return super().compare_and_set(key, seqno, data)
+        return super().compare_and_set(key, seqno, data, after)
 
 
 class Scene:
