@@ -36,6 +36,7 @@ STATUS: Mapping[type[e.PersistError], int] = {
     BlobMissing: 404,
     e.UnknownShard: 404,
     e.ShardExists: 422,
+    e.TokenReused: 422,
     e.Unauthorized: 401,
     e.Forbidden: 403,
     e.Conflict: 409,

@@ -20,7 +20,7 @@ from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden
-from persist.core.ids import ShardId, Token, WriterId, family_of, shard_id_of, writer_of
+from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.parts import ShardSchema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
@@ -158,19 +158,14 @@ class ThinWriters:
         return state.schema_id, found
 
     @contextmanager
-    def writer(self, name: str, token: Token | None, writer: WriterId | None) -> Iterator[WriteHandle]:
-        """A writer that nobody else uses meanwhile. One with a token is remembered by it, so it is its own."""
-        if token is not None:
-            writer = writer or writer_of(token)
+    def writer(self, name: str) -> Iterator[WriteHandle]:
+        """A writer that nobody else uses meanwhile."""
         shard = self._transport.location.machine(name).state().shard_id
-        if writer is not None:
-            yield self._open(name, shard, writer)
-            return
         with self._lock:
             handles = self._idle.get(shard)
             handle = handles.pop() if handles else None
             self._idle_count -= handle is not None
-        handle = handle or self._open(name, shard, None)
+        handle = handle or self._open(name, shard)
         yield handle
         with self._lock:  # after an error it is left to lapse
             self._idle.setdefault(shard, []).append(handle)
@@ -183,8 +178,8 @@ class ThinWriters:
                 if not self._idle[oldest]:
                     del self._idle[oldest]
 
-    def _open(self, name: str, shard: ShardId, writer: WriterId | None) -> WriteHandle:
-        return WriteHandle(OneShard(self._transport, shard), name, lambda: self.schema(name), self._settings, writer)
+    def _open(self, name: str, shard: ShardId) -> WriteHandle:
+        return WriteHandle(OneShard(self._transport, shard), name, lambda: self.schema(name), self._settings)
 
 
 class ShardIds:

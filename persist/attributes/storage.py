@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any
 
 from blob import Blob, BlobNotFound
 from persist.attributes.nodes import Node, decode
@@ -25,16 +26,20 @@ class StaleIndex(Exception):
 
 
 class NodeCache:
-    """The nodes used most recently, of any shards, at most `bytes_max` of them. Thread-safe."""
+    """The nodes, or other pieces of blobs, used most recently, of any shards. Thread-safe.
+
+    Each has a `size`, in bytes; at most `bytes_max` are held.
+    """
 
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
         self.reads = 0  # of blobs, because a node was not here
         self._lock = threading.Lock()
-        self._nodes: OrderedDict[_Place, Node] = OrderedDict()
+        self._nodes: OrderedDict[_Place, Any] = OrderedDict()
 
-    def get(self, place: _Place) -> Node | None:
+    def get(self, place: _Place) -> Any:
+        """What was put there, or None."""
         with self._lock:
             node = self._nodes.get(place)
             if node is None:
@@ -43,7 +48,7 @@ class NodeCache:
                 self._nodes.move_to_end(place)
             return node
 
-    def put(self, place: _Place, node: Node) -> None:
+    def put(self, place: _Place, node: Any) -> None:
         with self._lock:
             before = self._nodes.pop(place, None)
             self.bytes_held += node.size - (before.size if before is not None else 0)
@@ -79,7 +84,7 @@ class ChunkReader:
     def read(self, offset: int, length: int) -> Node:
         first, chunk = self._chunk(offset, length)
         place = (chunk.key, offset)
-        node = self._cache.get(place)
+        node: Node | None = self._cache.get(place)
         if node is None:
             try:
                 with translated_but_missing():

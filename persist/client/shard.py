@@ -21,7 +21,7 @@ from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, W
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import InvalidUsage
-from persist.core.ids import CriticalReaderId, Token, WriterId, critical_reader_id_of, parse, writer_of
+from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 
@@ -106,7 +106,7 @@ class Shard:
 
     def open_writer(self) -> WriteHandle:
         """A writer of its own: one for each thread that writes much. Close it when done. Raises nothing."""
-        return self._handle()
+        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write)
 
     def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
         """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
@@ -116,15 +116,16 @@ class Shard:
                 Arrow, or a list of dicts. A column `__diff` tells how often a row is added (default 1; -1 takes one
                 away). A table without rows takes no time.
             token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
-                one), on any handle, client or process: if it had happened, it is answered as it was then. A token is
-                remembered for `WriteSettings.lease_ms` (an hour) after its last use; then the call would be a new one.
-                None is a fresh token, for this call's own retries, which costs a commit less.
+                one), on any handle, client or process: if it had happened, it is answered as it was then. What became
+                of a token is known for seven days at least. None is a fresh token, for this call's own retries.
             attributes: updates of attributes that happen together with the append, or not at all.
         Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
-            Unavailable or Overloaded (it did not happen), Indeterminate (it may have happened: retry with its token).
+            TokenReused (the token stands for another command or other rows), OutcomeForgotten (what became of the
+            token is no longer known, or it was minted in the future), Unavailable or Overloaded (it did not happen),
+            Indeterminate (it may have happened: retry with its token).
         """
-        with self._writer(token) as writer:
+        with self._writer() as writer:
             return writer.insert(updates, token=token, attributes=attributes)
 
     def compare_and_append(
@@ -148,7 +149,7 @@ class Shard:
         Returns: the interval `[expected_upper, new_upper)`.
         Raises: UpperMismatch (somebody was quicker; `details["actual"]` has the upper), and what `insert` raises.
         """
-        with self._writer(token) as writer:
+        with self._writer() as writer:
             return writer.compare_and_append(updates, expected_upper, new_upper, token=token, attributes=attributes)
 
     def append(
@@ -171,7 +172,7 @@ class Shard:
         Returns: the interval `[lower, upper)`.
         Raises: UpperMismatch (the shard's upper lies before `lower`), and what `insert` raises.
         """
-        with self._writer(token) as writer:
+        with self._writer() as writer:
             return writer.append(updates, lower, upper, token=token, attributes=attributes)
 
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
@@ -199,7 +200,7 @@ class Shard:
         return Attributes(self.name, self._send, self._update_attributes)
 
     def _update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
-        with self._writer(token) as writer:
+        with self._writer() as writer:
             writer.update_attributes(updates, token=token)
 
     def advance_upper(self, upper: Time) -> c.Appended:
@@ -320,15 +321,9 @@ class Shard:
     def _send(self, command: c.Command) -> c.Result:
         return send(self._transport, self.name, command, self._settings.write.retry_s)
 
-    def _handle(self, writer: WriterId | None = None) -> WriteHandle:
-        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write, writer)
-
     @contextmanager
-    def _writer(self, token: Token | None = None) -> Iterator[WriteHandle]:
-        """A writer that nobody else uses meanwhile, or the one by which the given token is remembered."""
-        if token is not None:
-            yield self._handle(writer_of(parse(Token, token)))
-            return
+    def _writer(self) -> Iterator[WriteHandle]:
+        """A writer that nobody else uses meanwhile."""
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
         writer = writer or self.open_writer()

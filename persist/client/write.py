@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from persist.client.arguments import check_numbers
+from persist.client.digests import digest_of
 from persist.client.retry import send
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
@@ -19,14 +20,19 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
-from persist.core.ids import Token, WriterId, mint, parse
+from persist.core.ids import Token, WriterId, mint, parse, writer_of
+from persist.core.record import replace
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
+from persist.parts.digest import RowsDigest
 from persist.parts.given import column_of
+from persist.parts.writer import UNASSIGNED_TIME, pieces
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
 AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
+_Append = c.Insert | c.CompareAndAppend | c.Append
+_Write = _Append | c.UpdateAttributes
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
 
@@ -43,12 +49,12 @@ class WriteSettings:
 
 
 class WriteHandle:
-    """One writer of one shard. Its calls are serialised: the shard remembers the most recent one for retries.
+    """One writer of one shard. Its calls without a token are serialised: the shard remembers the last for retries.
 
     `Shard.open_writer` gives one. Its methods are those of `Shard`, which tells more of them, with a `token` for every
     write: after Indeterminate, call again with the token of that call to learn what became of it, or to complete it.
     Every call may raise Unavailable and Overloaded (it did not happen), Unauthorized, Forbidden and UnknownShard; one
-    with a token also Expired (the writer was forgotten, and with it what became of that token: read the shard).
+    with a token also TokenReused and OutcomeForgotten, as `Shard.insert` tells.
     """
 
     def __init__(
@@ -84,7 +90,9 @@ class WriteHandle:
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
             Indeterminate (it may have happened: call again with this call's `token`).
         """
-        return self.commit_insert(self.stage(updates, None), token=token, attributes=attributes)
+        changes, seen = as_attribute_updates(attributes), _seen(token)
+        runs = self._staged(updates, None, seen)
+        return self._appended(lambda w, t: c.Insert(w, t, runs, changes), token, seen)
 
     def compare_and_append(
         self,
@@ -102,8 +110,9 @@ class WriteHandle:
             same meaning of `token`.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        runs = self.stage(updates, lower.element)
-        return self.commit_compare_and_append(runs, lower, upper, token=token, attributes=attributes)
+        changes, seen = as_attribute_updates(attributes), _seen(token)
+        runs = self._staged(updates, lower.element, seen)
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, runs, changes), token, seen)
 
     def append(
         self,
@@ -122,9 +131,9 @@ class WriteHandle:
             `insert` raises, with the same meaning of `token`.
         """
         since, until = frontier(lower), frontier(upper)
-        changes = as_attribute_updates(attributes)
-        runs = self.stage(updates, since.element)
-        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token)
+        changes, seen = as_attribute_updates(attributes), _seen(token)
+        runs = self._staged(updates, since.element, seen)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token, seen)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.
@@ -211,23 +220,37 @@ class WriteHandle:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
                 self._registered = False
 
-    def _appended(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Appended:
-        result = self._commit(command, token)
+    def _staged(self, updates: Updates, default_time: int | None, seen: RowsDigest | None) -> tuple[Run, ...]:
+        return self.stage(updates if seen is None else self._noted(updates, default_time, seen), default_time)
+
+    def _noted(self, updates: Updates, default_time: int | None, seen: RowsDigest) -> Iterator[pa.Table]:
+        """The rows, of which the digest has seen how they will be staged."""
+        schema = self._schema()[1]
+        for piece in pieces(as_updates(updates, schema)):
+            seen.update(schema.conform(piece, UNASSIGNED_TIME if default_time is None else default_time))
+            yield piece
+
+    def _appended(
+        self, command: Callable[[WriterId, Token], _Append], token: Token | None, seen: RowsDigest | None = None
+    ) -> c.Appended:
+        result = self._commit(command, token, seen)
         assert isinstance(result, c.Appended)
         return result
 
-    def _commit(self, command: Callable[[WriterId, Token], c.Command], token: Token | None) -> c.Result:
+    def _commit(
+        self, command: Callable[[WriterId, Token], _Write], token: Token | None, seen: RowsDigest | None = None
+    ) -> c.Result:
         self._process.check()
+        if token is not None:  # it is remembered by itself, so that whoever repeats it is answered
+            alone = command(writer_of(parse(Token, token)), token)
+            return self._send(replace(alone, digest=digest_of(alone, seen)))
         with self._lock:
-            given = token is not None
-            token = parse(Token, token) if given else mint(Token, self._transport.ids)
+            token = mint(Token, self._transport.ids)
             if not self._registered:
                 self._register()
             try:
                 return self._send(command(self.writer_id, token))
             except Expired:
-                if given:  # an earlier call with this token may have happened: only its record could tell
-                    raise
                 self.writer_id = mint(WriterId, self._transport.ids)  # the lease lapsed while idle: nothing happened
                 self._register()
                 return self._send(command(self.writer_id, token))
@@ -238,6 +261,11 @@ class WriteHandle:
 
     def _send(self, command: c.Command) -> c.Result:
         return send(self._transport, self._name, command, self._settings.retry_s)
+
+
+def _seen(token: Token | None) -> RowsDigest | None:
+    """What takes a digest of the rows, where a token is to be told from one that comes with other rows."""
+    return None if token is None else RowsDigest()
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from blob import Blob, BlobNotFound
 from persist.attributes.index import AttributeIndex
-from persist.commit.commit_plan import Count, FlushIndex, Merge, RollUp, Spill
+from persist.commit.commit_plan import Count, FlushIndex, FlushTokens, Merge, RollUp, Spill
 from persist.commit.counters import MachineMetrics
+from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
@@ -30,13 +31,21 @@ MEMORY_BYTES = 64 * 1024 * 1024
 class BlobWorker:
     """Works for one shard. Thread-safe. Every method may raise Unavailable."""
 
-    def __init__(self, versions: Versions, attributes: AttributeIndex, ids: IdSource, metrics: MachineMetrics) -> None:
+    def __init__(
+        self,
+        versions: Versions,
+        attributes: AttributeIndex,
+        outcomes: OutcomeFiles,
+        ids: IdSource,
+        metrics: MachineMetrics,
+    ) -> None:
         self._versions = versions
         self._attributes = attributes
+        self._outcomes = outcomes
         self._ids = ids
         self._metrics = metrics
 
-    def done(self, task: Count | Spill | Merge | RollUp | FlushIndex, newest: State) -> c.Command | None:
+    def done(self, task: Count | Spill | Merge | RollUp | FlushIndex | FlushTokens, newest: State) -> c.Command | None:
         """The command in which the task ends; None if there is nothing to do any more. `newest` is the newest State."""
         if isinstance(task, Count):
             return self._counted(task)
@@ -51,6 +60,8 @@ class BlobWorker:
             return merge
         if isinstance(task, RollUp):
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
+        if isinstance(task, FlushTokens):
+            return self._outcomes.flush(newest, task.policy)
         return self._attributes.flush(newest)
 
     def _counted(self, task: Count) -> c.Command:

@@ -7,12 +7,13 @@ value too, and goes on with the command that the task ended in.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 
 from msgspec import Struct
 
 from persist.core import commands as c
 from persist.core import invariants, state_diff
+from persist.core import outcomes as tokens
 from persist.core.batch import HollowBatch
 from persist.core.errors import InlineBudget, Overloaded, PersistError
 from persist.core.ids import SeqNo
@@ -29,7 +30,7 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.context import SOUND, UNCHECKED, Indexed, Renewed, Verdict
+from persist.core.transitions.context import NEWEST_LEVEL, SOUND, UNCHECKED, Indexed, Renewed, Verdict
 from persist.core.transitions.leases import with_lease_clock
 from persist.core.transitions.naming import departed
 
@@ -74,6 +75,12 @@ class FlushIndex(Struct, frozen=True):
     """A task of upkeep: write the recent attributes of the newest State to their index. Ends in a FlushAttributes."""
 
 
+class FlushTokens(Struct, frozen=True):
+    """A task of upkeep: write recent outcomes of tokens of the newest State to a file. Ends in a FlushOutcomes."""
+
+    policy: Policy
+
+
 Outcome = c.Result | BaseException  # what a command came to
 Supply = c.Command | PersistError | None  # what a task ended in; None: nothing came of it, and nothing is wrong
 
@@ -81,7 +88,8 @@ Supply = c.Command | PersistError | None  # what a task ended in; None: nothing 
 class Given(Struct, frozen=True):
     """What a plan may know besides the State and the commands.
 
-    `indexed` is what was read in the index of attributes for these commands. `merging` are the parts that merges under
+    `indexed` is what was read in the index of attributes for these commands, `remembered` what files of outcomes hold
+    of their tokens, and `level` that of the location. `merging` are the parts that merges under
     way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
     `verdicts` say of each command, in order, what was found of its parts.
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
@@ -97,6 +105,8 @@ class Given(Struct, frozen=True):
     verdicts: Sequence[Verdict] = ()
     lease_clock_ms: int | None = None
     renewed: tuple[Renewed, ...] = ()
+    remembered: Mapping[str, tokens.Outcome] = {}
+    level: int = NEWEST_LEVEL
 
 
 class Commit(Struct, frozen=True):
@@ -136,6 +146,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         indexed=given.indexed,
         lease_clock_ms=clock,
         renewed=given.renewed,
+        remembered=given.remembered,
+        level=given.level,
     )
     begun = base if clock is None or base.lease_clock_ms else with_lease_clock(base, clock)
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes

@@ -9,7 +9,7 @@ shard: they only meet in the compare-and-set. The README of this package is the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -23,12 +23,14 @@ from persist.commit.commit_plan import Commit, Given, Merge, Outcome, Supply, Ta
 from persist.commit.counters import MachineMetrics
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter
+from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable, UnknownShard
+from persist.core.outcomes import Outcome as Remembered
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context, Indexed, Verdict
 from persist.core.transitions.naming import check_staged
@@ -77,7 +79,8 @@ class Machine(CachedState):
         self._queue = CommandQueue(name, settings.queue_max, settings.group_max)
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
-        self._blobs = BlobWorker(versions, self._attributes, system.ids, self.metrics)
+        self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
+        self._blobs = BlobWorker(versions, self._attributes, self._outcomes, system.ids, self.metrics)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._upkeep = Upkeep(policy, settings.small_merges)
 
@@ -235,7 +238,7 @@ class Machine(CachedState):
 
         A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
-        base, indexed = self._indexed(base, commands)
+        base, indexed, remembered = self._known(base, commands)
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
         given = Given(
             self._system.clock.now_ms(),
@@ -247,6 +250,8 @@ class Machine(CachedState):
             verdicts,
             self._leases.now_ms(base) if has_clock else None,
             self._leases.renewed() if has_clock else (),
+            remembered,
+            self._versions.level,
         )
         return supplied(plan_commit(base, commands, given), self._supply)
 
@@ -257,15 +262,18 @@ class Machine(CachedState):
         except PersistError as error:
             return error
 
-    def _indexed(self, base: State, commands: Sequence[c.Command]) -> tuple[State, Indexed]:
-        """What the commands need of the attribute index; of a newer State where the index of `base` is gone."""
+    def _known(self, base: State, commands: Sequence[c.Command]) -> tuple[State, Indexed, Mapping[str, Remembered]]:
+        """What the commands need of the attribute index and of files of outcomes.
+
+        It is read for a newer State than `base` where a blob of that one is gone.
+        """
         while True:
             try:
-                return base, self._attributes.indexed(base, commands)
+                return base, self._attributes.indexed(base, commands), self._outcomes.remembered(base, commands)
             except StaleIndex as error:
                 newer = self.refresh()
-                if newer.attribute_root == base.attribute_root:
-                    raise Corruption(f"the attribute index of shard {self.name!r} has lost a chunk: {error}") from error
+                if newer.attribute_root == base.attribute_root and newer.outcome_files == base.outcome_files:
+                    raise Corruption(f"shard {self.name!r} has lost a blob of its metadata: {error}") from error
                 base = newer
 
     def _warm(self, command: c.Command) -> None:

@@ -1,4 +1,4 @@
-"""The upkeep of a shard by one machine: what a State asks for (rollups, flushes of attributes, small merges).
+"""The upkeep of a shard by one machine: what a State asks for (rollups, flushes to blobs, small merges).
 
 Upkeep only decides. It is told of a State and answers with duties, which are values; the machine has them done in the
 background, and tells when each has ended. Each kind of duty is under way at most once at a time, and no two merges have
@@ -13,17 +13,18 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import FlushIndex, Merge, RollUp
+from persist.commit.commit_plan import FlushIndex, FlushTokens, Merge, RollUp
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
 from persist.core.state import Policy, State
 from persist.core.trace import Trace
+from persist.core.transitions.outcomes import flush_is_due
 
 
 class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that a merge will replace."""
 
     kind: str
-    task: Merge | RollUp | FlushIndex
+    task: Merge | RollUp | FlushIndex | FlushTokens
     inputs: frozenset[str] = frozenset()
 
 
@@ -43,6 +44,8 @@ class Upkeep:
         duties = []
         if len(state.attributes) >= self._policy.attributes_flush_at:
             duties.append(Duty("attributes", FlushIndex()))
+        if flush_is_due(state, self._policy):
+            duties.append(Duty("outcomes", FlushTokens(self._policy)))
         if state.seqno - max(state.rollups, default=0) >= self._policy.rollup_every:
             duties.append(Duty("rollup", RollUp(state)))
         if self._merges and state.trace is not self._looked_at:

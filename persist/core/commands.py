@@ -1,8 +1,12 @@
 """Commands on a shard and their results: one record each. `transitions.step` says what they do.
 
-Commands that write carry their writer and an idempotency token; a retry with the same token answers as the
-first time did. Their `attributes` change together with the rows or not at all: AttributeMismatch carries the actual
-values when a condition fails. Frontiers are `Antichain`s, intervals half-open, durations in milliseconds.
+Commands that write carry their writer and an idempotency token; a retry with the same token answers as the first time
+did. A registered writer is remembered with its last token. A token that comes alone, with `writer_of(token)` for its
+writer, is remembered by itself, with `digest` of what was asked for: TokenReused when the token comes with another
+digest, OutcomeForgotten when it may have landed and that is no longer known.
+
+The `attributes` of a command change together with its rows or not at all: AttributeMismatch carries the actual values
+when a condition fails. Frontiers are `Antichain`s, intervals half-open, durations in milliseconds.
 
 A class here and its line in `transitions` is all that a command takes. The class says under which scope a caller may
 send it; its name in snake case is what tells it from the others when it is written.
@@ -18,11 +22,14 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey, AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, written
+from persist.core.outcomes import OutcomeFile
 from persist.core.record import Meta, Record
 from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
 
 READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
 
+DIGEST_BYTES = 16
+_Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 _Writer = Annotated[WriterId, written(WriterId)]
 _Token = Annotated[Token, written(Token)]
 _Reader = Annotated[ReaderId, written(ReaderId)]
@@ -93,6 +100,7 @@ class CompareAndAppend(WriteCommand, frozen=True):
     new_upper: Antichain
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
+    digest: _Digest = b""
 
 
 class Append(WriteCommand, frozen=True):
@@ -109,6 +117,7 @@ class Append(WriteCommand, frozen=True):
     upper: Antichain
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
+    digest: _Digest = b""
 
 
 class Insert(WriteCommand, frozen=True):
@@ -121,6 +130,7 @@ class Insert(WriteCommand, frozen=True):
     token: _Token
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
+    digest: _Digest = b""
 
 
 class AdvanceUpper(WriteCommand, frozen=True):
@@ -141,6 +151,7 @@ class UpdateAttributes(WriteCommand, frozen=True):
     writer: _Writer
     token: _Token
     attributes: tuple[AttributeUpdate, ...]
+    digest: _Digest = b""
 
 
 class ReadAttributes(ReadCommand, frozen=True):
@@ -171,6 +182,17 @@ class FlushAttributes(Command, frozen=True):
     root: IndexRoot
     chunks: Mapping[int, IndexChunk]
     flushed: Mapping[GivenKey, int | None]
+
+
+class FlushOutcomes(Command, frozen=True):
+    """Put `file` in the place of the files `merged`, and of the recent outcomes `flushed`, which it holds. -> Flushed
+
+    Files that are older than outcomes are kept leave the State with it. `file` None: nothing else is to be done.
+    """
+
+    merged: tuple[str, ...]  # keys
+    flushed: tuple[str, ...]
+    file: OutcomeFile | None
 
 
 # --- readers

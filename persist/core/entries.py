@@ -79,7 +79,7 @@ def with_changes(before: Mapping[_K, _V], changed: Mapping[_K, _V], deleted: Ite
     length, changes = len(before), dict(changed)
     for key in changed:
         length += key not in before
-    for key in deleted:
+    for key in frozenset(deleted):
         length -= key in before
         changes[key] = _DELETED
     base, due = before, None

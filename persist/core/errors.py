@@ -7,6 +7,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       InvalidUsage         the caller's bug; never retry
         UnknownShard       no shard of that name
         ShardExists        a shard of that name exists with another schema
+        TokenReused        the token was used before, for another command
         NegativeMultiplicity  a row was taken away more often than it was added, so it cannot be shown as rows
       Unauthorized         no or bad token
       Forbidden            the token does not allow this
@@ -15,6 +16,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         OpaqueMismatch     another holder has fenced this critical reader
         AttributeMismatch  an attribute's condition does not hold
         SchemaMismatch     the schema is not the expected one
+        OutcomeForgotten   what became of the command is no longer known, or its token was born in the future
       Expired              the registration is gone; open a new one
       NotReadable          as_of lies before since
       Overloaded           back off for `retry_after_s`, then retry
@@ -62,6 +64,10 @@ class ShardExists(InvalidUsage):
     kind = "shard_exists"
 
 
+class TokenReused(InvalidUsage):
+    kind = "token_reused"
+
+
 class NegativeMultiplicity(InvalidUsage):
     """Details: `row`, as text."""
 
@@ -102,6 +108,12 @@ class SchemaMismatch(Conflict):
     """Details: `expected` and `actual` schema ids."""
 
     kind = "schema_mismatch"
+
+
+class OutcomeForgotten(Conflict):
+    """Details: `born_ms`, when the token was minted, in milliseconds since 1970 by its maker's clock."""
+
+    kind = "outcome_forgotten"
 
 
 class Expired(PersistError):

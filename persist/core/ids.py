@@ -66,8 +66,14 @@ def written(kind: object) -> Meta:
 
 
 def writer_of(token: Token) -> WriterId:
-    """The writer by which a token is remembered that comes alone: the same one, whoever repeats it."""
+    """The writer that a command names whose token comes alone. It is never registered: the token is remembered."""
     return WriterId(_LETTERS[WriterId] + token[1:])
+
+
+def token_of_key(key: str) -> Token:
+    """The token that stands for a free-form key, such as an `Idempotency-Key`: a UUID of version 8 (RFC 9562)."""
+    digits = hashlib.sha256(b"persist token\0" + key.encode()).hexdigest()
+    return Token(f"i{digits[:12]}8{digits[13:32]}")
 
 
 def shard_id_of(name: str, incarnation: int = 0) -> ShardId:

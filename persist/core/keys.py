@@ -3,6 +3,7 @@
 <shard>/<writer>/p<uuid7>.parquet        a part
 <shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup
 <shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
+<shard>/o/x<uuid7>.outcomes              outcomes of tokens
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ FLUSHER = WriterId("w" + "f0" * 16)  # under these maintenance writes; never reg
 COMPACTOR = WriterId("w" + "c0" * 16)
 
 _KEY = re.compile(
-    r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.parquet|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes)\Z"
+    r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.parquet|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
+    r"|o/x[0-9a-f]{32}\.outcomes)\Z"
 )
 
 
@@ -34,6 +36,10 @@ def part_id_of(key: str) -> PartId:
 
 def chunk_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/a/x{ids.uuid7()}.nodes"
+
+
+def outcomes_key(shard: ShardId, ids: IdSource) -> str:
+    return f"{shard}/o/x{ids.uuid7()}.outcomes"
 
 
 def shard_prefix(shard: ShardId) -> str:

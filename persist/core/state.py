@@ -13,8 +13,16 @@ from persist.core.antichain import MINIMUM, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
+from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.trace import EMPTY_TRACE, Trace
+
+SERVICE_TIMES_MAX = 64
+# Fields that came with level 3.
+LATER = (
+    "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
+    "outcome_files", "forgotten_ms", "service_times",
+)  # fmt: skip
 
 
 class Policy(Record, frozen=True):
@@ -34,6 +42,10 @@ class Policy(Record, frozen=True):
     attribute_updates_max: int = 1_000  # a command
     attributes_flush_at: int = 2_000  # in the State, so that they are written to the index
     attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
+    outcome_kept_ms: int = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
+    outcomes_flush_at: int = 2_000  # in the State, so that they are written to a blob
+    outcomes_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
+    outcomes_max: int = 20_000_000  # more than this slow writers down (Overloaded)
 
 
 class SchemaRecord(Record, frozen=True):
@@ -123,23 +135,20 @@ class State(Record, frozen=True):
 
     `attributes` are the recent values (None: deleted), which cover those in the index. `event_count` and `byte_count`,
     the rows and the bytes of parts ever appended, are attributes too, which the shard keeps itself. `features` names
-    what a build must know to read this State and to go on from it (see `persist.formats.builds`). `incarnation` counts
-    the lives of the name before this one.
+    what a build must know to read this State and to go on from it (see `persist.formats.builds`). `outcomes` are the
+    recent outcomes of tokens, by id; `outcome_files` have the older ones, in order. Tokens that were minted at
+    `forgotten_ms` or before may have an outcome that is no longer known. `service_times` are the intervals of times
+    that the service chose, ascending, of which there are at most SERVICE_TIMES_MAX: older ones are joined.
+    `incarnation` counts the lives of the name before this one.
 
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
     that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age. `commit_id`
     is that of the commit that made this State; the next state diff names it as its parent.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {
-        "left": 3,
-        "left_before_ms": 3,
-        "incarnation": 3,
-        "commit_id": 3,
-        "lease_clock_ms": 3,
-        "swept_before_ms": 3,
-    }
-    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "commit_id", "lease_clock_ms"})
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(LATER, 3)
+    # Before level 3 `step` takes no tokens that come alone.
+    droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms"}
 
     name: str
     shard_id: ShardId
@@ -166,6 +175,10 @@ class State(Record, frozen=True):
     commit_id: str = ""
     lease_clock_ms: int = 0
     swept_before_ms: int = 0
+    outcomes: Mapping[str, Outcome] = {}
+    outcome_files: tuple[OutcomeFile, ...] = ()
+    forgotten_ms: int = 0
+    service_times: tuple[tuple[int, int], ...] = ()
 
     @property
     def lease_now_ms(self) -> int:
@@ -214,6 +227,8 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
                 yield part.key
     for chunk in state.attribute_chunks.values():
         yield chunk.key
+    for file in state.outcome_files:
+        yield file.key
 
 
 def held_since(state: State) -> Antichain:

@@ -16,8 +16,10 @@ from persist.core.batch import HollowBatch
 from persist.core.entries import difference, with_changes
 from persist.core.errors import Corruption
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
+from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.state import (
+    LATER,
     Claim,
     CriticalReader,
     LeasedReader,
@@ -42,6 +44,7 @@ MAPPINGS = (
     "attributes",
     "attribute_chunks",
     "left",
+    "outcomes",
 )
 SCALARS = (
     "since",
@@ -50,13 +53,16 @@ SCALARS = (
     "byte_count",
     "attribute_root",
     "features",
+    "outcome_files",
+    "forgotten_ms",
+    "service_times",
     "left_before_ms",
     "incarnation",
     "lease_clock_ms",
     "swept_before_ms",
 )
 
-_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks")
+_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files")
 
 
 class MapDiff(Record, Generic[_K, _V], frozen=True):
@@ -86,15 +92,9 @@ class StateDiff(Record, frozen=True):
     commit that made the earlier State; empty where that is not known (level 2, and the first State).
     """
 
-    levels: ClassVar[Mapping[str, int]] = {
-        "left": 3,
-        "left_before_ms": 3,
-        "incarnation": 3,
-        "parent_id": 3,
-        "lease_clock_ms": 3,
-        "swept_before_ms": 3,
-    }
-    droppable: ClassVar[frozenset[str]] = frozenset({"left", "left_before_ms", "parent_id", "lease_clock_ms"})
+    # As those of the State; the commit that made it is known by `parent_id`.
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys({*LATER, "parent_id"} - {"commit_id"}, 3)
+    droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
     seqno: SeqNo
     walltime_ms: int
@@ -123,6 +123,10 @@ class StateDiff(Record, frozen=True):
     parent_id: str = ""
     lease_clock_ms: int | None = None
     swept_before_ms: int | None = None
+    outcomes: MapDiff[str, Outcome] | None = None
+    outcome_files: tuple[OutcomeFile, ...] | None = None
+    forgotten_ms: int | None = None
+    service_times: tuple[tuple[int, int], ...] | None = None
 
 
 def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:

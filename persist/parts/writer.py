@@ -203,7 +203,7 @@ def _buffers(
     pending: list[pa.Table] = []
     size = 0
     flushed = False
-    for piece in _pieces(updates):
+    for piece in pieces(updates):
         if default_time is None and TIME in piece.schema.names:
             raise InvalidUsage(
                 f"rows of an insert have a column {TIME}, but the service chooses the time of an insert; leave the "
@@ -231,7 +231,8 @@ def _slices(rows: pa.Table, target: int) -> Iterator[tuple[pa.Table, int]]:
         yield part, part.nbytes
 
 
-def _pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
+def pieces(updates: Any) -> Iterator[pa.Table | pa.RecordBatch]:
+    """The tables and batches of which the updates are made, without empty ones. Raises InvalidUsage."""
     if isinstance(updates, pa.Table | pa.RecordBatch):
         updates = [updates]
     for piece in updates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from fastapi import Query, Request
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
-from persist.core.ids import Token, WriterId, parse
+from persist.core.ids import Token, parse, token_of_key
 
 KEY_LENGTH_MAX = 200
 _CLOSED = ("[]", "closed")
@@ -30,9 +29,6 @@ IdempotencyToken = Annotated[
         max_length=KEY_LENGTH_MAX,
         examples=["load-2030-01-01"],
     ),
-]
-WriterParameter = Annotated[
-    str | None, Query(description="A writer id of one's own (`w` and 32 hex digits).", max_length=33)
 ]
 
 
@@ -54,10 +50,11 @@ def frontier(text: str, name: str) -> Antichain:
     return antichain.frontier(int(found.group(1)))
 
 
-def token_and_writer(token: str | None, writer: str | None) -> tuple[Token | None, WriterId | None]:
-    """The ids that a client means. A token may be any text where it comes alone, since then it names its writer too."""
-    if writer is not None:
-        return (None if token is None else parse(Token, token)), parse(WriterId, writer)
-    if token is None:
-        return None, None
-    return Token("i" + hashlib.sha256(b"persist token\0" + token.encode()).hexdigest()[:32]), None
+def token_of(text: str | None) -> Token | None:
+    """The token that a client means: one that persist minted, or a free-form key."""
+    if text is None:
+        return None
+    try:
+        return parse(Token, text)
+    except InvalidUsage:
+        return token_of_key(text)

@@ -25,9 +25,8 @@ from rpc.routes.parameters import (
     Format,
     Frontier,
     IdempotencyToken,
-    WriterParameter,
     frontier,
-    token_and_writer,
+    token_of,
 )
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
@@ -52,10 +51,8 @@ _ROWS_BODY: dict[str, Any] = {
 @router.post(
     "/{name}/insert", summary="Append rows at the next time, which the service picks", openapi_extra=_ROWS_BODY
 )
-async def insert(
-    request: Request, form: Format = None, token: IdempotencyToken = None, writer: WriterParameter = None
-) -> Response:
-    return await _post(request, form, token, writer, lambda w, table, t: w.insert(table, token=t))
+async def insert(request: Request, form: Format = None, token: IdempotencyToken = None) -> Response:
+    return await _post(request, form, token, lambda w, table, t: w.insert(table, token=t))
 
 
 @router.post(
@@ -69,10 +66,9 @@ async def append(
     upper: Frontier,
     form: Format = None,
     token: IdempotencyToken = None,
-    writer: WriterParameter = None,
 ) -> Response:
     since, until = frontier(lower, "lower"), frontier(upper, "upper")
-    return await _post(request, form, token, writer, lambda w, table, t: w.append(table, since, until, token=t))
+    return await _post(request, form, token, lambda w, table, t: w.append(table, since, until, token=t))
 
 
 @router.post(
@@ -86,26 +82,25 @@ async def compare_and_append(
     new_upper: Frontier,
     form: Format = None,
     token: IdempotencyToken = None,
-    writer: WriterParameter = None,
 ) -> Response:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
 
     def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
         return handle.compare_and_append(table, lower, upper, token=given)
 
-    return await _post(request, form, token, writer, commit)
+    return await _post(request, form, token, commit)
 
 
-async def _post(request: Request, form: str | None, token: str | None, writer: str | None, commit: _Commit) -> Response:
+async def _post(request: Request, form: str | None, token: str | None, commit: _Commit) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
-    given, own = token_and_writer(token or request.headers.get("idempotency-key"), writer)
+    given = token_of(token or request.headers.get("idempotency-key"))
 
     def write(data: bytes) -> Appended:
         _, schema = service.writers.schema(name)
         table = rows.read(data, chosen, schema, service.limits.rows_max)
-        with service.writers.writer(name, given, own) as handle:
+        with service.writers.writer(name) as handle:
             return commit(handle, table, given)
 
     def write_to_its_life_of_now(data: bytes) -> Appended:

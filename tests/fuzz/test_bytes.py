@@ -152,7 +152,7 @@ def test_part_files_with_a_checksum_put_right(file: bytes) -> None:
         return
 
 
-INSERT = Insert(WriterId("w" + "0" * 32), Token("i" + "0" * 32), (Run((INLINE,)), Run((PARQUET,))))
+INSERT = Insert(WriterId("w" + "0" * 32), Token("i" + "1" * 32), (Run((INLINE,)), Run((PARQUET,))))
 COMMAND = encoded(INSERT)
 
 

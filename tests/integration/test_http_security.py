@@ -168,7 +168,7 @@ def test_a_commit_cannot_name_another_shards_parts(http: TestClient, tokens: Tok
     register = encoded(c.RegisterWriter(writer, 60_000))
     assert http.post("/v1/shards/eu/orders/commands", content=register, headers=headers).status_code == 200
     part = make_part(1, shard="us/orders")
-    insert = encoded(c.Insert(writer, Token("i" + "0" * 32), (Run((part,)),)))
+    insert = encoded(c.Insert(writer, Token("i" + "1" * 32), (Run((part,)),)))
     response = http.post("/v1/shards/eu/orders/commands", content=insert, headers=headers)
     assert (response.status_code, response.json()["kind"]) == (400, "invalid_usage")
 

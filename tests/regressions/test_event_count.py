@@ -66,7 +66,7 @@ def test_updates_that_cancel_out_are_no_updates(shard: Shard) -> None:
 
 
 def test_rows_that_are_spilled_count_as_they_were_given(spilling: Shard) -> None:
-    spilling.insert([{"k": "a"}, {"k": "b"}, {"k": "b"}])
+    spilling.append([{"k": "a"}, {"k": "b"}, {"k": "b"}], 0, 1)
     assert counts(spilling)[0] == 3
     spilling.append([{"k": "c", "__time": 0}, *rows(1, 11)], 0, 11)
     assert counts(spilling)[0] == 13

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.errors import InvalidUsage, UpperMismatch
+from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
 from tests.support.server import Server
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
@@ -80,6 +84,66 @@ def test_an_attribute_is_added_to_once(connect: Callable[[], persist.Client]) ->
             each.attributes.update(add, token=token)
             fail(each)
         assert shard.attributes.get(KEY) == 5
+
+
+def test_a_token_stands_for_one_verb_and_one_body(connect: Callable[[], persist.Client]) -> None:
+    with connect() as client, connect() as other:
+        shard, token = client.create_shard("orders", SCHEMA, ["k"]), client.new_token()
+        first = shard.insert(ROWS, token=token)
+        again = other.shard("orders")
+        others: list[Callable[[], object]] = [
+            lambda: again.insert([{"k": "b"}], token=token),
+            lambda: again.insert([*ROWS, *ROWS], token=token),
+            lambda: again.insert([], token=token),
+            lambda: again.append(ROWS, 0, 1, token=token),
+            lambda: again.compare_and_append(ROWS, 77, 78, token=token),
+            lambda: again.insert(ROWS, token=token, attributes=persist.AttributeUpdate.replace(KEY, 1)),
+            lambda: again.attributes.update(persist.AttributeUpdate.replace(KEY, 1), token=token),
+        ]
+        for write in others:
+            with pytest.raises(TokenReused, match="was used before"):
+                write()
+        assert again.insert(pa.table({"k": ["a"]}), token=token) == first, "the same rows, in another form"
+        with closing(again.open_writer()) as writer:
+            assert writer.insert(ROWS, token=token) == first, "by a writer of its own"
+        assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}]
+        assert shard.attributes.get(KEY) is None
+
+
+def test_a_key_over_http_stands_for_one_verb_and_one_body(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+
+        def post(verb: str, body: str, key: str) -> tuple[int, dict[str, Any]]:
+            headers = {"content-type": "application/x-ndjson", "idempotency-key": key}
+            request = Request(f"{server.url}/v1/shards/orders/{verb}", body.encode(), headers)
+            try:
+                with urlopen(request) as answer:
+                    return answer.status, json.load(answer)
+            except HTTPError as error:
+                return error.code, json.load(error)
+
+        first = post("insert", '{"k": "a"}', "load-17")
+        assert first[0] == 200
+        assert post("insert", '{"k": "a"}', "load-17") == first
+        for verb, body in (("insert", '{"k": "b"}'), ("append?lower=0&upper=1", '{"k": "a"}')):
+            status, told = post(verb, body, "load-17")
+            assert (status, told["kind"]) == (422, "token_reused")
+        token = client.new_token()
+        interval = shard.insert([{"k": "c"}], token=token)
+        assert post("insert", '{"k": "c"}', token)[1]["lower"] == interval.lower.to_json(), "a token of another client"
+        assert shard.snapshot().to_arrow().column("k").to_pylist() == ["a", "c"]
+
+
+def test_a_time_that_an_insert_took_is_not_dropped_from_an_append(connect: Callable[[], persist.Client]) -> None:
+    with connect() as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        shard.insert(ROWS)
+        with pytest.raises(UpperMismatch, match=r"times \[0, 1\) of shard 'orders' were taken by inserts"):
+            shard.append([{"k": "lost"}], 0, 1)
+        shard.append([{"k": "kept"}], 1, 2)
+        assert shard.append([{"k": "kept"}], 1, 2).upper.element == 2
+        assert shard.snapshot().to_arrow().column("k").to_pylist() == ["a", "kept"]
 
 
 def test_what_is_no_token_is_refused(connect: Callable[[], persist.Client]) -> None:

@@ -53,7 +53,7 @@ from persist.core.state import Policy
 from persist.core.state_diff import MapDiff, StateDiff
 from persist.formats.state_frames import decode_diff
 from tests.scripts.harness import Arguments, ScriptError, print_error
-from tests.scripts.verbs import COMMANDS, parse_frontier, parse_id, short, show_result
+from tests.scripts.verbs import COMMANDS, parse_frontier, parse_written, short, show_result
 from tests.support.location import AscendingIds, TestClock
 from tests.support.shard import NAME, numbered
 
@@ -261,7 +261,7 @@ class CommitInterpreter:
         rows = args.optional("rows")
         if rows is None:
             return COMMANDS[args.verb](args)
-        writer, token = parse_id(WriterId, args.next("a writer")), parse_id(Token, args.next("a token"))
+        writer, token = parse_written(args)
         if args.verb == "insert":
             return c.Insert(writer, token, self._staged(int(rows), None))
         lower, upper = parse_frontier(args.next("a frontier")), parse_frontier(args.next("a frontier"))

@@ -16,12 +16,13 @@ from persist.core.antichain import Antichain
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of
+from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of, writer_of
+from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
 from persist.core.state import Policy, SchemaRecord, State
 from tests.scripts.harness import Arguments, ScriptError, print_error
-from tests.support.shard import NAME, Shard, make_part
+from tests.support.shard import NAME, Shard, make_part, numbered
 
 _ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
 _ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
@@ -34,10 +35,10 @@ LOOKING = {"policy", "tick", "expire-lapsed", "state", "upper", "phase", "new-sh
 
 
 def parse_id(kind: Any, word: str) -> Any:
-    if not re.fullmatch(r"[a-z]\d{1,32}", word):
+    if not re.fullmatch(r"[a-z]\d{1,31}", word):
         raise ScriptError(f"{word} is no id; write w1")
     try:
-        return parse(kind, word[0] + word[1:].zfill(32))
+        return parse(kind, numbered(word[0], int(word[1:])))
     except InvalidUsage as error:
         raise ScriptError(f"{word} is no {kind.__name__}: {error}") from error
 
@@ -82,7 +83,17 @@ def rollup_name(seqno: SeqNo, number: str) -> str:
 def short(text: str) -> str:
     """The text with ids as scripts write them."""
     text = _ATTRIBUTE.sub(lambda m: "a" + (m[1].lstrip("0") or "0"), text)
-    return _ID.sub(lambda m: m[1] + (m[2].lstrip("0") or "0") if m[2].isdigit() else m[1] + "*", text)
+    return _ID.sub(lambda m: show_id(m[1], m[2]), text)
+
+
+def show_id(letter: str, digits: str) -> str:
+    """An id as scripts write it. Tokens have a number, and perhaps a birth."""
+    if not digits.isdigit():
+        return letter + "*"
+    if letter != "i":
+        return letter + (digits.lstrip("0") or "0")
+    born = born_ms(digits)
+    return f"i{int(digits[1:])}" if born is None else f"i{int(digits[13:])}@{born}"
 
 
 def show(value: Any) -> str:
@@ -142,9 +153,17 @@ def show_state(state: State) -> list[str]:
         ("critical", state.critical_readers),
         ("rollup", {f"v{seqno}": rollup for seqno, rollup in state.rollups.items()}),
         ("claim", state.claims),
+        ("outcome", {show_id("i", key): outcome for key, outcome in state.outcomes.items()}),
     )
     for kind, entries in kinds:
         lines += [f"{kind} {short(str(k))} {_fields(entries[k])}" for k in sorted(entries)]
+    lines += [
+        f"outcome-file {int(file.key[-41:-9])} count={file.count} kept={file.first_ms}-{file.last_ms} "
+        f"born={file.born_first}-{file.born_last}"
+        for file in state.outcome_files
+    ]
+    if state.forgotten_ms:
+        lines.append(f"forgotten {state.forgotten_ms}")
     if state.attributes:
         lines.append("attributes " + show({key: state.attributes[key] for key in sorted(state.attributes)}))
     return lines
@@ -196,8 +215,38 @@ def _critical(args: Arguments) -> CriticalReaderId:
     return parse_id(CriticalReaderId, args.next("a critical reader"))
 
 
-def _token(args: Arguments) -> Token:
-    return parse_id(Token, args.next("a token"))
+def parse_token(word: str) -> Token:
+    """`i1`, a free-form one, or `i1@700`, minted at 700 ms."""
+    number, _, born = word.partition("@")
+    return Token(f"i{int(born):012x}7{int(number[1:]):019d}") if born else parse_id(Token, number)
+
+
+def parse_written(args: Arguments) -> tuple[WriterId, Token]:
+    """A writer and a token; `alone` stands for a token that comes alone."""
+    writer, token = args.next("a writer"), parse_token(args.next("a token"))
+    return (writer_of(token) if writer == "alone" else parse_id(WriterId, writer)), token
+
+
+def _digest(args: Arguments) -> bytes:
+    return args.named("digest", "").encode()
+
+
+def _flush_outcomes(args: Arguments) -> c.FlushOutcomes:
+    """A flush to the file of that number; scripts have no blobs to write one to."""
+    number = args.optional("file")
+    ages, born = args.named("kept", "0-0").split("-"), args.named("born", "0-0").split("-")
+    flushed = tuple(parse_token(word)[1:] for word in args.named("flushed", "").split(",") if word)
+    merged = tuple(_outcome_file(word) for word in args.named("merged", "").split(",") if word)
+    free = args.flag("free")
+    file = None
+    if number is not None:
+        times = [int(word) for word in (*ages, *born)]
+        file = OutcomeFile(_outcome_file(number), 100, len(flushed), *times, free)
+    return c.FlushOutcomes(merged, flushed, file)
+
+
+def _outcome_file(number: str) -> str:
+    return f"{shard_id_of(NAME)}/o/x{number.zfill(32)}.outcomes"
 
 
 def _frontier(args: Arguments) -> Antichain:
@@ -263,15 +312,15 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "heartbeat-writer": lambda a: c.HeartbeatWriter(_writer(a)),
     "expire-writer": lambda a: c.ExpireWriter(_writer(a)),
     "compare-and-append": lambda a: c.CompareAndAppend(
-        _writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a)
+        *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), _digest(a)
     ),
     "append": lambda a: c.Append(
-        _writer(a), _token(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a)
+        *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), _digest(a)
     ),
-    "insert": lambda a: c.Insert(_writer(a), _token(a), parse_runs(a.rest()), _attributes(a)),
+    "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), _digest(a)),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
     "update-attributes": lambda a: c.UpdateAttributes(
-        _writer(a), _token(a), tuple(parse_update(word) for word in a.rest())
+        *parse_written(a), tuple(parse_update(word) for word in a.rest()), _digest(a)
     ),
     "read-attributes": lambda a: c.ReadAttributes(
         tuple(
@@ -280,6 +329,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "scan-attributes": _scan,
     "flush-attributes": _flush,
+    "flush-outcomes": _flush_outcomes,
     "register-reader": lambda a: c.RegisterReader(
         _reader(a), _optional_frontier(a.optional("since")), a.number("lease", LEASE_MS), a.named("purpose", "")
     ),
@@ -342,6 +392,10 @@ class StepInterpreter:
         self.told |= {type(command) for command in commands}
         before = self.shard.state
         shown = [show_result(result) for result in self.shard.commit(*commands)]
+        if any(isinstance(command, c.FlushOutcomes) for command in commands):  # what left the State is in a file
+            moved = {k: v for k, v in before.outcomes.items() if k not in self.shard.state.outcomes}
+            files = {**self.shard.files, **moved}
+            self.shard.files = files if self.shard.state.outcome_files else {}
         if self.shard.state is not before:
             shown[-1] += f" -> v{self.shard.state.seqno}"
         return shown

@@ -54,15 +54,15 @@ def _updates(host: Host, known: Mapping[AttributeKey, int | None]) -> tuple[Attr
 def _write(host: Host, writer: WriteHandle, extras: Sequence[str], write: Write) -> None:
     updates = write.attributes
     if write.kind == "attributes":
-        with attempted(host, write):
-            told(write, writer.update_attributes(updates))
+        with attempted(host, write) as token:
+            told(write, writer.update_attributes(updates, token=token))
         if write.answer == "unknown":
             retried(host, write, lambda t: writer.update_attributes(updates, token=t))
         return
     table = as_table(write.updates, timed=False, extras=extras)
-    with attempted(host, write):
+    with attempted(host, write) as token:
         runs = writer.stage(table, None)
-        told(write, writer.commit_insert(runs, attributes=updates))
+        told(write, writer.commit_insert(runs, token=token, attributes=updates))
     if write.answer == "unknown":
         retried(host, write, lambda t: writer.commit_insert(runs, token=t, attributes=updates))
 

@@ -55,6 +55,8 @@ POLICY = Policy(
     staged_ms_max=STAGED_MS_MAX,
     attributes_flush_at=5,
     attributes_overlay_max=60,
+    outcomes_flush_at=6,
+    outcomes_overlay_max=60,
 )
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=WRITE_LEASE_MS, retry_s=4.0, part_bytes_target=PART_BYTES),

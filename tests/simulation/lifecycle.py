@@ -69,9 +69,9 @@ def _insert(host: Host, writer: WriteHandle, updates: list[Update], extras: tupl
     write = Write(0, "insert", me(host), name, updates)
     if not updates:
         return True
-    with attempted(host, write):
+    with attempted(host, write) as token:
         runs = writer.stage(as_table(updates, timed=False, extras=extras), None)
-        told(write, writer.commit_insert(runs))
+        told(write, writer.commit_insert(runs, token=token))
     if write.answer == "unknown":
         retried(host, write, lambda t: writer.commit_insert(runs, token=t))
     return write.answer != "unknown"

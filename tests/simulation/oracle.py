@@ -20,7 +20,8 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.ids import family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
 from persist.core.keys import shard_of
-from persist.core.state import State, blank_state
+from persist.core.outcomes import RETIRED, Outcome
+from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth
 from tests.simulation.oracle_errors import Violation, expect
@@ -195,14 +196,8 @@ class Oracle:
             expect(new.since <= held.since, "since", f"{truth.name} forgets what {held_id} holds")
 
     def _land(self, truth: ShardTruth, old: State, new: State, change: state_diff.StateDiff) -> None:
-        touched = change.writers
-        fresh = []
-        for writer_id, entry in (touched.set if touched else {}).items():
-            before = old.writers.get(writer_id)
-            if entry.token is not None and (before is None or before.token != entry.token):
-                fresh.append(entry)
-        for entry in fresh:
-            token = str(entry.token)
+        fresh = _landed(old, change)
+        for token, entry in fresh.items():
             expect(token not in truth.landed, "once", f"token {token} landed twice in {truth.name}")
             write = self.writes.get(token)
             truth.landed[token] = write
@@ -212,10 +207,10 @@ class Oracle:
             expect(meant, "life", f"#{write.number} of {write.who} was for {write.shard} and landed in {truth.life}")
             write.landed = (entry.lower.element, entry.upper.element)
             write.landed_seqno = int(new.seqno)
+            if write.kind == "append" and entry.upper <= old.upper:
+                continue  # another replica has written all of it
             self._add_rows(truth, write, entry.lower.element)
-        changes = [
-            write.attributes for entry in fresh if (write := truth.landed[str(entry.token)]) and write.attributes
-        ]
+        changes = [write.attributes for token in fresh if (write := truth.landed[token]) and write.attributes]
         if changes:
             held = {str(key): value for key, value in new.attributes.items()}
             truth.attributes.land(changes, held, self.tick())
@@ -349,3 +344,16 @@ __all__ = [
     "Violation",
     "Write",
 ]
+
+
+def _landed(old: State, change: state_diff.StateDiff) -> dict[str, WriterState | Outcome]:
+    """What landed with a commit, by its token: with a registered writer, or by itself."""
+    fresh: dict[str, WriterState | Outcome] = {}
+    for writer_id, entry in (change.writers.set if change.writers else {}).items():
+        before = old.writers.get(writer_id)
+        if entry.token is not None and (before is None or before.token != entry.token):
+            fresh[str(entry.token)] = entry
+    for key, outcome in (change.outcomes.set if change.outcomes else {}).items():
+        if outcome.digest != RETIRED:
+            fresh[f"i{key}"] = outcome
+    return fresh

@@ -20,7 +20,7 @@ from persist.core.errors import (
     Unavailable,
     UpperMismatch,
 )
-from persist.core.ids import Token
+from persist.core.ids import Token, mint, token_of_key
 from tests.simulation.host import (
     COPIES,
     EXTRAS,
@@ -68,8 +68,8 @@ def as_table(updates: list[Update], timed: bool = True, extras: Sequence[str] = 
 
 
 @contextmanager
-def attempted(host: Host, write: Write) -> Iterator[None]:
-    """Record one write: what was asked for, and what the caller was told."""
+def attempted(host: Host, write: Write) -> Iterator[Token | None]:
+    """Record one write: what was asked for, and what the caller was told. Gives the token to send, if any."""
     run = host.run
     task = run.world.scheduler.current
     assert task is not None
@@ -77,10 +77,11 @@ def attempted(host: Host, write: Write) -> Iterator[None]:
     write.number = run.numbers
     write.invoked = run.oracle.tick()
     task.local["write"] = write
+    given = task.local["given"] = _token(host)
     run.history.writes.append(write)
     run.oracle.note(f"{write.who} #{write.number} {write.kind} [{write.lower},{write.upper}) {len(write.updates)} rows")
     try:
-        yield
+        yield given
     except UpperMismatch as error:
         write.answer = "refused"
         actual = error.details["actual"]
@@ -119,12 +120,20 @@ def told(write: Write, result: c.Appended | None) -> None:
         write.told = (result.lower.element, result.upper.element)
 
 
+def _token(host: Host) -> Token | None:
+    """A token that persist minted, or one that stands for a free-form key, or none: then no caller can ask again."""
+    kind = host.random.randrange(3)
+    if kind == 0:
+        return None
+    return mint(Token, host.ids) if kind == 1 else token_of_key(host.ids.uuid7())
+
+
 def retried(host: Host, write: Write, again: Callable[[Token], c.Appended | None]) -> None:
     """Ask again with the same token, as callers may who were told "unknown"."""
     task = host.run.world.scheduler.current
     assert task is not None
-    token = task.local.get("token")
-    if token is None or host.run.oracle.writes.get(str(token)) is not write:
+    token = task.local["given"]
+    if token is None:
         return
     for _ in range(3):
         if write.answer != "unknown":
@@ -169,9 +178,9 @@ def cas_writer(host: Host) -> None:
         new_upper = upper + host.random.choice((1, 1, 2, 5))
         write = Write(0, "compare_and_append", who, MAIN, rows(host, upper, new_upper), upper, new_upper)
         low, high, table = upper, new_upper, as_table(write.updates, extras=extras)
-        with attempted(host, write):
+        with attempted(host, write) as token:
             runs = writer.stage(table, low)
-            told(write, writer.commit_compare_and_append(runs, low, high))
+            told(write, writer.commit_compare_and_append(runs, low, high, token=token))
         if write.answer == "unknown" and host.random.random() < 0.7:
             retried(
                 host, write, lambda t, w=writer, r=runs, a=low, b=high: w.commit_compare_and_append(r, a, b, token=t)
@@ -192,11 +201,10 @@ def inserter(host: Host) -> None:
         if not write.updates:
             continue
         table = as_table(write.updates, timed=False, extras=extras)
-        with attempted(host, write):
-            runs = writer.stage(table, None)
-            told(write, writer.commit_insert(runs))
-        if write.answer == "unknown" and host.random.random() < 0.7:
-            retried(host, write, lambda t, w=writer, r=runs: w.commit_insert(r, token=t))
+        with attempted(host, write) as token:
+            told(write, writer.insert(table, token=token))
+        if write.answer == "unknown" and host.random.random() < 0.7:  # on any handle, with rows staged anew
+            retried(host, write, lambda t, rows=table: shard.insert(rows, token=t))
         if write.answer == "unknown":
             writer = shard.open_writer()
         host.sleep(host.random.choice((0.0, 0.3)))
@@ -233,8 +241,8 @@ def replica(host: Host) -> None:
         upper = lower + host.random.choice((1, 2, 3, 6))
         updates = [u for time in range(lower, upper) for u in definite_rows(host.run.seed, time)]
         write = Write(0, "append", who, COPIES, updates, lower, upper)
-        with attempted(host, write):
-            told(write, writer.append(as_table(updates), lower, upper))
+        with attempted(host, write) as token:
+            told(write, writer.append(as_table(updates), lower, upper, token=token))
         if write.answer == "ok":
             lower = upper - host.random.choice((0, 0, 0, 1))
         elif write.answer == "unknown":

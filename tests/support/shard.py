@@ -8,6 +8,7 @@ from persist.core.errors import PersistError
 from persist.core.ids import PartId, SeqNo, WriterId, shard_id_of
 from persist.core.invariants import check_state, check_step
 from persist.core.keys import part_key
+from persist.core.outcomes import Outcome
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.state_diff import apply, diff, gone_between
@@ -21,8 +22,8 @@ SCHEMA = SchemaRecord(b"k: string, v: int64", ("k",))
 
 
 def numbered(letter: str, number: int) -> str:
-    """The id of that type with that number, easy to read in a failure."""
-    return f"{letter}{number:032d}"
+    """The id of that type with that number, easy to read in a failure. A token is not that of the writer's number."""
+    return f"{letter}{'1' if letter == 'i' else '0'}{number:031d}"
 
 
 def make_part(
@@ -74,6 +75,7 @@ class Shard:
         self.now_ms = 0
         self.has_lease_clock = False
         self.state = initial_state(NAME, schema, self.now_ms)
+        self.files: dict[str, Outcome] = {}  # what is in files of outcomes, by id
         self._dead_parts: set[str] = set()
 
     def commit(self, *commands: Command) -> list[Result | PersistError]:
@@ -106,7 +108,9 @@ class Shard:
 
     def _context(self, inserted_at: int | None) -> Context:
         clock = self.now_ms if self.has_lease_clock else None
-        return Context(self.now_ms, self.policy, inserted_at, verdict=SOUND, lease_clock_ms=clock)
+        return Context(
+            self.now_ms, self.policy, inserted_at, verdict=SOUND, lease_clock_ms=clock, remembered=self.files
+        )
 
     def _commit(self, state: State) -> None:
         if state is self.state:

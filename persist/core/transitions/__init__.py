@@ -14,7 +14,7 @@ from persist.core import commands as c
 from persist.core import phases
 from persist.core.errors import UnknownShard
 from persist.core.state import State
-from persist.core.transitions import attributes, leases, lifecycle, maintenance, readers, repair, writers
+from persist.core.transitions import attributes, leases, lifecycle, maintenance, outcomes, readers, repair, writers
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import expire_lapsed
 
@@ -34,6 +34,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadAttributes: attributes.read,
     c.ScanAttributes: attributes.scan,
     c.FlushAttributes: attributes.flush,
+    c.FlushOutcomes: outcomes.flush,
     c.RegisterReader: readers.register,
     c.HeartbeatReader: readers.heartbeat,
     c.DowngradeSince: readers.downgrade_since,
@@ -66,7 +67,7 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
     if command.shard is not None and command.shard != state.shard_id:
         raise UnknownShard(phases.outlived(state.name))
     phase = phases.phase_of(state)
-    if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command)) is not None:
+    if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command, context)) is not None:
         return state, again
     phases.check(state, command, phase)
     return _TRANSITIONS[type(command)](state, command, context)

@@ -8,12 +8,17 @@ from typing import Any
 from persist.core.attribute import AttributeKey
 from persist.core.errors import InvalidUsage, from_kind
 from persist.core.keys import born_ms
+from persist.core.outcomes import Outcome
 from persist.core.record import Record
 from persist.core.state import Policy, State
 
 # When an Overloaded command may be tried again.
 RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way empties it
 RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
+
+
+NEWEST_LEVEL = 3  # of which the core knows
+OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
 
 
 class IndexPage(Record, frozen=True):
@@ -71,7 +76,8 @@ class Context(Record, frozen=True):
 
     `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
     may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
-    attributes for the commands of this commit. `verdict` is what was found of the parts of this command.
+    attributes for the commands of this commit, `remembered` what it has read in files of outcomes for their tokens.
+    `verdict` is what was found of the parts of this command. `level` is that of the location.
     """
 
     now_ms: int
@@ -81,6 +87,8 @@ class Context(Record, frozen=True):
     verdict: Verdict = UNCHECKED
     lease_clock_ms: int | None = None
     renewed: tuple[Renewed, ...] = ()
+    remembered: Mapping[str, Outcome] = {}
+    level: int = NEWEST_LEVEL
 
     @property
     def lease_now_ms(self) -> int:

@@ -15,6 +15,7 @@ from persist.core.entries import Entries, with_changes
 from persist.core.record import replace
 from persist.core.state import Leased, State
 from persist.core.transitions.context import Context
+from persist.core.transitions.outcomes import retired
 
 HEARTBEAT_EVERY = 4  # a heartbeat within lease / 4 of the last one changes nothing: heartbeats must not grow the log
 # A lapsed claim keeps the progress of its merge for the next owner. After this many leases it is dropped.
@@ -33,7 +34,7 @@ def without_lapsed_readers(state: State, now_ms: int) -> State:
 def without_lapsed_writers(state: State, now_ms: int) -> State:
     """The same State object when no writer's lease lapsed."""
     gone = _lapsed(state.writers, now_ms)
-    return replace(state, writers=with_changes(state.writers, {}, gone)) if gone else state
+    return retired(state, gone, now_ms) if gone else state
 
 
 def _lapsed(entries: Mapping[_K, _L], now_ms: int) -> list[_K]:
@@ -66,9 +67,9 @@ def forget_lapsed(state: State, command: c.ForgetLapsed, context: Context) -> tu
     state = replace(
         state,
         leased_readers=with_changes(state.leased_readers, {}, readers),
-        writers=with_changes(state.writers, {}, writers),
         claims=claims,
     )
+    state = retired(state, writers, context.lease_now_ms)
     return expire_lapsed(state, context.lease_now_ms), c.Done()
 
 

@@ -68,6 +68,8 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         attribute_root=NO_INDEX,
         attribute_chunks={},
         left={},
+        outcomes={},
+        outcome_files=(),
         tombstone=True,
     )
     return gone, c.Finalised(done=True)

@@ -11,14 +11,13 @@ from persist.core.entries import with_changes
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
-from persist.core.state import State, WriterState
+from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import RETRY_LATER_S, Context
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
-
-_Written = c.CompareAndAppend | c.Append | c.Insert | c.UpdateAttributes  # what a writer sends under a token
+from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -32,6 +31,8 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
                 f"shard {state.name!r} has {len(state.writers)} writers; expire some",
                 retry_after_s=RETRY_LATER_S,
             )
+    if known is None and is_retired(state, command.writer, context):
+        raise Expired(f"writer {command.writer} of shard {state.name!r} was retired; open a new one")
     if known is None:
         entry = WriterState(context.lease_now_ms, command.lease_ms)
     else:
@@ -49,7 +50,7 @@ def heartbeat(state: State, command: c.HeartbeatWriter, context: Context) -> tup
 def expire(state: State, command: c.ExpireWriter, context: Context) -> tuple[State, c.Done]:
     if command.writer not in state.writers:
         return state, c.Done()
-    return replace(state, writers=with_changes(state.writers, {}, (command.writer,))), c.Done()
+    return retired(state, (command.writer,), context.lease_now_ms), c.Done()
 
 
 def compare_and_append(state: State, command: c.CompareAndAppend, context: Context) -> tuple[State, c.Appended]:
@@ -65,7 +66,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
         )
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
-    if lower == upper and not command.attributes:
+    if lower == upper and not command.attributes and not is_alone(command):
         known = state.writers[command.writer]
         entry = replace(known, heartbeat_ms=heartbeat_ms(known, context))
         return _with_writer(state, command.writer, entry), result
@@ -86,8 +87,10 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
+    _check_not_taken(state, lower, upper)
     if upper <= state.upper:  # another replica has written all of it
-        return state, c.Appended(lower, upper)
+        result = c.Appended(lower, upper)
+        return (_recorded(state, command, result, context) if is_alone(command) else state), result
     if state.upper < lower:
         raise UpperMismatch(
             f"shard {state.name!r} has upper {state.upper}: an append from {lower} on would leave a gap",
@@ -109,7 +112,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
             expected=None,
             actual=state.upper.to_json(),
         )
-    if not command.runs and not command.attributes:
+    if not command.runs and not command.attributes and not is_alone(command):
         return state, c.Appended(state.upper, state.upper)
     state = with_updates(state, command.attributes, context)
     if not command.runs:
@@ -118,6 +121,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     if context.inserted_at is not None and time == context.inserted_at + 1:
         return _join_insert(state, command, context, context.inserted_at)
     result = c.Appended(state.upper, Antichain(time + 1))
+    state = replace(state, service_times=_with_time(state.service_times, time))
     return _push(state, command, result, _at(command.runs, time), context)
 
 
@@ -133,11 +137,17 @@ def update_attributes(state: State, command: c.UpdateAttributes, context: Contex
     return _recorded(with_updates(state, command.attributes, context), command, result, context), c.Done()
 
 
-def answered_before(state: State, command: c.Command) -> c.Result | None:
-    """The answer to a command that is a retry of its writer's most recent one. Raises Expired without the writer."""
-    if not isinstance(command, _Written):
+def answered_before(state: State, command: c.Command, context: Context) -> c.Result | None:
+    """The answer to a command that comes again; None: it is new. Raises Expired without the writer.
+
+    Raises TokenReused and OutcomeForgotten for a token that comes alone.
+    """
+    if not isinstance(command, Written):
         return None
-    answer = _answered(_registered(state, command.writer), command.token)
+    if is_alone(command):
+        answer = answered(state, command, context)
+    else:
+        answer = _answered(_registered(state, command.writer), command.token)
     return c.Done() if answer is not None and isinstance(command, c.UpdateAttributes) else answer
 
 
@@ -150,7 +160,7 @@ def _join_insert(state: State, command: c.Insert, context: Context, time: int) -
 
 
 def _push(
-    state: State, command: _Written, result: c.Appended, runs: tuple[Run, ...], context: Context
+    state: State, command: Written, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
     """The State with a batch of these runs at the times of `result`."""
     if len(state.trace.batches) >= context.policy.batches_max and runs:
@@ -182,8 +192,10 @@ def _stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     return tuple(Run(tuple(replace(part, given=None) for part in run.parts)) for run in runs)
 
 
-def _recorded(state: State, command: _Written, result: c.Appended, context: Context) -> State:
+def _recorded(state: State, command: Written, result: c.Appended, context: Context) -> State:
     """The State that remembers the answer, for when the command comes again."""
+    if is_alone(command):
+        return with_outcome(state, command, result, context)
     entry = replace(
         state.writers[command.writer],
         heartbeat_ms=context.lease_now_ms,
@@ -262,6 +274,28 @@ def _check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> N
             f"{policy.inline_shard_bytes_max} a shard; write them to the blob store",
             retry_after_s=0,
         )
+
+
+def _with_time(taken: tuple[tuple[int, int], ...], time: int) -> tuple[tuple[int, int], ...]:
+    """The intervals with `time`, which lies beyond them."""
+    if taken and taken[-1][1] == time:
+        return (*taken[:-1], (taken[-1][0], time + 1))
+    if len(taken) == SERVICE_TIMES_MAX:
+        taken = ((taken[0][0], taken[1][1]), *taken[2:])
+    return (*taken, (time, time + 1))
+
+
+def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
+    """Rows at times that the service chose are not those of a replica: they must not be dropped as if they were."""
+    first, last = lower.element, upper.element
+    for start, end in state.service_times:
+        if first is not None and first < end and (last is None or start < last):
+            raise UpperMismatch(
+                f"times [{start}, {end}) of shard {state.name!r} were taken by inserts: an append from {lower} to "
+                f"{upper} is not what was written there; append from the upper on",
+                expected=lower.to_json(),
+                actual=state.upper.to_json(),
+            )
 
 
 def _clipped(runs: Iterable[Run], lower: Antichain) -> tuple[Run, ...]:

@@ -165,7 +165,7 @@ def test_a_chunk_that_the_newest_state_names_must_be_there(world: World) -> None
     assert chunks
     world.blob.delete(chunks)
     world.locations[1].nodes.clear()
-    with pytest.raises(Corruption, match="lost a chunk"):
+    with pytest.raises(Corruption, match="lost a blob of its metadata"):
         world.read(1, key(1))
 
 

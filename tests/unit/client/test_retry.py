@@ -31,7 +31,7 @@ from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from tests.support.location import AscendingIds, TestClock
 
-WRITE = c.Insert("w" + "0" * 32, "i" + "0" * 32, ())
+WRITE = c.Insert("w" + "0" * 32, "i" + "1" * 32, ())
 READ = c.HeartbeatReader("r" + "0" * 32)
 DONE = c.Appended(Antichain(0), Antichain(1))
 RETRY_S = 10.0

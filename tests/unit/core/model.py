@@ -38,6 +38,8 @@ class Model:
     upper: float = 0
     since: float = 0
     writers: dict[str, Writer] = field(default_factory=dict)
+    retired: set[str] = field(default_factory=set)  # writers that have written and are gone
+    taken: set[float] = field(default_factory=set)  # times that inserts took
     readers: dict[str, float] = field(default_factory=dict)
     critical: dict[str, tuple[float, str]] = field(default_factory=dict)
     tombstone: bool = False
@@ -50,10 +52,14 @@ class Model:
 
     def register_writer(self, writer: str) -> None:
         self._open()
+        if writer in self.retired:
+            raise Refused("expired")
         self.writers.setdefault(writer, Writer())
 
     def expire_writer(self, writer: str) -> None:
-        self.writers.pop(writer, None)
+        gone = self.writers.pop(writer, None)
+        if gone is not None and gone.token:
+            self.retired.add(writer)
 
     def heartbeat_writer(self, writer: str) -> None:
         self._open()
@@ -77,6 +83,8 @@ class Model:
         if known.token >= token:
             return known.again(token)
         self._open()
+        if any(lower <= time < upper for time in self.taken):
+            raise Refused("upper_mismatch")
         if upper <= self.upper:
             return (lower, upper)
         if self.upper < lower:
@@ -102,6 +110,7 @@ class Model:
                 answers.append("unknown_shard" if self.since == CLOSED else "upper_mismatch")
             else:
                 self.upper = time + 1
+                self.taken.add(time)
                 self.updates += [(key, int(time), diff) for key, diff in rows]
                 known.token, known.answer = token, (time, time + 1)
                 answers.append(known.answer)

@@ -21,7 +21,7 @@ from tests.support.examples import examples
 from tests.support.shard import Shard, make_part, numbered
 from tests.unit.core.model import CLOSED, Model, Refused, Update, sums
 
-WRITERS = [WriterId(numbered("w", n)) for n in (1, 2, 3)]
+WRITERS = [WriterId(numbered("w", n)) for n in range(1, 7)]
 READERS = [ReaderId(numbered("r", n)) for n in (1, 2)]
 CRITICAL = [CriticalReaderId(numbered("c", n)) for n in (1, 2)]
 LEASE_MS = 1000
@@ -71,7 +71,7 @@ class ShardAgainstModel(RuleBasedStateMachine):
 
     def token(self, writer: WriterId, ahead: int) -> Token:
         known = self.model.writers.get(writer)
-        last = int(known.token[1:]) if known and known.token else 1
+        last = int(known.token[2:]) if known and known.token else 1
         return Token(numbered("i", last + ahead))
 
     def part(self, updates: list[Update]) -> Part:
@@ -256,7 +256,7 @@ class ShardAgainstModel(RuleBasedStateMachine):
             assert before.leased_readers[gone].lapsed(self.shard.now_ms)
             del self.model.readers[gone]
         for lapsed in set(before.writers) - set(after.writers):
-            del self.model.writers[lapsed]
+            self.model.expire_writer(lapsed)
 
     # --- merges, which change nothing that can be seen
 

@@ -14,6 +14,7 @@ from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
 from persist.commit.log_writer import LogWriter
+from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.system import System
 from persist.commit.upkeep import Upkeep
 from persist.core import commands as c
@@ -44,7 +45,8 @@ def test_the_loop_of_the_manual_commits() -> None:
     queue, upkeep = CommandQueue(NAME, 10, 2), Upkeep(POLICY, merges=True)
     index = AttributeIndex(location.blob, location.ids, NodeCache())
     parts = (queue, cached, LogWriter(NAME, location.versions, system, metrics))
-    parts += (BlobWorker(location.versions, index, location.ids, metrics), upkeep, system, POLICY)
+    outcome_files = OutcomeFiles(location.blob, location.ids, NodeCache())
+    parts += (BlobWorker(location.versions, index, outcome_files, location.ids, metrics), upkeep, system, POLICY)
     lead = manual_lead()
     outcomes: list[Outcome] = []
     for upper in range(1, 8):

@@ -163,6 +163,6 @@ def test_commands_need_the_scope_of_what_they_do() -> None:
     assert c.HeartbeatReader(reader).scope == "read"
     assert c.AdvanceUpper(Antichain(1)).scope == "write"
     assert c.ReadAttributes(()).scope == "read"
-    assert c.UpdateAttributes(WriterId("w" + 32 * "0"), Token("i" + 32 * "0"), ()).scope == "write"
+    assert c.UpdateAttributes(WriterId("w" + 32 * "0"), Token("i" + 32 * "1"), ()).scope == "write"
     assert c.Drop().scope == "admin"
     assert c.ReleaseClaim("merge", "x").scope == "admin"

@@ -1,0 +1,201 @@
+"""Outcomes of tokens: known for their time in the State, in files, after restarts, and by files that took others in."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
+from persist.core.ids import Token, token_of_key, writer_of
+from persist.core.outcomes import FILE_COUNT_MAX, Outcome, OutcomeFile, to_merge
+from persist.core.state import Policy, initial_state
+from persist.formats import outcome_frames as frames
+from persist.formats.state_frames import Build
+from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.shard import NAME, SCHEMA
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+POLICY = Policy(outcomes_flush_at=20, outcomes_overlay_max=40)
+
+
+def minted(now_ms: int, number: int) -> Token:
+    return Token(f"i{now_ms:012x}7{number:019x}")
+
+
+def command(token: Token, body: int = 0) -> c.UpdateAttributes:
+    return c.UpdateAttributes(writer_of(token), token, (), bytes([body]) * 16)
+
+
+class ClockIds(AscendingIds):
+    """Ids that tell the time at which they were made, as those of version 7 do."""
+
+    def __init__(self, clock: TestClock, origin: int) -> None:
+        super().__init__(origin)
+        self._clock = clock
+
+    def uuid7(self) -> str:
+        return f"{self._clock.now_ms():012x}{super().uuid7()[12:]}"
+
+
+class World:
+    """One location, and processes of it that come and go. Its clock begins in 2030."""
+
+    def __init__(self, policy: Policy = POLICY) -> None:
+        self.clock = TestClock(1_900_000_000_000)
+        self.policy = policy
+        self.first = memory_location(clock=self.clock, ids=ClockIds(self.clock, 1), policy=policy)
+        self.first.machine(NAME).create(initial_state(NAME, SCHEMA, self.clock.now_ms()))
+        self.processes = 1
+
+    def restarted(self) -> Machine:
+        self.processes += 1
+        location: Location = memory_location(
+            blob=self.first.blob,
+            consensus=self.first.consensus,
+            clock=self.clock,
+            ids=ClockIds(self.clock, self.processes),
+            policy=self.policy,
+        )
+        return location.machine(NAME)
+
+
+def test_a_thousand_tokens_are_known_after_a_restart_and_a_new_one_is_not() -> None:
+    world, chance = World(), random.Random(7)
+    machine = world.first.machine(NAME)
+    tokens = []
+    for number in range(1_000):
+        world.clock.advance_ms(chance.randrange(60_000))
+        token = token_of_key(f"load-{number}") if number % 2 else minted(world.clock.now_ms(), chance.getrandbits(70))
+        tokens.append(token)
+        machine.apply(command(token, number % 200 + 1))
+        assert len(machine.state().outcomes) <= 20
+    files = machine.state().outcome_files
+    assert len(files) < 16, "files take in newer ones"
+    assert sum(file.count for file in files) + len(machine.state().outcomes) == 1_000
+    again = world.restarted()
+    seqno = again.refresh().seqno
+    for number, token in enumerate(tokens):
+        again.apply(command(token, number % 200 + 1))
+        with pytest.raises(InvalidUsage, match="was used before"):
+            again.apply(command(token, 255))
+    assert again.refresh().seqno == seqno, "nothing was written"
+    again.apply(command(token_of_key("load-1001")))
+    assert again.refresh().seqno > seqno
+
+
+def test_what_is_kept_for_seven_days_is_then_forgotten_and_its_blobs_leave_the_state() -> None:
+    world = World()
+    machine = world.first.machine(NAME)
+    tokens = [minted(world.clock.now_ms(), number) for number in range(20)]
+    keys = [token_of_key(f"{number}") for number in range(20)]
+    for token in (*tokens, *keys):
+        machine.apply(command(token, 1))
+    world.clock.advance_ms(7 * DAY_MS - 1)
+    for token in (*tokens, *keys):
+        assert world.restarted().apply(command(token, 1)) == c.Done()
+    world.clock.advance_ms(HOUR_MS)
+    machine.apply(c.AdvanceUpper(Antichain(5)))  # any commit has upkeep look
+    assert machine.state().outcome_files == ()
+    for token in tokens:
+        with pytest.raises(OutcomeForgotten, match="no longer known"):
+            world.restarted().apply(command(token, 1))
+    assert machine.apply(command(keys[0], 2)) == c.Done(), "a free-form key is a new one"
+    fresh = minted(world.clock.now_ms(), 99)
+    assert machine.apply(command(fresh, 1)) == c.Done()
+
+
+def test_a_process_that_was_away_while_files_were_merged_and_collected_still_answers() -> None:
+    world = World()
+    machine, sleeper = world.first.machine(NAME), world.restarted()
+    for number in range(20):
+        machine.apply(command(token_of_key(f"{number}"), 1))
+    old = sleeper.refresh().outcome_files
+    for number in range(20, 60):
+        machine.apply(command(token_of_key(f"{number}"), 1))
+    assert old[0] not in machine.state().outcome_files
+    world.first.blob.delete([file.key for file in old])
+    assert sleeper.apply(command(token_of_key("3"), 1)) == c.Done()
+
+
+def test_a_file_that_is_missing_is_told() -> None:
+    world = World()
+    machine = world.first.machine(NAME)
+    for number in range(20):
+        machine.apply(command(token_of_key(f"{number}"), 1))
+    world.first.blob.delete([file.key for file in machine.state().outcome_files])
+    with pytest.raises(Corruption, match="has lost a blob of its metadata"):
+        world.restarted().apply(command(token_of_key("3"), 1))
+
+
+def test_a_location_of_level_2_takes_no_tokens_alone() -> None:
+    old = memory_location(build=Build(levels=(2,)))
+    old.machine(NAME).create(initial_state(NAME, SCHEMA, 0))
+    machine = memory_location(blob=old.blob, consensus=old.consensus, ids=AscendingIds(9)).machine(NAME)
+    with pytest.raises(InvalidUsage, match="tokens need level 3, and this location has level 2: run `persist upgrade`"):
+        machine.apply(command(token_of_key("x")))
+    machine.apply(c.AdvanceUpper(Antichain(1)))
+    assert old.machine(NAME).refresh().upper == Antichain(1), "the older build reads what this one wrote"
+
+
+def file(count: int, first_ms: int = 0) -> OutcomeFile:
+    return OutcomeFile(f"{count}", 1, count, first_ms, first_ms, 0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("counts", "taken"),
+    [
+        ([], []),
+        ([100], [100]),
+        ([400], []),
+        ([399], [399]),
+        ([1_000, 300, 100], [1_000, 300, 100]),
+        ([100_000, 300, 100], [300, 100]),
+        ([FILE_COUNT_MAX - 50, 50, 100], [50, 100]),
+    ],
+)
+def test_a_new_file_takes_in_those_that_are_not_much_larger(counts: list[int], taken: list[int]) -> None:
+    files = tuple(file(count) for count in counts)
+    assert [found.count for found in to_merge(files, 100, 0, DAY_MS)] == taken
+
+
+def test_a_new_file_takes_in_none_that_is_old_and_would_be_kept_longer_by_it() -> None:
+    assert to_merge((file(1, 0), file(1, 5 * HOUR_MS)), 100, 5 * HOUR_MS, DAY_MS) == (file(1, 5 * HOUR_MS),)
+
+
+DIGESTS = (b"", b"retired", b"d" * 16, b"d" * 15 + b"\0")
+OUTCOMES = {
+    f"{number:032x}": Outcome(Antichain(number), Antichain(None), DIGESTS[number % 4], number) for number in range(50)
+}
+BYTES = frames.encode(OUTCOMES)
+
+
+def test_the_bytes_of_a_file_tell_every_outcome_and_no_other() -> None:
+    assert whole(BYTES) == OUTCOMES
+    both = frames.encode({"f" * 32: Outcome(Antichain(0), Antichain(1), b"", 9)}, [BYTES])
+    prefixes = frames.read_prefixes(both)
+    for key, outcome in OUTCOMES.items():
+        start, length = frames.places(prefixes, key)
+        assert dict(frames.decode(both[start : start + length]))[key] == outcome
+    assert frames.places(prefixes, "0" * 16 + "1" * 16)[1] == 0
+
+
+def whole(data: bytes) -> dict[str, Outcome]:
+    return dict(frames.decode(data[frames.HEADER_BYTES + frames.PREFIX_BYTES * len(frames.read_prefixes(data)) :]))
+
+
+def test_damage_is_corruption_and_a_newer_version_asks_for_an_upgrade() -> None:
+    for at in range(len(BYTES)):
+        damaged = BYTES[:at] + bytes([BYTES[at] ^ 1]) + BYTES[at + 1 :]
+        with pytest.raises((Corruption, UpgradeNeeded)):
+            whole(damaged)
+    for cut in (0, 10, frames.HEADER_BYTES, frames.HEADER_BYTES + 7):
+        with pytest.raises(Corruption):
+            frames.read_prefixes(BYTES[:cut])
+    with pytest.raises(Corruption):
+        dict(frames.decode(BYTES[-60:]))
