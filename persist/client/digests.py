@@ -10,7 +10,7 @@ import hashlib
 import json
 
 from persist.core import commands as c
-from persist.core.commands import DIGEST_BYTES
+from persist.core.outcomes import DIGEST_BYTES
 from persist.parts.digest import RowsDigest
 
 

@@ -1,12 +1,10 @@
-"""Commands on a shard and their results: one record each. `transitions.step` says what they do.
+"""Commands on a shard: one record each, whose results are those of `results`. `transitions.step` says what they do.
 
-Commands that write carry their writer and an idempotency token; a retry with the same token answers as the first time
-did. A registered writer is remembered with its last token. A token that comes alone, with `writer_of(token)` for its
-writer, is remembered by itself, with `digest` of what was asked for: TokenReused when the token comes with another
-digest, OutcomeForgotten when it may have landed and that is no longer known.
-
-The `attributes` of a command change together with its rows or not at all: AttributeMismatch carries the actual values
-when a condition fails. Frontiers are `Antichain`s, intervals half-open, durations in milliseconds.
+Commands that write carry their writer and an idempotency token. A retry with the same token answers as the first time
+did: of a registered writer its last one, or of a token that comes alone, whose writer is `writer_of(token)` and whose
+`digest` is of what was asked for (TokenReused, OutcomeForgotten). Their `attributes` change together with the rows or
+not at all: AttributeMismatch carries the actual values. Frontiers are `Antichain`s, intervals half-open, durations in
+milliseconds.
 
 A class here and its line in `transitions` is all that a command takes. The class says under which scope a caller may
 send it; its name in snake case is what tells it from the others when it is written.
@@ -14,21 +12,36 @@ send it; its name in snake case is what tells it from the others when it is writ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from persist.core.antichain import MINIMUM, Antichain
-from persist.core.attribute import AttributeKey, AttributeUpdate, GivenKey, IndexChunk, IndexRoot
+from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, written
-from persist.core.outcomes import OutcomeFile
+from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
+from persist.core.results import Appended as Appended
+from persist.core.results import AttributeValues as AttributeValues
+from persist.core.results import Claimed as Claimed
+from persist.core.results import CriticalReaderState as CriticalReaderState
+from persist.core.results import Done as Done
+from persist.core.results import Finalised as Finalised
+from persist.core.results import Flushed as Flushed
+from persist.core.results import MergeApplied as MergeApplied
+from persist.core.results import PartReplaced as PartReplaced
+from persist.core.results import ReaderRegistered as ReaderRegistered
+from persist.core.results import Result as Result
+from persist.core.results import RollupAdded as RollupAdded
+from persist.core.results import SchemaRegistered as SchemaRegistered
+from persist.core.results import SinceDowngraded as SinceDowngraded
+from persist.core.results import SweptBefore as SweptBefore
+from persist.core.results import WriterRegistered as WriterRegistered
+from persist.core.results import snake
 from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
 
 READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
 
-DIGEST_BYTES = 16
 _Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 _Writer = Annotated[WriterId, written(WriterId)]
 _Token = Annotated[Token, written(Token)]
@@ -37,11 +50,7 @@ _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
 TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
 
 
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-class Command(Record, frozen=True, kw_only=True, tag=_snake):
+class Command(Record, frozen=True, kw_only=True, tag=snake):
     """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command."""
 
     scope: ClassVar[str] = ADMIN
@@ -54,10 +63,6 @@ class ReadCommand(Command, frozen=True):
 
 class WriteCommand(Command, frozen=True):
     scope: ClassVar[str] = WRITE
-
-
-class Result(Record, frozen=True, tag=_snake):
-    """What a command is answered."""
 
 
 def kinds(base: type[Any]) -> list[type[Any]]:
@@ -106,9 +111,8 @@ class CompareAndAppend(WriteCommand, frozen=True):
 class Append(WriteCommand, frozen=True):
     """Append a batch `[lower, upper)`; what the shard has already is dropped. -> Appended
 
-    For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the
-    shard's upper (there would be a gap). With attributes it
-    happens as a whole: UpperMismatch unless the shard's upper is `lower`.
+    For replicated writers that write identical definite data. UpperMismatch when `lower` lies beyond the shard's upper
+    (a gap), or an insert took a time of it. With attributes it happens as a whole: the shard's upper has to be `lower`.
     """
 
     writer: _Writer
@@ -146,7 +150,7 @@ class AdvanceUpper(WriteCommand, frozen=True):
 
 
 class UpdateAttributes(WriteCommand, frozen=True):
-    """Change attributes alone, all or nothing. -> Done. AttributeMismatch carries the actual values."""
+    """Change attributes alone, all or nothing. -> Done"""
 
     writer: _Writer
     token: _Token
@@ -185,9 +189,9 @@ class FlushAttributes(Command, frozen=True):
 
 
 class FlushOutcomes(Command, frozen=True):
-    """Put `file` in the place of the files `merged`, and of the recent outcomes `flushed`, which it holds. -> Flushed
+    """Put `file` in the place of the files `merged` and of the recent outcomes `flushed`. -> Flushed
 
-    Files that are older than outcomes are kept leave the State with it. `file` None: nothing else is to be done.
+    Files of which all outcomes are older than they are kept leave the State, also where `file` is None.
     """
 
     merged: tuple[str, ...]  # keys
@@ -411,97 +415,3 @@ class ReplacePart(Command, frozen=True):
 
     part: Annotated[PartId, written(PartId)]
     replacement: Part | None = None
-
-
-# --- results
-
-
-class PartReplaced(Result, frozen=True):
-    """The part that was taken out, as the State knew it; None: an earlier try had done it."""
-
-    part: Part | None
-
-
-class Done(Result, frozen=True):
-    pass
-
-
-class WriterRegistered(Result, frozen=True):
-    upper: Antichain
-    schema_id: int
-
-
-class Appended(Result, frozen=True):
-    """The batch covers `[lower, upper)`; an insert's rows have the time `lower`."""
-
-    lower: Antichain
-    upper: Antichain
-
-
-class AttributeValues(Result, frozen=True):
-    """Values by key; None: unset. `following`: a scan goes on there (None: there is no more)."""
-
-    values: Mapping[AttributeKey, int | None]
-    following: AttributeKey | None = None
-
-
-class Flushed(Result, frozen=True):
-    """`applied` (now or by an earlier try), or refused because another flush came first."""
-
-    applied: bool
-
-
-class ReaderRegistered(Result, frozen=True):
-    """The reader may read as of any time in `[since, upper)`; it holds every blob from `seqno` on."""
-
-    since: Antichain
-    upper: Antichain
-    seqno: SeqNo
-
-
-class SinceDowngraded(Result, frozen=True):
-    reader_since: Antichain
-    shard_since: Antichain
-
-
-class CriticalReaderState(Result, frozen=True):
-    since: Antichain
-    opaque: str
-    shard_since: Antichain
-
-
-class SchemaRegistered(Result, frozen=True):
-    schema_id: int
-
-
-class RollupAdded(Result, frozen=True):
-    added: bool
-
-
-class Finalised(Result, frozen=True):
-    """`done` once the shard is a tombstone."""
-
-    done: bool
-
-
-class Claimed(Result, frozen=True):
-    """Whether the caller holds the claim, and how far an earlier holder came with the same inputs."""
-
-    granted: bool
-    owner: str
-    inputs: tuple[str, ...] = ()
-    done: tuple[Part, ...] = ()
-    resume_key: bytes = b""
-    since: Antichain = MINIMUM
-
-
-class SweptBefore(Result, frozen=True):
-    """Blobs whose key was minted before `before_ms` are refused now."""
-
-    before_ms: int
-
-
-class MergeApplied(Result, frozen=True):
-    """`applied` (now, or by an earlier try whose answer was lost), or refused because an input is gone."""
-
-    applied: bool

@@ -15,6 +15,7 @@ from persist.core.record import Record
 
 _VERSION_AT = 12  # the hex digit of a UUID that tells its version
 _MINTED = "7"
+DIGEST_BYTES = 16
 RETIRED = b"retired"  # stands for the digest where the id is that of a writer which has written and was retired
 FUTURE_MS_MAX = 24 * 3600 * 1000  # a token that was born so long after now is refused: its maker's clock is wrong
 FILE_COUNT_MAX = 200_000  # outcomes in a file that takes in more

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from persist.core.commands import DIGEST_BYTES
+from persist.core.outcomes import DIGEST_BYTES
 
 _TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 

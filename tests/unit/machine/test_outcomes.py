@@ -13,6 +13,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
 from persist.core.ids import Token, token_of_key, writer_of
 from persist.core.outcomes import FILE_COUNT_MAX, Outcome, OutcomeFile, to_merge
+from persist.core.record import replace
 from persist.core.state import Policy, initial_state
 from persist.formats import outcome_frames as frames
 from persist.formats.state_frames import Build
@@ -22,6 +23,7 @@ from tests.support.shard import NAME, SCHEMA
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 POLICY = Policy(outcomes_flush_at=20, outcomes_overlay_max=40)
+SHORT = replace(POLICY, outcome_kept_ms=HOUR_MS)
 
 
 def minted(now_ms: int, number: int) -> Token:
@@ -89,18 +91,21 @@ def test_a_thousand_tokens_are_known_after_a_restart_and_a_new_one_is_not() -> N
     assert again.refresh().seqno > seqno
 
 
-def test_what_is_kept_for_seven_days_is_then_forgotten_and_its_blobs_leave_the_state() -> None:
-    world = World()
+def test_what_was_kept_for_its_time_is_forgotten_and_its_blobs_leave_the_state() -> None:
+    world = World(SHORT)
     machine = world.first.machine(NAME)
     tokens = [minted(world.clock.now_ms(), number) for number in range(20)]
     keys = [token_of_key(f"{number}") for number in range(20)]
     for token in (*tokens, *keys):
         machine.apply(command(token, 1))
-    world.clock.advance_ms(7 * DAY_MS - 1)
+    for minutes in range(5, 60, 5):
+        world.clock.advance_ms(5 * 60_000)
+        machine.apply(c.AdvanceUpper(Antichain(minutes)))  # any commit moves the lease clock, and has upkeep look
     for token in (*tokens, *keys):
         assert world.restarted().apply(command(token, 1)) == c.Done()
-    world.clock.advance_ms(HOUR_MS)
-    machine.apply(c.AdvanceUpper(Antichain(5)))  # any commit has upkeep look
+    for minutes in (60, 65, 70):
+        world.clock.advance_ms(5 * 60_000)
+        machine.apply(c.AdvanceUpper(Antichain(minutes)))
     assert machine.state().outcome_files == ()
     for token in tokens:
         with pytest.raises(OutcomeForgotten, match="no longer known"):

@@ -1,0 +1,111 @@
+"""Results: what commands on a shard are answered, one record each. `commands` has all of their names too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.attribute import AttributeKey
+from persist.core.batch import Part
+from persist.core.ids import SeqNo
+from persist.core.record import Record
+
+
+def snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Result(Record, frozen=True, tag=snake):
+    """What a command is answered."""
+
+
+class PartReplaced(Result, frozen=True):
+    """The part that was taken out, as the State knew it; None: an earlier try had done it."""
+
+    part: Part | None
+
+
+class Done(Result, frozen=True):
+    pass
+
+
+class WriterRegistered(Result, frozen=True):
+    upper: Antichain
+    schema_id: int
+
+
+class Appended(Result, frozen=True):
+    """The batch covers `[lower, upper)`; an insert's rows have the time `lower`."""
+
+    lower: Antichain
+    upper: Antichain
+
+
+class AttributeValues(Result, frozen=True):
+    """Values by key; None: unset. `following`: a scan goes on there (None: there is no more)."""
+
+    values: Mapping[AttributeKey, int | None]
+    following: AttributeKey | None = None
+
+
+class Flushed(Result, frozen=True):
+    """`applied` (now or by an earlier try), or refused because another flush came first."""
+
+    applied: bool
+
+
+class ReaderRegistered(Result, frozen=True):
+    """The reader may read as of any time in `[since, upper)`; it holds every blob from `seqno` on."""
+
+    since: Antichain
+    upper: Antichain
+    seqno: SeqNo
+
+
+class SinceDowngraded(Result, frozen=True):
+    reader_since: Antichain
+    shard_since: Antichain
+
+
+class CriticalReaderState(Result, frozen=True):
+    since: Antichain
+    opaque: str
+    shard_since: Antichain
+
+
+class SchemaRegistered(Result, frozen=True):
+    schema_id: int
+
+
+class RollupAdded(Result, frozen=True):
+    added: bool
+
+
+class Finalised(Result, frozen=True):
+    """`done` once the shard is a tombstone."""
+
+    done: bool
+
+
+class Claimed(Result, frozen=True):
+    """Whether the caller holds the claim, and how far an earlier holder came with the same inputs."""
+
+    granted: bool
+    owner: str
+    inputs: tuple[str, ...] = ()
+    done: tuple[Part, ...] = ()
+    resume_key: bytes = b""
+    since: Antichain = MINIMUM
+
+
+class SweptBefore(Result, frozen=True):
+    """Blobs whose key was minted before `before_ms` are refused now."""
+
+    before_ms: int
+
+
+class MergeApplied(Result, frozen=True):
+    """`applied` (now, or by an earlier try whose answer was lost), or refused because an input is gone."""
+
+    applied: bool
