@@ -14,7 +14,7 @@ from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
-from persist.core.errors import InvalidUsage
+from persist.core.errors import HistoryLost, InvalidUsage
 from persist.core.ids import SeqNo
 from persist.core.view import ViewRequest
 from persist.parts import TIME, PartReader, ShardSchema
@@ -101,6 +101,11 @@ class Listen:
         lower = self.frontier
         request = ViewRequest(past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower)
         view = self._transport.view(self._name, request)
+        if view.seqno < self._lease.seqno:
+            raise HistoryLost(
+                f"this listener has read v{self._lease.seqno} of shard {self._name!r}, and the log ends before it: the "
+                "consensus store has lost commits. What it was given last may be lost; listen anew to go on without it"
+            )
         check_held(view, max(self.frontier.element - 1, 0))
         upper = min(view.upper, self._until)
         if upper <= lower:

@@ -157,6 +157,18 @@ def test_a_listener_hears_of_it_instead_of_mixed_rows(stores: Stores) -> None:
             list(listen.next_events(0))
 
 
+def test_a_listener_that_comes_to_another_server_hears_that_the_log_is_shorter() -> None:
+    stores = Stores()
+    ours = stores.shard()
+    insert(ours, *range(5))
+    with ours.listen(None) as listen:
+        list(listen.next_events(0))
+        stores.log.lose(NAME, 5)
+        listen._transport = EmbeddedTransport(stores.open())
+        with pytest.raises(HistoryLost, match="listen anew"):
+            list(listen.next_events(0))
+
+
 def test_who_waits_is_woken_and_told(stores: Stores) -> None:
     location = stores.open()
     shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
