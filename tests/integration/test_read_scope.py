@@ -110,6 +110,7 @@ def commands(place: Place) -> list[c.Command]:
         c.ReadAttributes((KEY,)),
         c.ScanAttributes(KEY),
         c.FlushAttributes(NO_INDEX, NO_INDEX, {}, {}),
+        c.FlushOutcomes((), (), None),
         c.RegisterReader(READER, Antichain(9), 60_000),
         c.RegisterReader(OTHER, None, 60_000),
         c.HeartbeatReader(READER),
