@@ -82,6 +82,11 @@ class CommandQueue:
         """Whether somebody leads now."""
         return self._leader is not None
 
+    @property
+    def group_size(self) -> int:
+        """How many commands the leader commits now."""
+        return len(self._group)
+
     def enqueue(self, pending: Pending) -> bool:
         """Queue a command. Whether its caller has to lead, at once. Overloaded when the queue is full."""
         with self._lock:
@@ -105,6 +110,14 @@ class CommandQueue:
                 self._queue.popleft()
                 if isinstance(self._group[-1].command, c.FlushAttributes):
                     break
+            return list(self._group)
+
+    def halve_group(self) -> list[Pending]:
+        """Put the second half of the group, of at least two, back to the head of the queue; the first half."""
+        with self._lock:
+            for _ in range(len(self._group) // 2):
+                self._queue.appendleft(self._group[-1])
+                self._group.pop()
             return list(self._group)
 
     def answer(self, outcomes: Iterable[Outcome]) -> None:

@@ -19,6 +19,10 @@ BACKOFF_FIRST_S = 0.004
 BACKOFF_MAX_S = 1.0
 
 
+class TooLarge(InvalidUsage):
+    """A state diff that the store of the log does not take. It was not written."""
+
+
 class LogWriter:
     """Writes to the log of the shard `name`. Thread-safe. Deadlines are of the system's monotonic clock."""
 
@@ -31,14 +35,14 @@ class LogWriter:
     def write(self, change: StateDiff, deadline: float) -> bool:
         """Whether this state diff is in the log now. False: another commit has its seqno.
 
-        InvalidUsage: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
+        TooLarge: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
         it may be.
         """
         data = self._versions.encode(change)
         if len(data) > self._versions.consensus.value_bytes_max:
-            raise InvalidUsage(
-                f"a commit to shard {self._name!r} takes {len(data)} bytes, more than the consensus store's "
-                f"{self._versions.consensus.value_bytes_max}; write larger parts or fewer commands at once"
+            raise TooLarge(
+                f"a command on shard {self._name!r} takes {len(data)} bytes in its log, and the consensus store takes "
+                f"{self._versions.consensus.value_bytes_max}; write fewer or larger parts at once"
             )
         after = self._versions.beginning(self._name, change.seqno - 1)
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)

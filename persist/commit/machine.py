@@ -22,7 +22,7 @@ from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import Commit, Given, Merge, Outcome, Supply, Task, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
 from persist.commit.inspector import BRINGING, Inspector
-from persist.commit.log_writer import LogWriter
+from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
@@ -176,20 +176,34 @@ class Machine(CachedState):
     def _lead(self) -> None:
         """Commit what is queued, answer it, then hand the lead to the next queued command, if any."""
         group = self._queue.next_group()
-        outcomes: Sequence[Outcome] = [self._interrupted()] * len(group)
+        outcomes: Sequence[Outcome] = ()
+        failed: BaseException = self._interrupted()
         upkeep: State | None = None
         try:
-            commit = self._commit([pending.command for pending in group], [pending.verdict for pending in group])
+            commit = self._commit_what_fits(group)
             outcomes, upkeep = commit.outcomes, commit.upkeep
         except Exception as error:  # even a bug: nobody may be left waiting
-            outcomes = [error] * len(group)
+            failed = error
             if not isinstance(error, PersistError):
                 raise
         finally:
-            self._queue.answer(outcomes)
+            self._queue.answer(outcomes or [failed] * self._queue.group_size)
             self._queue.hand_over()
         if upkeep is not None:
             self._begin_upkeep(upkeep)
+
+    def _commit_what_fits(self, group: list[Pending]) -> Commit:
+        """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
+
+        So only a command that is too large by itself is refused.
+        """
+        while True:
+            try:
+                return self._commit([pending.command for pending in group], [pending.verdict for pending in group])
+            except TooLarge:
+                if len(group) == 1:
+                    raise
+                group = self._queue.halve_group()
 
     def _knowing(self, command: c.Command) -> State:
         """The cached State, or a newer one where that does not know the schema of a part."""
