@@ -19,10 +19,10 @@ from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.commit.counters import MachineMetrics
 from persist.commit.identity import Identity
-from persist.commit.log_writer import LogWriter
+from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.system import System
 from persist.commit.versions import Versions
-from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
+from persist.core.errors import Indeterminate, PersistError, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import THIS_BUILD
@@ -183,7 +183,7 @@ def test_a_log_that_was_truncated_meanwhile_tells_nothing() -> None:
 
 def test_a_diff_that_the_store_cannot_take_is_refused_before_it_is_sent() -> None:
     log = Log(Scripted(value_bytes_max=100))
-    with pytest.raises(InvalidUsage, match=r"a commit to shard 'orders' takes \d+ bytes, more than the .* 100;"):
+    with pytest.raises(TooLarge, match=r"a command on shard 'orders' takes \d+ bytes in its log, and .* takes 100;"):
         log.write("a" * 150)
 
 
