@@ -21,6 +21,7 @@ from persist.core.ids import SeqNo
 from persist.core.state import Leased, Rollup, State
 from persist.core.transitions import expire_lapsed
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
+from persist.formats.store_errors import translated
 
 MANY_LEASES = 10  # that two clocks must agree on
 AGREED_EVERY_S = 3_600.0  # clocks are asked so seldom about one shard: a process that lives on watches by itself
@@ -105,7 +106,8 @@ class Silence:
         """The newest rollup that is so old by the store's clock, and how old it is."""
         found: tuple[Rollup, int] | None = None
         for _, rollup in sorted(state.rollups.items())[:ROLLUPS_MAX]:
-            stat = self._location.blob.stat(rollup.key)
+            with translated():
+                stat = self._location.blob.stat(rollup.key)
             old_ms = 0 if stat is None else self._store_clock.now_ms() - stat.modified_ms
             if old_ms > age_ms:
                 found = rollup, old_ms

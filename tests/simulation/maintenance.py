@@ -103,9 +103,10 @@ def counted(host: Host, metrics: Metrics) -> None:
 def settle(host: Host) -> None:
     """Everybody has come to rest: merge and collect until nothing is left to do, then read every time there is."""
     truths = host.run.oracle.shards
-    ahead_ms = max(truth.state.walltime_ms - host.clock.now_ms() for truth in truths.values())
-    host.run.world.scheduler.sleep((max(0, ahead_ms) + 2 * WRITE_LEASE_MS) / 1000)  # what the dead held has lapsed
     worker, gc = Worker(host.location, WORKER), Collector(host.location, GC)
+    for name in sorted(truths):
+        gc.run(name)
+    host.run.world.scheduler.sleep(2 * WRITE_LEASE_MS / 1000)  # the collector watches how what the dead held lapses
     for name in sorted(truths):
         _quiesce(host, name, worker, gc)
         _check_bounded(host, name)
@@ -146,7 +147,8 @@ def _quiesce(host: Host, name: str, worker: Worker, gc: Collector) -> None:
         merged = worker.run(name, idle=True)
         report = gc.run(name)
         claims = host.run.truth(name).state.claims.items()
-        waits = any(claim_is_for_merge(key) and not claim.lapsed(host.clock.now_ms()) for key, claim in claims)
+        now_ms = host.location.machine(name).lease_now_ms(host.location.machine(name).refresh())
+        waits = any(claim_is_for_merge(key) and not claim.lapsed(now_ms) for key, claim in claims)
         if not merged and report.done and not waits:
             return
         host.run.world.scheduler.sleep(1.0)
