@@ -119,7 +119,13 @@ class RecordingTransport:
             truth.since_asked = max(truth.since_asked, command.since)
         if isinstance(command, c.Drop):
             truth.since_asked = EMPTY
-        return self.inner.apply(name, command)
+        asked_ms = self._run.oracle.clock()
+        if isinstance(command, c.ExpireReader):
+            self._run.oracle.retired.add(command.reader)
+        result = self.inner.apply(name, command)
+        if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
+            self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
+        return result
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         return self.inner.view(name, request)

@@ -45,7 +45,7 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import narrow_mutations, trusting
+from tests.simulation import clock_mutations, narrow_mutations, trusting
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -387,7 +387,7 @@ def departures_unmentioned() -> Broken:
 
 def staged_age_ignored() -> Broken:
     """What was written long ago is named, though it may have been swept."""
-    return patch.object(Context, "may_be_swept", lambda self, key: False)
+    return patch.object(Context, "may_be_swept", lambda self, state, key: False)
 
 
 MUTATIONS: dict[str, Callable[[], Broken]] = {
@@ -430,6 +430,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         departures_unmentioned,
         staged_age_ignored,
         *trusting.TRUSTING,
+        *clock_mutations.BROKEN,
         *narrow_mutations.MEANT_FOR,
     )
 }

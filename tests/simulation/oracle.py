@@ -109,6 +109,8 @@ class Oracle:
         self.clock: Callable[[], int] = lambda: 0
         self.blobs: ObservedBlob | None = None
         self.orphan_age_ms = 0
+        self.renewed: dict[str, tuple[int, int]] = {}  # readers: when they asked for what was granted, and the lease
+        self.retired: set[str] = set()  # readers that asked to be
         self.definite: dict[str, Callable[[int], list[Update]]] = {}  # shards whose rows follow from their time
         self._tick = 0
 
@@ -148,6 +150,7 @@ class Oracle:
         truth.state = new
         self._check_blobs(truth, new, change)
         self._check_since(truth, old, new)
+        self._check_leases(old, new)
         self._land(truth, old, new, change)
         if new.upper != old.upper:
             truth.uppers.append((new.upper.element, self.tick()))
@@ -194,6 +197,17 @@ class Oracle:
             expect(new.since <= reader.since, "since", f"{truth.name} forgets what {reader_id} holds")
         for held_id, held in new.leased_readers.items():
             expect(new.since <= held.since, "since", f"{truth.name} forgets what {held_id} holds")
+
+    def _check_leases(self, old: State, new: State) -> None:
+        """No reader is forgotten before its lease has passed. A renewal may be a quarter of it old and still do."""
+        if new.is_closed or new.incarnation != old.incarnation:
+            return
+        for reader in old.leased_readers:
+            if reader in new.leased_readers or reader in self.retired or reader not in self.renewed:
+                continue
+            asked_ms, lease_ms = self.renewed[reader]
+            silent_ms = self.clock() - asked_ms
+            expect(silent_ms >= lease_ms * 3 // 4, "lease", f"{reader} renewed its lease {silent_ms} ms ago")
 
     def _land(self, truth: ShardTruth, old: State, new: State, change: state_diff.StateDiff) -> None:
         fresh = _landed(old, change)

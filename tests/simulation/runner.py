@@ -29,7 +29,7 @@ from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
 from tests.simulation.scheduler import cooperative
-from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, Process, World
+from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
 from tests.simulation.writers import definite_rows
 
 LOCKING = (
@@ -188,7 +188,8 @@ def _torment(run: Run, plan: Plan) -> None:
     """Kills, freezes and confuses processes, now and then."""
     world, pick = run.world, run.world.random
     roles = dict(zip((f"p{n}" for n in range(len(plan.roles))), plan.roles, strict=True))
-    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "hibernate", "clock_jump", "outage")]
+    fates = [fault for fault in plan.faults if fault in ("crash", "freeze", "hibernate", "outage")]
+    fates += [fault for fault in plan.faults if fault in ("clock_jump", "wild_clock", "suspend")]
     while fates:
         world.scheduler.sleep(0.3 + 2 * pick.random())
         victims = [p for p in world.processes if p.name in roles and p.alive]
@@ -200,19 +201,21 @@ def _torment(run: Run, plan: Plan) -> None:
             run.oracle.note(f"{victim.name} is killed")
             world.crash(victim)
             world.start(Process("fate"), "reboot", lambda v=victim: _reboot(run, v, roles[v.name]))
-        elif fate in ("freeze", "hibernate"):
+        elif fate in ("freeze", "suspend", "hibernate"):
             run.oracle.note(f"{victim.name} falls asleep")
             world.freeze(victim, True)
             run.asleep += fate == "hibernate"
-            seconds = 2 + 10 * pick.random() if fate == "freeze" else HIBERNATION_S
-            world.start(Process("fate"), "thaw", lambda v=victim, s=seconds: _thaw(run, v, s))
+            seconds = HIBERNATION_S if fate == "hibernate" else 2 + 10 * pick.random()
+            still = fate == "suspend"
+            world.start(Process("fate"), "thaw", lambda v=victim, s=seconds, m=still: _thaw(run, v, s, m))
             if fate == "hibernate":
                 fates.remove(fate)  # once: it takes as long as everything else together
         elif fate == "outage":
             run.oracle.note("the consensus store goes away")
             world.go_away()
         else:
-            victim.skew_ms = pick.randint(-CLOCK_JUMP_MS_MAX, CLOCK_JUMP_MS_MAX)
+            most = WILD_CLOCK_MS_MAX if fate == "wild_clock" else CLOCK_JUMP_MS_MAX
+            victim.skew_ms = pick.randint(-most, most)
             run.oracle.note(f"the clock of {victim.name} is off by {victim.skew_ms} ms")
 
 
@@ -234,8 +237,10 @@ def _reboot(run: Run, process: Process, roles: Sequence[str]) -> None:
         boot(run, process, roles)
 
 
-def _thaw(run: Run, process: Process, seconds: float) -> None:
+def _thaw(run: Run, process: Process, seconds: float, suspended: bool = False) -> None:
+    """Wake the process up after so many seconds, which its monotonic clock has not counted if it was suspended."""
     run.world.scheduler.sleep(seconds)
+    process.stood_still_us += int(seconds * 1e6) if suspended else 0
     run.oracle.note(f"{process.name} wakes up")
     run.world.freeze(process, False)
     if seconds > HIBERNATION_S / 2:

@@ -39,6 +39,8 @@ FAULTS = (
     "freeze",
     "hibernate",
     "clock_jump",
+    "wild_clock",
+    "suspend",
     "outage",
 )
 # Chances a call (crash, freeze, clock_jump and outage: a beat of the tormentor) that the fault strikes.
@@ -55,23 +57,30 @@ RATES = {
     "freeze": 0.8,
     "hibernate": 0.8,
     "clock_jump": 0.8,
+    "wild_clock": 0.8,
+    "suspend": 0.8,
     "outage": 0.8,
 }
 DELAY_S = 2.5  # most of a lease
 LATE_S_MAX = 8.0  # beyond several leases and retries
 LATENCY_S = 0.02
 CLOCK_JUMP_MS_MAX = 8_000
+WILD_CLOCK_MS_MAX = 40 * 24 * 3_600_000
 OUTAGE_S_MAX = 9.0  # longer than a caller tries again
 
 
 @dataclass
 class Process:
-    """One operating system process: its tasks die together. `skew_ms` is how far its wall clock is off."""
+    """One operating system process: its tasks die together.
+
+    `skew_ms` is how far its wall clock is off; its monotonic clock has stood still for `stood_still_us`.
+    """
 
     name: str
     tasks: list[Task] = field(default_factory=list)
     alive: bool = True
     skew_ms: int = 0
+    stood_still_us: int = 0
     incarnation: int = 0
 
 
@@ -86,7 +95,7 @@ class SimClock:
         return EPOCH_MS + self._scheduler.now_us // 1000 + self._process.skew_ms
 
     def monotonic(self) -> float:
-        return self._scheduler.now_us / 1e6
+        return (self._scheduler.now_us - self._process.stood_still_us) / 1e6
 
     def sleep(self, seconds: float) -> None:
         self._scheduler.sleep(seconds)

@@ -1,0 +1,84 @@
+"""Builds that are broken on purpose: mistakes with clocks, leases and ages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import persist.client.listen
+import persist.client.snapshot
+import persist.core.transitions.readers
+from compactor import orphans
+from compactor.orphans import Sweeper
+from persist.commit.lease_watch import LeaseWatch
+from persist.core import commands as c
+from persist.core.state import State
+from persist.core.transitions.leases import HEARTBEAT_EVERY
+from tests.simulation.breaking import Broken, every, transition
+
+
+def leases_by_wall_clock() -> Broken:
+    """The lease clock goes on as the committer's wall clock does."""
+    return patch.object(LeaseWatch, "now_ms", lambda self, base: max(base.lease_clock_ms, self._clock.now_ms()))
+
+
+def leases_by_an_older_state() -> Broken:
+    """Whoever has watched any State for long lets the lease clock jump by that, over what was renewed since."""
+    real = LeaseWatch.saw
+
+    def saw(self: LeaseWatch, state: State, asked_s: float, seen_s: float) -> None:
+        real(self, state, asked_s, seen_s)
+        ahead_ms = state.lease_clock_ms - int(seen_s * 1000)
+        if state.lease_clock_ms:
+            self.__dict__["best"] = max(ahead_ms, self.__dict__.get("best", ahead_ms))
+
+    def now_ms(self: LeaseWatch, base: State) -> int:
+        best = self.__dict__.get("best", 0) + int(self._clock.monotonic() * 1000)
+        return max(base.lease_clock_ms or base.walltime_ms, best)
+
+    return every(patch.object(LeaseWatch, "saw", saw), patch.object(LeaseWatch, "now_ms", now_ms))
+
+
+def heartbeats_by_the_lease_clock() -> Broken:
+    """A heartbeat changes nothing where the lease clock, which may be far behind, says that the last one is recent."""
+
+    def is_fresh(known: Any, before: Any, context: Any) -> bool:
+        fresh: bool = context.lease_now_ms - known.heartbeat_ms < known.lease_ms // HEARTBEAT_EVERY
+        return fresh
+
+    return patch.object(persist.core.transitions.readers, "is_fresh", is_fresh)
+
+
+def sweep_by_its_own_clock() -> Broken:
+    """What the sweeper's own clock calls old is swept."""
+
+    def age(self: Sweeper) -> Any:
+        return orphans._Age(max(0, self._location.clock.now_ms() - self._settings.age_ms), 2**62)
+
+    return patch.object(Sweeper, "_age", age)
+
+
+def frontier_not_committed() -> Broken:
+    """The sweep deletes what commits may still name: it is told that they refuse it, and they do not."""
+    return transition(
+        c.RefuseStagedBefore, lambda state, command, context: (state, c.SweptBefore(max(0, command.before_ms)))
+    )
+
+
+def lost_holds_unnoticed() -> Broken:
+    """Who listens or waits for a snapshot does not look whether since has passed what he holds."""
+    return every(
+        patch.object(persist.client.listen, "check_held", lambda view, as_of: None),
+        patch.object(persist.client.snapshot, "check_held", lambda view, as_of: None),
+    )
+
+
+BROKEN: tuple[Callable[[], Broken], ...] = (
+    leases_by_wall_clock,
+    leases_by_an_older_state,
+    heartbeats_by_the_lease_clock,
+    sweep_by_its_own_clock,
+    frontier_not_committed,
+    lost_holds_unnoticed,
+)
