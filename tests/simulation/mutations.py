@@ -442,8 +442,13 @@ MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_
 NEEDED = {"staged_age_ignored": "hibernate"}
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Scripts show
-# the same in a moment: staged_age.txt.
-RARE = {"staged_age_ignored"}
+# the same in a moment: staged_age.txt. So does tests/regressions/test_wrong_clocks.py.
+RARE = {
+    "staged_age_ignored",
+    "frontier_not_committed",
+    "heartbeats_by_the_lease_clock",
+    "lost_holds_unnoticed",
+}
 
 
 @contextmanager
