@@ -117,6 +117,11 @@ def decode_inline(part: Part, schemas: Mapping[int, ShardSchema]) -> pa.Table:
     return pa.Table.from_batches([batch])
 
 
+def named(part: Part) -> str:
+    """A part in a message: its id, and where it lies."""
+    return f"inline part {part.id}" if part.key is None else f"part {part.id} (blob {part.key})"
+
+
 def at_part_time(table: pa.Table, part: Part) -> pa.Table:
     """The rows at the one time that the commit chose for the part, or at their own where it chose none."""
     if part.time is None:
@@ -138,7 +143,7 @@ def record_of(part: Part, schemas: Mapping[int, SchemaRecord]) -> SchemaRecord:
 
 def _known(part: Part, schemas: Mapping[int, _T]) -> _T:
     if part.schema_id not in schemas:
-        raise Corruption(f"part {part.id} names schema {part.schema_id}, which is not registered", part=str(part.id))
+        raise Corruption(f"{named(part)} names schema {part.schema_id}, which is not registered", part=str(part.id))
     return schemas[part.schema_id]
 
 
@@ -229,7 +234,7 @@ def row_group_rows(table: pa.Table) -> int:
 def decode_footer(part: Part, tail: bytes) -> Footer:
     """Read the last `footer_size` bytes of a part. Raises Corruption, UpgradeNeeded when a newer build wrote it."""
     if len(tail) != part.footer_size or zlib.crc32(tail) != part.footer_checksum:
-        raise Corruption(f"the footer of part {part.id} does not match its checksum", part=str(part.id))
+        raise Corruption(f"the footer of {named(part)} does not match its checksum", part=str(part.id))
     try:
         if tail[:8] != _INDEX_MAGIC:
             raise ValueError("no index")
@@ -251,9 +256,9 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
         )
         has_one_time = bool(index["has_one_time"])
     except _DATA_ERRORS as error:
-        raise Corruption(f"the footer of part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+        raise Corruption(f"the footer of {named(part)} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
-        raise Corruption(f"part {part.id} does not have the {part.rows} rows it should have", part=str(part.id))
+        raise Corruption(f"{named(part)} does not have the {part.rows} rows it should have", part=str(part.id))
     return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()), has_one_time)
 
 
@@ -277,7 +282,7 @@ def decode_row_groups(
         positions = [position for name in columns for position in footer.leaves[name]]
         return file.reader.read_row_groups(list(groups), column_indices=positions, use_threads=False)
     except _DATA_ERRORS as error:
-        raise Corruption(f"part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+        raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
 def decode_batches(
@@ -289,7 +294,7 @@ def decode_batches(
         positions = [position for name in columns for position in footer.leaves[name]]
         yield from file.reader.iter_batches(rows, row_groups=list(groups), column_indices=positions, use_threads=False)
     except _DATA_ERRORS as error:
-        raise Corruption(f"part {part.id} cannot be decoded: {error}", part=str(part.id)) from error
+        raise Corruption(f"{named(part)} cannot be decoded: {error}", part=str(part.id)) from error
 
 
 def _leaves(arrow: pa.Schema) -> dict[str, tuple[int, ...]]:

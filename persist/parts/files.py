@@ -20,6 +20,7 @@ from persist.parts.codec import (
     decode_footer,
     decode_inline,
     decode_row_groups,
+    named,
     schema_of,
 )
 from persist.parts.keycodec import KeyRange
@@ -62,7 +63,7 @@ class Files:
             if part.size <= WHOLE_BYTES_MAX:
                 whole = self.fetch(part, 0, part.size)
                 if zlib.crc32(whole) != part.checksum:
-                    raise Corruption(f"part {part.id} does not match its checksum", part=str(part.id))
+                    raise Corruption(f"{named(part)} does not match its checksum", part=str(part.id))
                 tail = whole[part.size - part.footer_size :]
             else:
                 tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
@@ -120,7 +121,7 @@ class PartFile:
         source = self._source(groups, names)
         table = decode_row_groups(self.part, self._footer, groups, names, source)
         if len(table) != sum(self.groups[group].rows for group in groups):
-            raise Corruption(f"part {self.part.id} lacks rows", part=str(self.part.id))
+            raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
         return table
 
     def wanted(self, key_range: KeyRange) -> Iterator[int]:
@@ -168,7 +169,7 @@ class PartFile:
             seen += batch.num_rows
             yield pa.Table.from_batches([batch])
         if seen != total:
-            raise Corruption(f"part {self.part.id} lacks rows", part=str(self.part.id))
+            raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
 
     def _names(self, columns: Sequence[str]) -> list[str]:
         wanted = set(columns)
@@ -190,7 +191,7 @@ class PartFile:
             for chunk in span:
                 if zlib.crc32(view[chunk.start - start : chunk.start - start + chunk.size]) != chunk.checksum:
                     raise Corruption(
-                        f"bytes {chunk.start} to {chunk.start + chunk.size} of part {self.part.id} do not match "
+                        f"bytes {chunk.start} to {chunk.start + chunk.size} of {named(self.part)} do not match "
                         "their checksum",
                         part=str(self.part.id),
                     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from msgspec.msgpack import encode as packb
 from starlette.testclient import TestClient
@@ -389,3 +390,24 @@ def test_what_thin_clients_write_is_what_embedded_ones_read(http: TestClient, lo
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
     shard = Client(EmbeddedTransport(location)).shard("orders")
     assert shard.snapshot().to_arrow(expand=True).to_pylist() == [{"id": "a", "amount": 1}]
+
+
+def test_text_that_is_not_utf8_is_refused_in_every_form(http: TestClient) -> None:
+    """Whatever is stored can be shown: Arrow itself does not look when it reads Parquet or Arrow."""
+    bad = pa.array([b"\xff\xfe"], pa.binary())
+    columns = http.get("/v1/shards/orders").json()["fields"]
+    text = next(column["name"] for column in columns if column["type"] in ("string", "large_string"))
+    table = pa.table({text: bad.view(pa.string())})
+    parquet = pa.BufferOutputStream()
+    pa.parquet.write_table(table, parquet)
+    bodies = {
+        "arrow": ipc(table),
+        "parquet": bytes(parquet.getvalue()),
+        "ndjson": b'{"' + text.encode() + b'":"\xff\xfe"}\n',
+        "csv": text.encode() + b"\n\xff\xfe\n",
+    }
+    for form, body in bodies.items():
+        answer = http.post(f"/v1/shards/orders/insert?format={form}", content=body)
+        assert answer.status_code == 400, form
+        assert answer.json()["kind"] == "invalid_usage"
+    assert http.get("/v1/shards/orders").json()["upper"] == [0]
