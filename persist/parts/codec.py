@@ -255,11 +255,14 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
             for group in index["row_groups"]
         )
         has_one_time = bool(index["has_one_time"])
+        leaves = _leaves(metadata.schema.to_arrow_schema())
+        if TIME not in leaves or DIFF not in leaves:
+            raise ValueError(f"the columns {TIME} and {DIFF} are not both there")
     except _DATA_ERRORS as error:
         raise Corruption(f"the footer of {named(part)} cannot be decoded: {error}", part=str(part.id)) from error
     if sum(group.rows for group in row_groups) != part.rows:
         raise Corruption(f"{named(part)} does not have the {part.rows} rows it should have", part=str(part.id))
-    return Footer(metadata, row_groups, _leaves(metadata.schema.to_arrow_schema()), has_one_time)
+    return Footer(metadata, row_groups, leaves, has_one_time)
 
 
 def empty_metadata(schema: ShardSchema) -> Any:
