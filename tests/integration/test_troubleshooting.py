@@ -65,6 +65,8 @@ def held(shard: Any) -> None:
 PROVOKED: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("Writing", lambda _, s: written(s, 2).compare_and_append([ROW], 1, 2)),
     ("Writing", lambda _, s: closed(s)),
+    ("Writing", lambda _, s: (s.drop(), s.insert([ROW]))),
+    ("Writing", lambda c, s: (s.drop(), c.create_shard("orders", COLUMNS, key=["id"]), s.insert([ROW]))),
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1.5], "state": ["new"]}))),
     ("Writing", lambda _, s: s.insert([{**ROW, "id": 1.5}])),
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1]}))),
