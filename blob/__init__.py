@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable, BlobUnavailable
 from blob.extras import optional
 from blob.interface import Blob, BlobStat
 from blob.location import open_blob
@@ -15,6 +15,7 @@ __all__ = [
     "BlobExists",
     "BlobMisconfigured",
     "BlobNotFound",
+    "BlobNotWritable",
     "BlobUnavailable",
     "open_blob",
     "optional",

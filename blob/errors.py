@@ -7,6 +7,7 @@ happened" class here. A put that failed after the bytes landed is simply confirm
       BlobNotFound        no blob of that key
       BlobExists          the key holds other bytes; a caller's bug, never retry
       BlobUnavailable     the store did not answer or refused for now; retrying is safe
+        BlobNotWritable   the disk is full or read-only: reads and deletions may work
       BlobMisconfigured   a setting is wrong; retrying cannot help; also a key that breaks the rules
 """
 
@@ -27,6 +28,10 @@ class BlobExists(BlobError):
 
 class BlobUnavailable(BlobError):
     """The store did not answer in time, broke the connection or refused for now. Retrying is safe."""
+
+
+class BlobNotWritable(BlobUnavailable):
+    """The disk is full or read-only, and nothing was written. Reads work, and on a full disk deletions."""
 
 
 class BlobMisconfigured(BlobError):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
+from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable, BlobUnavailable
 from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
 
 STALE_TEMP_S = 3600.0
@@ -30,6 +30,12 @@ MAKE_ATTEMPTS_MAX = 100
 """How often a put makes its directory again when other processes' deletes prune it as empty."""
 
 _TEMP_DIR = "~tmp"
+_NOT_OURS = frozenset({_TEMP_DIR, "lost+found"})  # names that no key can hold
+_NOT_WRITABLE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is full",
+    errno.EROFS: "the file system is read-only",
+}
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
@@ -61,6 +67,8 @@ class FileBlob(Blob):
         try:
             os.makedirs(self._temp_dir, exist_ok=True)
         except OSError as error:
+            if error.errno in _NOT_WRITABLE and os.path.isdir(self._root):
+                return  # what is there can be read; a put says what is wrong
             raise BlobMisconfigured(f"blob directory {self._root} cannot be made: {error.strerror}") from error
         self._sweep()
 
@@ -145,7 +153,7 @@ class FileBlob(Blob):
             if self.get(key) != b"check":
                 raise BlobMisconfigured(f"blob directory {self._root} does not return what was written to it")
             self.delete([key])
-        except BlobMisconfigured:
+        except (BlobMisconfigured, BlobNotWritable):
             raise
         except BlobError as error:
             raise BlobMisconfigured(f"blob directory {self._root} does not work: {error}") from error
@@ -260,7 +268,7 @@ class FileBlob(Blob):
             with os.scandir(f"{self._root}/{below}") as entries:
                 for entry in entries:
                     name = below + entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
-                    if "~" not in entry.name and (name.startswith(prefix) or prefix.startswith(name)):
+                    if entry.name not in _NOT_OURS and (name.startswith(prefix) or prefix.startswith(name)):
                         found.append((name, entry))
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -310,4 +318,7 @@ def _translated(key: str) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BlobNotFound(f"no blob {key}") from error
     except OSError as error:
-        raise BlobUnavailable(f"blob {key}: {error.strerror} ({errno.errorcode.get(error.errno or 0)})") from error
+        said = f"{error.strerror} ({errno.errorcode.get(error.errno or 0)})"
+        if error.errno in _NOT_WRITABLE:
+            raise BlobNotWritable(f"blob {key} was not written, {_NOT_WRITABLE[error.errno]}: {said}") from error
+        raise BlobUnavailable(f"blob {key}: {said}") from error

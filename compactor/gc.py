@@ -27,7 +27,7 @@ from compactor.silence import Silence
 from compactor.store_clock import StoreClock
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, Unavailable
 from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.keys import is_rollup_key, shard_of
 from persist.core.state import State
@@ -87,17 +87,21 @@ class Collector:
         Raises what the stores raise (repeating is safe), and Corruption when a rollup that the log needs is missing.
         """
         machine = self._committer_of(name)
-        state = self._silence.forget(machine, machine.refresh())
+        state = machine.refresh()
         if state.is_closed and not state.tombstone:
             state = self._finalise(machine, state)
         first = self._first_live(name)
         if state.tombstone:
             return self._clear_tombstone(machine, state, first)
-        horizon = self._horizon(state, first)
-        if self._wants_rollup(state):
-            state = self._roll_up(machine, state)
-            horizon = self._horizon(state, first)
-        report = self._epoch(machine, state, first, horizon)
+        try:
+            state = self._silence.forget(machine, state)
+            if self._wants_rollup(state):
+                state = self._roll_up(machine, state)
+        except Unavailable as error:  # on a full disk nothing can be written until something is deleted
+            if self._horizon(state, first) == first:
+                raise
+            log.warning("gc deletes what it can without writing", extra={"shard": name, "why": str(error)})
+        report = self._epoch(machine, state, first, self._horizon(state, first))
         self.metrics.add(gc_runs=1)
         return report
 

@@ -7,6 +7,7 @@ from consensus.errors import (
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
     ConsensusUsage,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "ConsensusError",
     "ConsensusIndeterminate",
     "ConsensusMisconfigured",
+    "ConsensusNotWritable",
     "ConsensusUnavailable",
     "ConsensusUsage",
     "open_consensus",

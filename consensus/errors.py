@@ -2,6 +2,7 @@
 
     ConsensusError
       ConsensusUnavailable     definitely did not happen; retrying is safe
+        ConsensusNotWritable   the disk is full or read-only: reads work
       ConsensusIndeterminate   may have happened; read the head before deciding anything
       ConsensusDamaged         the stored bytes are damaged; stop, retrying cannot help
       ConsensusMisconfigured   a setting is wrong; retrying cannot help
@@ -19,6 +20,10 @@ class ConsensusError(Exception):
 
 class ConsensusUnavailable(ConsensusError):
     """The operation definitely did not happen. Retrying is safe."""
+
+
+class ConsensusNotWritable(ConsensusUnavailable):
+    """The disk is full or read-only, and nothing was written. Reads work."""
 
 
 class ConsensusIndeterminate(ConsensusError):

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import threading
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
@@ -16,6 +17,7 @@ from consensus.errors import (
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
 )
 from consensus.interface import check_process
@@ -27,6 +29,9 @@ BUSY_TIMEOUT_MS = 30_000
 
 POLL_INTERVAL_S = 0.005
 """How often a subscribed store looks for other processes' commits; one look costs about 10 microseconds."""
+
+WAL_TRIES_MAX = 100
+"""How often turning on the write-ahead log is tried, 10 ms apart."""
 
 MOVED_ROWS_MAX = 10_000
 """New rows read per look; more are read by the next one."""
@@ -46,6 +51,7 @@ _DEFINITE = {
 # The file is not what we wrote. A damaged first page gives SQLITE_NOTADB; a damaged schema gives SQLITE_ERROR,
 # since our statements never change.
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+_NO_ROOM = {sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_FULL}
 _MISCONFIGURED = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM,
@@ -67,8 +73,8 @@ class SqliteConsensus(SqlConsensus):
         self._poll_stop = threading.Event()
         self._poller: threading.Thread | None = None
         engine = sa.create_engine(
-            sa.URL.create("sqlite", database=self._path),
-            connect_args={"check_same_thread": False, "isolation_level": None, "timeout": busy_timeout_ms / 1000},
+            "sqlite://",
+            creator=lambda: _open(self._path, busy_timeout_ms / 1000),
             poolclass=sa.pool.QueuePool,
             pool_size=POOL_SIZE,
             max_overflow=0,
@@ -76,7 +82,7 @@ class SqliteConsensus(SqlConsensus):
             pool_reset_on_return=None,
             pool_use_lifo=True,
         )
-        sa.event.listen(engine, "connect", _configure)
+        sa.event.listen(engine, "checkin", _let_go)
         super().__init__(engine, Notifier("consensus-sqlite", started=self._start_polling, stopped=self._stop_polling))
 
     @classmethod
@@ -97,6 +103,10 @@ class SqliteConsensus(SqlConsensus):
         if not isinstance(error, (sqlite3.Error, UnicodeError)):
             return error
         code = (getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            return ConsensusNotWritable(f"{self.url} did not carry out a {kind}, the disk is full: {error}")
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) and _is_read_only(self._path):
+            return ConsensusNotWritable(f"{self.url} did not carry out a {kind}, its file system is read-only: {error}")
         if code in _DAMAGED:
             return ConsensusDamaged(f"{self.url} is damaged, or not a database of persist; restore a backup: {error}")
         if kind == "setup" and code in _MISCONFIGURED:
@@ -114,6 +124,8 @@ class SqliteConsensus(SqlConsensus):
     def _probe(self) -> None:
         with self._connection("setup") as connection:
             mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+            if connection.passing:
+                raise ConsensusNotWritable(f"{self.url} cannot be written: its disk is full or read-only")
             if mode != "wal":
                 raise ConsensusMisconfigured(f"{self.url} cannot keep a write-ahead log ({mode}); use a local disk")
             # Takes and gives back the write lock: fails at once on a file that may not be written.
@@ -132,7 +144,11 @@ class SqliteConsensus(SqlConsensus):
                 self._writer = None
                 pooled.invalidate()
                 raise self._translate(error, "write") from error
-            self._writer = pooled
+            if pooled.driver_connection.passing:
+                self._writer = None
+                pooled.close()
+            else:
+                self._writer = pooled
             return count
 
     def _committed(self, key: str) -> None:
@@ -168,7 +184,9 @@ class SqliteConsensus(SqlConsensus):
         while not stop.is_set():
             try:
                 with self._connection("read") as connection:
-                    self._poll_connection(connection, stop)
+                    if not connection.passing:
+                        self._poll_connection(connection, stop)
+                stop.wait(1.0)
             except ConsensusError as error:
                 _log.warning("watching %s for commits failed, trying again: %s", self.url, error)
                 stop.wait(1.0)
@@ -190,12 +208,64 @@ class SqliteConsensus(SqlConsensus):
                 version = None
 
 
-def _configure(connection: sqlite3.Connection, _record: Any) -> None:
-    connection.execute("PRAGMA synchronous = FULL")
+class _Connection(sqlite3.Connection):
+    """A connection that knows whether it is a `passing` one: opened for one call and closed after it."""
+
+    passing = False
+
+
+def _open(path: str, timeout_s: float) -> _Connection:
+    if _is_read_only(path) and not os.path.exists(f"{path}-shm") and not _size(f"{path}-wal"):
+        # Without its side files SQLite opens a file on a read-only disk only if it is told that nobody can write it.
+        connection = _connection(f"file:{quote(path)}?immutable=1", timeout_s)
+        connection.passing = True
+        return connection
+    connection = _connection(f"file:{quote(path)}", timeout_s)
+    try:
+        _use_wal(connection)
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if error.sqlite_errorcode not in _NO_ROOM:
+            raise
+        # No room for the index that processes share. SQLite alone keeps it in memory and needs none: so a full disk can
+        # be read, and what frees space can run. It keeps all others out, so it is for one call.
+        connection = _connection(f"file:{quote(path)}", timeout_s)
+        connection.passing = True
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        _use_wal(connection)
+    return connection
+
+
+def _connection(url: str, timeout_s: float) -> _Connection:
+    return sqlite3.connect(url, timeout_s, uri=True, check_same_thread=False, isolation_level=None, factory=_Connection)
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
     # Turning on WAL needs the file alone for a moment and does not wait for it; its holder is doing the same.
-    for _ in range(100):
-        with contextlib.suppress(sqlite3.OperationalError):
+    for tries in range(WAL_TRIES_MAX):
+        try:
+            connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA journal_mode = WAL")
             return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode in _NO_ROOM or tries == WAL_TRIES_MAX - 1:
+                raise
         threading.Event().wait(0.01)
-    connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _is_read_only(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.statvfs(os.path.dirname(path)).f_flag & os.ST_RDONLY)
+    return False
+
+
+def _size(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_size
+    return 0
+
+
+def _let_go(connection: _Connection | None, record: Any) -> None:
+    """A connection goes back to the pool: a passing one is closed instead."""
+    if connection is not None and connection.passing:
+        record.invalidate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import persist
+from blob import BlobNotWritable
 from persist.client import identity
 from persist.commit.location import Location
 from persist.formats.store_errors import translated
@@ -22,6 +24,7 @@ from rpc.routes.parameters import only_known
 from rpc.service import Service
 from rpc.settings import ServerSettings
 
+_log = logging.getLogger("persist.rpc")
 DESCRIPTION = "Durable, definite time-varying collections. Errors are application/problem+json (RFC 9457)."
 
 
@@ -37,15 +40,24 @@ class _App(FastAPI):
         return declare_path_parameters(super().openapi())
 
 
+def _proof(location: Location) -> str:
+    """By which clients know the blob store. Empty on a full disk that has no id yet: then they take our door."""
+    try:
+        return identity.ensure(location.blob, location.ids)
+    except BlobNotWritable:
+        return ""
+
+
 def create_app(location: Location, settings: ServerSettings | None = None) -> FastAPI:
     """The service over an opened location, which stays the caller's to close (after the app has shut down).
 
     Raises InvalidUsage or Unavailable when a store does not work.
     """
     settings = settings or ServerSettings()
-    location.check()
+    for unwritable in location.check():
+        _log.warning("a store cannot be written: reads go on", extra={"why": unwritable})
     with translated():
-        proof = identity.ensure(location.blob, location.ids)
+        proof = _proof(location)
     service = Service(location, settings, proof)
 
     @asynccontextmanager

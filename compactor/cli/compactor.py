@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     location = running.open_location(arguments)
     transport: Transport | None = None
     try:
-        location.check()
+        running.check_stores(location)
         transport = _server(arguments, location)
         committer_of: CommitterOf = location.machine if transport is None else through_server(location, transport)
         settings = WorkerSettings(

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     running.prepare(arguments)
     location = running.open_location(arguments)
     try:
-        location.check()
+        running.check_stores(location)
         metrics = Metrics()
         collector = Collector(location, GcSettings(delete_threads=arguments.delete_threads), metrics=metrics)
         patterns = tuple(arguments.shards or ("*",))

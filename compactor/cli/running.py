@@ -48,6 +48,12 @@ def open_location(arguments: argparse.Namespace) -> Location:
     return where.where_of(arguments).open(settings, must_exist=True)
 
 
+def check_stores(location: Location) -> None:
+    """Probe the stores. One that can only be read, because its disk is full, is a line in the log: deletions go on."""
+    for unwritable in location.check():
+        announce("a store cannot be written: deletions go on", why=unwritable)
+
+
 def check_positive(arguments: argparse.Namespace, *names: str) -> None:
     """Raises InvalidUsage unless these arguments are more than 0, at most NUMBER_MAX, or None."""
     for name in names:

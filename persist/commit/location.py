@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from blob import Blob, open_blob, without_secrets
+from blob import Blob, BlobNotWritable, open_blob, without_secrets
 from blob.metrics import MeteredBlob
-from consensus import Consensus, open_consensus
+from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.commit.counters import StoreCalls
@@ -140,15 +140,22 @@ class Location:
         """Names of all shards that begin with `prefix`, ascending; fetched page by page."""
         return all_names(self.names, prefix)
 
-    def check(self) -> None:
-        """Probe both stores, and whether they belong together. Raises InvalidUsage naming the wrong setting,
+    def check(self) -> list[str]:
+        """Probe both stores, and whether they belong together.
 
-        Unavailable.
+        Returns: what is wrong with a store that can be read but not written, since its disk is full.
+        Raises InvalidUsage naming the wrong setting, or Unavailable.
         """
+        unwritable = []
         with translated():
-            self.blob.check()
-            self.consensus.check()
-        self.identity.check()
+            for check in (self.blob.check, self.consensus.check):
+                try:
+                    check()
+                except (BlobNotWritable, ConsensusNotWritable) as error:
+                    unwritable.append(str(error))
+        if not unwritable:  # else what is to be written for it waits until there is room
+            self.identity.check()
+        return unwritable
 
     def close(self) -> None:
         if self._process.is_left:  # it all belongs to the parent
@@ -221,7 +228,7 @@ def _mark(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not marker.exists():
-            if any(entry.name != MARKER and not entry.name.startswith(".") for entry in root.iterdir()):
+            if not _is_empty(root):
                 if marker.exists():  # another process has just made it
                     return
                 raise InvalidUsage(f"{root} is not a persist location: it has files but no {MARKER}; use an empty one")
@@ -236,6 +243,16 @@ def _mark(root: Path) -> None:
     version = found.get("version") if isinstance(found, dict) else None
     if version != MARKER_VERSION:
         raise UpgradeNeeded(f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}: upgrade it")
+
+
+def _is_empty(root: Path) -> bool:
+    """Whether nobody has put anything there. A fresh file system has a `lost+found`, and `blob` may be one itself."""
+    for entry in root.iterdir():
+        if entry.name == "blob" and entry.is_dir() and _is_empty(entry):
+            continue
+        if entry.name not in (MARKER, "lost+found") and not entry.name.startswith("."):
+            return False
+    return True
 
 
 def _write_marker(marker: Path) -> None:

@@ -7,7 +7,7 @@ tells. So callers hear of an unknown outcome only when the store stays away unti
 
 from __future__ import annotations
 
-from consensus import ConsensusError, ConsensusIndeterminate, ConsensusUnavailable
+from consensus import ConsensusError, ConsensusIndeterminate, ConsensusNotWritable, ConsensusUnavailable
 from persist.commit.counters import MachineMetrics
 from persist.commit.system import System, jittered
 from persist.commit.versions import Versions
@@ -65,6 +65,8 @@ class LogWriter:
             except (ConsensusUnavailable, ConsensusIndeterminate) as error:
                 if isinstance(error, ConsensusIndeterminate):
                     unknown = error
+                elif isinstance(error, ConsensusNotWritable) and unknown is None:
+                    raise translate(error) from error  # a full disk is not waited for: who could free it needs us
                 tries += 1
                 self._metrics.retries += 1
                 if self._system.clock.monotonic() > deadline:

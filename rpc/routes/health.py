@@ -22,8 +22,9 @@ async def healthz() -> dict[str, str]:
 @router.get("/readyz", summary="Both stores answer", responses={503: {"description": "A store does not"}})
 async def readyz(request: Request) -> dict[str, Any]:
     service = service_of(request)
-    await service.work.run(service.location.check)
-    return {"status": "ok", "blob": service.location.blob.url, "consensus": service.location.consensus.url}
+    unwritable = await service.work.run(service.location.check)
+    stores = {"blob": service.location.blob.url, "consensus": service.location.consensus.url}
+    return {"status": "read-only", "why": unwritable, **stores} if unwritable else {"status": "ok", **stores}
 
 
 @router.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)

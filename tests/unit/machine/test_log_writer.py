@@ -12,6 +12,7 @@ from consensus import (
     ConsensusError,
     ConsensusIndeterminate,
     ConsensusMisconfigured,
+    ConsensusNotWritable,
     ConsensusUnavailable,
     Entry,
 )
@@ -47,6 +48,10 @@ def is_lost(real: Callable[[], bool]) -> bool:
 
 def is_away(real: Callable[[], bool]) -> bool:
     raise ConsensusUnavailable("nobody answers")
+
+
+def is_full(real: Callable[[], bool]) -> bool:
+    raise ConsensusNotWritable("the disk is full")
 
 
 def is_refused(real: Callable[[], bool]) -> bool:
@@ -122,6 +127,22 @@ def test_a_race_that_was_lost_after_an_unknown_outcome_was_lost_to_another() -> 
     log = Log(Scripted(lands, is_lost))
     assert log.write("another's")
     assert not log.write("a")
+
+
+def test_a_full_disk_is_not_waited_for() -> None:
+    """A collector that waited for room at every commit never came to the deletions that make it."""
+    log = Log(Scripted(*[is_full] * 100))
+    begun = log.clock.monotonic()
+    with pytest.raises(Unavailable, match="the disk is full"):
+        log.write("a")
+    assert log.clock.monotonic() == begun
+    assert log.metrics.retries == 1
+
+
+def test_a_full_disk_after_an_unknown_try_settles_nothing() -> None:
+    log = Log(Scripted(is_lost, is_full, lands))
+    assert log.write("a")
+    assert log.entries() == 1
 
 
 def test_a_store_that_stays_away_was_not_written_to() -> None:

@@ -1,0 +1,152 @@
+"""On a full or read-only disk everything starts that need not write; what must write says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.client.connect import Client
+from persist.client.shard import HandleSettings
+from persist.client.snapshot import ReadSettings
+from persist.client.write import WriteSettings
+from persist.commit.location import LocationSettings
+from persist.commit.machine import MachineSettings
+from persist.core.errors import PersistError, Unavailable
+from persist.core.state import Policy
+from tests.services.process import run
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.binary())])
+INSERTS = 40
+pytestmark = pytest.mark.services
+
+
+def connected(directory: Path) -> Client:
+    """Impatient, and with every row in the blob store."""
+    return persist.connect(
+        f"persist://{directory}",
+        handles=HandleSettings(WriteSettings(retry_s=0.5), ReadSettings(retry_s=0.5)),
+        location=LocationSettings(policy=Policy(inline_part_bytes_max=0), machine=MachineSettings(retry_s=0.5)),
+    )
+
+
+@pytest.fixture
+def location(tiny_disk: Path) -> Path:
+    """A shard with much to collect, on a disk with room left."""
+    run(["mount", "-o", "remount,size=16m", str(tiny_disk)])
+    directory = tiny_disk / "x"
+    with connected(directory) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        for number in range(INSERTS):
+            shard.insert([{"id": number, "v": os.urandom(2_000)}])
+        shard.downgrade_since(INSERTS - 1)
+    return directory
+
+
+def fill(disk: Path) -> None:
+    with open(disk / "fill", "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+@pytest.fixture
+def full(location: Path) -> Path:
+    fill(location.parent)
+    return location
+
+
+@pytest.fixture
+def read_only(location: Path) -> Iterator[Path]:
+    run(["mount", "-o", "remount,ro", str(location.parent)])
+    yield location
+    run(["mount", "-o", "remount,rw", str(location.parent)])
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_collector_frees_space_on_a_full_disk(full: Path) -> None:
+    """It did not start: its probe writes, and SQLite wanted room for its index."""
+    before = len(list((full / "blob").rglob("*.parquet")))
+    done = command("gc", "--dir", str(full), "--once")
+    assert done.returncode == 0, done.stderr
+    assert "full" in done.stderr
+    assert len(list((full / "blob").rglob("*.parquet"))) < before
+    with connected(full) as client:
+        assert client.shard("orders").insert([{"id": -1, "v": b"there is room again"}]).lower.element == INSERTS
+
+
+def test_a_full_disk_is_read_as_far_as_nothing_has_to_be_written(full: Path) -> None:
+    listed = command("shards", "--dir", str(full))
+    assert (listed.returncode, "orders" in listed.stdout) == (0, True), listed.stderr
+    with connected(full) as client:
+        assert client.shards() == ["orders"]
+        shard = client.shard("orders")
+        assert (shard.upper().element, shard.since().element) == (INSERTS, INSERTS - 1)
+        for write in (lambda: shard.insert([{"id": 1, "v": b"x"}]), lambda: shard.snapshot()):
+            with pytest.raises(Unavailable, match="full"):
+                write()
+
+
+def test_a_server_starts_on_a_full_disk_and_says_so(full: Path) -> None:
+    with Server(full) as server:
+        ready = json.loads(urllib.request.urlopen(f"{server.url}/readyz").read())
+        assert ready["status"] == "read-only"
+        assert "full" in ready["why"][0]
+        shown = json.loads(urllib.request.urlopen(f"{server.url}/v1/shards/orders").read())
+        assert shown["upper"] == [INSERTS]
+        assert server.stop() == 0
+    assert "a store cannot be written" in server.said()
+
+
+def test_a_read_only_disk_is_read(read_only: Path) -> None:
+    listed = command("shards", "--dir", str(read_only))
+    assert (listed.returncode, "orders" in listed.stdout) == (0, True), listed.stderr
+    with connected(read_only) as client:
+        shard = client.shard("orders")
+        assert shard.upper().element == INSERTS
+        with pytest.raises(PersistError, match="read-only"):
+            shard.insert([{"id": 1, "v": b"x"}])
+
+
+def test_what_another_process_left_in_the_log_is_read_on_a_full_disk(location: Path) -> None:
+    """A writer that was killed leaves its last commits in SQLite's write-ahead log."""
+    program = (
+        "import os, sys, persist\n"
+        "shard = persist.connect(sys.argv[1]).shard('orders')\n"
+        "shard.insert([{'id': -1, 'v': b'x'}])\n"
+        "os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, f"persist://{location}"], check=False)
+    (location / "consensus.db-shm").unlink()
+    fill(location.parent)
+    with connected(location) as client:
+        assert client.shard("orders").upper().element == INSERTS + 1
+
+
+@pytest.mark.parametrize("fresh", [("lost+found",), ("blob",), ("blob/lost+found", "lost+found")])
+def test_a_fresh_file_system_is_a_location(tmp_path: Path, fresh: tuple[str, ...]) -> None:
+    """`lost+found` was taken for somebody's files."""
+    for name in fresh:
+        (tmp_path / name).mkdir(parents=True)
+    with connected(tmp_path) as client:
+        client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1, "v": b"x"}])
+        assert client.shard("orders").snapshot().to_arrow().num_rows == 1
+        assert not any("lost" in found.key for found in client.transport.blob.list(""))
+    (tmp_path / "persist.json").unlink()
+    with pytest.raises(PersistError, match="use an empty one"):
+        connected(tmp_path)
