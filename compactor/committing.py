@@ -7,39 +7,15 @@ straight from the stores, and so are blobs, either way. While the server is away
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 from persist.client.retry import send
 from persist.client.transport import Transport
 from persist.commit.location import Location
+from persist.commit.place import Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Unavailable
 from persist.core.state import State
 
 RETRY_S = 2.0  # how long a server that does not answer is waited for
-
-
-class Committer(Protocol):
-    """What maintenance needs of a shard; `persist.commit.machine.Machine` is one. Its commands may be repeated."""
-
-    @property
-    def name(self) -> str: ...
-
-    def state(self) -> State:
-        """The State as last seen; every commit that was made here is in it."""
-        ...
-
-    def refresh(self) -> State:
-        """The State as of now."""
-        ...
-
-    def apply(self, command: c.Command) -> c.Result:
-        """Commit one command. Unavailable: it did not happen. Indeterminate: it may have."""
-        ...
-
-
-CommitterOf = Callable[[str], Committer]
 
 
 def through_server(location: Location, transport: Transport) -> CommitterOf:

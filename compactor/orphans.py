@@ -20,9 +20,9 @@ from itertools import islice
 
 from blob import BlobStat
 from compactor.metering import Metrics
-from compactor.silence import Silence
-from compactor.store_clock import StoreClock
 from persist.commit.location import Location
+from persist.commit.silence import Silence
+from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo, family_of, shard_id_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from compactor.gc import Collector
 from compactor.loop import Task
 from compactor.worker import Worker, idle_for_ms
+from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge

@@ -15,10 +15,10 @@ from enum import Enum
 from typing import Protocol
 
 from blob import BlobError, BlobNotFound
-from compactor.committing import Committer, CommitterOf
 from compactor.engine import Engine, EngineSettings, LocalEngine, MergeJob
 from compactor.metering import MeteredBlobs, Metrics, Throttle
 from persist.commit.location import Location
+from persist.commit.place import Committer, CommitterOf
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import Corruption, PersistError, Unavailable

@@ -33,6 +33,9 @@ POLL_INTERVAL_S = 0.005
 WAL_TRIES_MAX = 100
 """How often turning on the write-ahead log is tried, 10 ms apart."""
 
+ALONE_TIMEOUT_S = 0.1
+"""How long one try to have the file alone waits for others, on a full disk."""
+
 MOVED_ROWS_MAX = 10_000
 """New rows read per look; more are read by the next one."""
 
@@ -227,13 +230,30 @@ def _open(path: str, timeout_s: float) -> _Connection:
         connection.close()
         if error.sqlite_errorcode not in _NO_ROOM:
             raise
-        # No room for the index that processes share. SQLite alone keeps it in memory and needs none: so a full disk can
-        # be read, and what frees space can run. It keeps all others out, so it is for one call.
-        connection = _connection(f"file:{quote(path)}", timeout_s)
-        connection.passing = True
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-        _use_wal(connection)
+        return _open_alone(path)
     return connection
+
+
+def _open_alone(path: str) -> _Connection:
+    """On a disk without room for the index that processes share. SQLite alone keeps it in memory and needs none.
+
+    So a full disk can be read, and what frees space can run. It keeps all others out, so it is for one call. While it
+    is opened it keeps every lock that it has got. Two of them would wait for one another, so each soon gives up.
+    """
+    for tries in range(WAL_TRIES_MAX):
+        connection = _connection(f"file:{quote(path)}", ALONE_TIMEOUT_S)
+        connection.passing = True
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or tries == WAL_TRIES_MAX - 1:
+                raise
+        threading.Event().wait(0.01 * (1 + (threading.get_ident() // 4096 + tries) % 5))
+    raise AssertionError("the last try returns or raises")
 
 
 def _connection(url: str, timeout_s: float) -> _Connection:

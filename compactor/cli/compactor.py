@@ -8,9 +8,8 @@ import sys
 
 from blob import optional
 from compactor.cli import running
-from compactor.committing import CommitterOf, through_server
+from compactor.committing import through_server
 from compactor.engine import Engine, EngineSettings
-from compactor.gc import Collector
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
@@ -21,7 +20,9 @@ from persist.cli import where
 from persist.client.connect import Connection
 from persist.client.identity import is_same
 from persist.client.transport import Transport
+from persist.commit.collector import Collector
 from persist.commit.location import Location
+from persist.commit.place import CommitterOf
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 

@@ -10,13 +10,13 @@ import json
 from dataclasses import asdict
 
 from compactor.cli import running
-from compactor.gc import Collector, GcSettings
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
 from compactor.tasks import gc_task
 from persist.cli import where
 from persist.cli.process import on_signals
+from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
 from persist.core.errors import InvalidUsage
 

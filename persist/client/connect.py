@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,6 +33,8 @@ class Connection:
     Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
     URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers; `timeout_s` bounds one call to
     them. `handles` are settings of readers and writers, `location` those of stores that this process opens itself.
+    `collect`: whether this process deletes, in the background as it commits, what nobody can need any more; not where
+    it commits through a server, which has maintenance of its own.
     """
 
     url: str | None = None
@@ -43,6 +45,7 @@ class Connection:
     timeout_s: float = 60.0
     handles: HandleSettings = field(default_factory=HandleSettings)
     location: LocationSettings = field(default_factory=LocationSettings)
+    collect: bool = True
 
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
@@ -50,6 +53,7 @@ class Connection:
         check_numbers(self)
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
+        checked("collect", self.collect, bool)
 
     def __repr__(self) -> str:
         given = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
@@ -63,14 +67,18 @@ class Connection:
         if self.url is None:
             if not self.blob or not self.consensus:
                 raise InvalidUsage("give a url, or both a blob and a consensus location")
-            return EmbeddedTransport(open_stores(self.blob, self.consensus, settings=self.location))
+            return EmbeddedTransport(open_stores(self.blob, self.consensus, settings=self._here))
         scheme = self.url.partition(":")[0].lower()
         if scheme == "persist":
-            return EmbeddedTransport(open_location(self.url, settings=self.location))
+            return EmbeddedTransport(open_location(self.url, settings=self._here))
         if scheme in _TRANSPORT_MODULES:
             module: Any = importlib.import_module(_TRANSPORT_MODULES[scheme])
             return module.open_transport(self)  # type: ignore[no-any-return]
         raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
+
+    @property
+    def _here(self) -> LocationSettings:
+        return replace(self.location, collects=self.collect)
 
 
 class Client:

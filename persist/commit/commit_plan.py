@@ -81,6 +81,10 @@ class FlushTokens(Struct, frozen=True):
     policy: Policy
 
 
+class Collect(Struct, frozen=True):
+    """A task of upkeep: delete what no live version of the shard needs (`persist.commit.collector`)."""
+
+
 Outcome = c.Result | BaseException  # what a command came to
 Supply = c.Command | PersistError | None  # what a task ended in; None: nothing came of it, and nothing is wrong
 

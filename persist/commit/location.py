@@ -20,6 +20,7 @@ from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
+from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import StoreCalls
 from persist.commit.identity import Identity
 from persist.commit.machine import Machine, MachineSettings
@@ -37,6 +38,7 @@ MACHINES_MAX = 20_000
 UNREAD_PART = 20  # names of which no shard was read take at most this part of the places
 EVICTIONS_TRIED_MAX = 100  # machines looked at when one more is made
 NAMES_PAGE = 1_000
+COLLECTS = GcSettings(entries_max=1_000, delete_threads=1, finalise_steps_max=100, makes_rollups=False)
 POLL_WITH_PUSH_S = 30.0
 POLL_WITHOUT_PUSH_S = 0.1
 
@@ -48,6 +50,7 @@ class LocationSettings:
     machines_max: int = MACHINES_MAX
     attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
     build: Build = THIS_BUILD  # what it can read and write
+    collects: bool = False  # whether commits have collected in the background what nobody needs any more
     metered: bool = False  # whether `Location.store_calls` counts
 
 
@@ -78,6 +81,7 @@ class Location:
         self.identity = Identity(blob, consensus, self.ids, self.clock, self.settings.build)
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
+        self._collector = Collector(self, COLLECTS)
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
         self._unread: OrderedDict[str, None] = OrderedDict()  # names that were new of late
@@ -100,6 +104,8 @@ class Location:
                     settings=self.settings.machine,
                     nodes=self.nodes,
                 )
+                if self.settings.collects:
+                    machine.collect_with(self._collector.run)
                 self._make_room(name)
             self._machines.move_to_end(name)
             return machine

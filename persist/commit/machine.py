@@ -19,7 +19,7 @@ from persist.attributes.storage import NodeCache, StaleIndex
 from persist.commit.blob_worker import BlobWorker
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
-from persist.commit.commit_plan import Commit, Given, Merge, Outcome, Supply, Task, plan_commit, supplied
+from persist.commit.commit_plan import Collect, Commit, Given, Merge, Outcome, Supply, Task, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
@@ -83,6 +83,12 @@ class Machine(CachedState):
         self._blobs = BlobWorker(versions, self._attributes, self._outcomes, system.ids, self.metrics)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._upkeep = Upkeep(policy, settings.small_merges)
+        self._collect: Callable[[str], object] | None = None
+
+    def collect_with(self, collect: Callable[[str], object]) -> None:
+        """Have `collect(name)` called in the background whenever a commit leaves something to collect."""
+        self._collect = collect
+        self._upkeep.collects = True
 
     def create(self, state: State) -> State:
         """Commit the first State of a shard, unless the shard exists; the State that is there afterwards.
@@ -305,6 +311,10 @@ class Machine(CachedState):
 
     def _do(self, duty: Duty) -> None:
         try:
+            if isinstance(duty.task, Collect):
+                if self._collect is not None:
+                    self._collect(self.name)
+                return
             command = self._blobs.done(duty.task, self.state())
             if command is not None:
                 self.metrics.upkept(self._applied(command, SOUND))  # it has just written the parts itself

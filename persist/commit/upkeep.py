@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import FlushIndex, FlushTokens, Merge, RollUp
+from persist.commit.commit_plan import Collect, FlushIndex, FlushTokens, Merge, RollUp
+from persist.core.ids import SeqNo
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
 from persist.core.state import Policy, State
 from persist.core.trace import Trace
@@ -24,12 +25,15 @@ class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that a merge will replace."""
 
     kind: str
-    task: Merge | RollUp | FlushIndex | FlushTokens
+    task: Merge | RollUp | FlushIndex | FlushTokens | Collect
     inputs: frozenset[str] = frozenset()
 
 
 class Upkeep:
-    """Remembers what is under way. Thread-safe. `merges`: whether small merges are among the duties."""
+    """Remembers what is under way. Thread-safe. `merges`: whether small merges are among the duties.
+
+    `collects`: whether collections are. One is asked for once a rollup, and only where its horizon can move.
+    """
 
     def __init__(self, policy: Policy, merges: bool) -> None:
         self.merging: frozenset[str] = frozenset()  # parts that merges under way will replace
@@ -38,6 +42,8 @@ class Upkeep:
         self._lock = threading.Lock()
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
         self._looked_at: Trace | None = None
+        self.collects = False
+        self._collected: tuple[SeqNo, bool, bool] | None = None
 
     def due(self, state: State) -> list[Duty]:
         """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
@@ -51,6 +57,8 @@ class Upkeep:
         if self._merges and state.trace is not self._looked_at:
             self._looked_at = state.trace
             duties += self._merges_due(state)
+        if self.collects and self._has_to_collect(state):
+            duties.append(Duty("collection", Collect()))
         return [duty for duty in duties if self._begins(duty)]
 
     def ended(self, duty: Duty) -> None:
@@ -58,6 +66,20 @@ class Upkeep:
         with self._lock:
             del self._under_way[duty.kind]
             self.merging = frozenset().union(*self._under_way.values())
+
+    def _has_to_collect(self, state: State) -> bool:
+        """Whether two rollups lie before every reader's hold, so that what was before the later one may go.
+
+        Or whether the shard was dropped, so that all of it may.
+        """
+        held = state.seqno_since
+        if sum(1 for seqno in state.rollups if seqno <= held) < 2 and (state.tombstone or not state.is_closed):
+            return False
+        seen = (max(state.rollups), state.is_closed, state.tombstone)
+        if seen == self._collected:
+            return False
+        self._collected = seen
+        return True
 
     def _merges_due(self, state: State) -> Iterator[Duty]:
         taken = claimed(state) | self.merging

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from blob import open_blob
-from compactor.gc import Collector, GcReport
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.commit.collector import Collector, GcReport
 from persist.commit.location import Location, LocationSettings
 from persist.commit.system import SystemClock
 from persist.core.ids import SeqNo

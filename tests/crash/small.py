@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from compactor.engine import EngineSettings
-from compactor.gc import GcSettings
 from compactor.worker import WorkerSettings
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
+from persist.commit.collector import GcSettings
 from persist.commit.location import LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.merge_plan import MergePolicy

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 import persist
-from compactor.gc import Collector
 from compactor.worker import Worker
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.write import WriteSettings
+from persist.commit.collector import Collector
 from persist.commit.location import LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.core.state import Policy

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 
 import persist
-from compactor.gc import Collector
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
+from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.core.errors import Expired, InvalidUsage, UnknownShard
 from persist.core.ids import family_of, shard_id_of
@@ -48,7 +48,7 @@ def collect(client: persist.Client) -> None:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.connect(f"persist://{tmp_path}/data", handles=IMPATIENT) as opened:
+    with persist.connect(f"persist://{tmp_path}/data", handles=IMPATIENT, collect=False) as opened:
         yield opened
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from compactor.gc import Collector
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease
 from persist.client.write import WriteHandle
+from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Expired, InvalidUsage, UnknownShard

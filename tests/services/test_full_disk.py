@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def connected(directory: Path) -> Client:
         f"persist://{directory}",
         handles=HandleSettings(WriteSettings(retry_s=0.5), ReadSettings(retry_s=0.5)),
         location=LocationSettings(policy=Policy(inline_part_bytes_max=0), machine=MachineSettings(retry_s=0.5)),
+        collect=False,
     )
 
 
@@ -100,6 +102,15 @@ def test_a_full_disk_is_read_as_far_as_nothing_has_to_be_written(full: Path) -> 
         for write in (lambda: shard.insert([{"id": 1, "v": b"x"}]), lambda: shard.snapshot()):
             with pytest.raises(Unavailable, match="full"):
                 write()
+
+
+def test_threads_that_read_a_full_disk_do_not_wait_for_one_another(full: Path) -> None:
+    """Each had half of the locks that SQLite takes to have the file alone, and kept it."""
+    with connected(full) as client:
+        shard = client.shard("orders")
+        with ThreadPoolExecutor(4) as pool:
+            uppers = list(pool.map(lambda _: shard.upper().element, range(40), timeout=60))
+    assert uppers == [INSERTS] * 40
 
 
 def test_a_server_starts_on_a_full_disk_and_says_so(full: Path) -> None:

@@ -37,6 +37,7 @@ from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, Si
 
 MAIN = "main"  # compare-and-append, insert and advance
 COPIES = "copies"  # replicated writers of definite data
+COLLECT_RATE = 0.3  # how many processes collect as they commit, as embedded programs do
 DOOMED = "doomed"  # made while everything goes on, and dropped one day
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 KEYS = "abcdefgh"
@@ -220,7 +221,11 @@ class Host:
         self.location = Location(
             SimBlob(world),
             SimConsensus(world, process, run.push),
-            settings=LocationSettings(policy=POLICY, machine=MachineSettings(retry_s=1.5, check_threads=1)),
+            settings=LocationSettings(
+                policy=POLICY,
+                machine=MachineSettings(retry_s=1.5, check_threads=1),
+                collects=self.random.random() < COLLECT_RATE,
+            ),
             clock=self.clock,
             ids=self.ids,
             background=SimBackground(world, process),

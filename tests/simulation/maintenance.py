@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from compactor.engine import EngineSettings
-from compactor.gc import Collector, GcSettings
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
+from persist.commit.collector import Collector, GcSettings
 from persist.core.errors import Corruption
 from persist.core.ids import family_of
 from persist.core.keys import born_ms
@@ -57,7 +57,7 @@ def collector(host: Host) -> None:
     """A garbage collector."""
     for name in (MAIN, COPIES):
         host.open(name)
-    gc = Collector(host.location, GC)
+    gc = Collector(host.location, GC, metrics=Metrics())
     while not host.run.over:
         with maintaining(host):
             gc.run(some_shard(host))

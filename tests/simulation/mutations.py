@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import pyarrow.compute as pc
 
-import compactor.gc
 import compactor.orphans
 import persist.client.pipelined
 import persist.client.retry
@@ -26,11 +25,11 @@ import persist.core.transitions.attributes
 import persist.core.transitions.lifecycle
 import persist.core.transitions.readers
 from compactor.engine import LocalEngine
-from compactor.gc import Collector, GcReport
 from compactor.orphans import Sweeper
 from persist.client.listen import Listen
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
+from persist.commit.collector import Collector, GcReport
 from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
 from persist.core import commands as c

@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from blob.memory import MemoryBlob
 from compactor.engine import EngineSettings
-from compactor.gc import Collector, GcSettings
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
 from persist.core.ids import SeqNo
 from persist.core.keys import shard_prefix

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from compactor.gc import Collector
+from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core import record
 from persist.core.antichain import Antichain

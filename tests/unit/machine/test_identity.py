@@ -11,13 +11,13 @@ import pytest
 from blob import Blob
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
-from compactor.gc import Collector
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import ConsensusIndeterminate
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.commit.collector import Collector
 from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
 from persist.commit.location import Location
 from persist.core.errors import Conflict, Corruption, InvalidUsage

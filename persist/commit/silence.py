@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from compactor.committing import Committer
-from compactor.store_clock import StoreClock
-from persist.commit.location import Location
+from persist.commit.place import Committer, Place
+from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
 from persist.core.errors import PersistError
 from persist.core.ids import SeqNo
@@ -37,7 +36,7 @@ _Key = tuple[str, str]
 class Silence:
     """Watches the leases of shards of a location. One thread at a time for each shard."""
 
-    def __init__(self, location: Location, store_clock: StoreClock) -> None:
+    def __init__(self, location: Place, store_clock: StoreClock) -> None:
         self._location = location
         self._store_clock = store_clock
         self._seen: dict[str, dict[_Key, tuple[Leased, float]]] = {}  # each lease as it is, and since when

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist.commit.location import Location
+from persist.commit.place import Place
 from persist.formats.store_errors import translated
 
 PREFIX = "clock/"  # of the probes: no shard's blobs begin so
@@ -13,7 +13,7 @@ LEFT_BEHIND_MS = 3_600_000  # a probe that is so old was left by a process that 
 class StoreClock:
     """Puts an empty blob, asks when it was written, and deletes it. One thread at a time."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Place) -> None:
         self._location = location
         self._asked_s = 0.0
         self._now_ms: int | None = None

@@ -20,12 +20,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
-from compactor.committing import Committer, CommitterOf
-from compactor.metering import Metrics
-from compactor.silence import Silence
-from compactor.store_clock import StoreClock
-from persist.commit.location import Location
+from persist.commit.place import Committer, CommitterOf, Place
+from persist.commit.silence import Silence
+from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
 from persist.core.errors import Corruption, Unavailable
 from persist.core.ids import SeqNo, family_of, incarnation_of
@@ -43,7 +42,8 @@ SCAN_LIMIT = 1_000
 class GcSettings:
     """`entries_max` bounds one epoch (to the first rollup beyond it); `rollup_after` is in log entries.
 
-    A rollup is made when the newest one is that many entries old, or earlier where data waits to be deleted.
+    A rollup is made when the newest one is that many entries old, or earlier where data waits to be deleted; not where
+    `makes_rollups` says that whoever commits makes enough of them.
     """
 
     entries_max: int = 10_000
@@ -52,6 +52,7 @@ class GcSettings:
     delete_threads: int = 8
     finalise_steps_max: int = 1_000
     shards_max: int = 100_000  # shards whose last epoch a collector remembers
+    makes_rollups: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +64,34 @@ class GcReport:
     done: bool = True
 
 
+class Counts(Protocol):
+    """Hears what a collector did."""
+
+    def add(self, **counts: int) -> None:
+        """Count: `add(gc_runs=1)`."""
+        ...
+
+
+class Uncounted:
+    """Nobody wants to know."""
+
+    def add(self, **counts: int) -> None:
+        return
+
+
 class Collector:
     """Collects shards of a location. Stateless between runs; any number may work at once."""
 
     def __init__(
         self,
-        location: Location,
+        location: Place,
         settings: GcSettings | None = None,
         *,
-        metrics: Metrics | None = None,
+        metrics: Counts | None = None,
         committer_of: CommitterOf | None = None,
     ) -> None:
         self.settings = settings or GcSettings()
-        self.metrics = metrics or Metrics()
+        self.metrics = metrics or Uncounted()
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
@@ -200,7 +216,7 @@ class Collector:
         One rollup does not count: every epoch leaves the one before, and an idle shard must come to rest.
         """
         newest = max(state.rollups)
-        if state.seqno_since <= newest:
+        if state.seqno_since <= newest or not self.settings.makes_rollups:
             return False
         if state.seqno - newest >= self.settings.rollup_after:
             return True

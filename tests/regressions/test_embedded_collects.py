@@ -1,0 +1,151 @@
+"""An embedded program keeps its location small by itself: 100 live rows had 193 blobs and 1,725 log entries."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location
+from persist.core.ids import SeqNo, family_of, shard_id_of
+from persist.core.state import Policy
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+INSERTS = 2_000
+LIVE_ROWS = 100
+SINCE_EVERY = 50
+BLOBS_MAX = 40
+ENTRIES_MAX = 4 * Policy().rollup_every
+QUIET_S = 20.0
+
+PROGRAM = f"""
+import sys, persist, pyarrow as pa
+schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+with persist.connect(sys.argv[1]) as client:
+    shard = client.create_shard("orders", schema, ["k"])
+    for number in range({INSERTS // 4}):
+        shard.insert([{{"k": number % {LIVE_ROWS}, "v": "value"}}])
+        if number % {SINCE_EVERY} == 0:
+            upper = shard.upper().element
+            shard.downgrade_since(max(0, upper - 1), cursor=sys.argv[2])
+"""
+
+
+def location_of(client: persist.Client) -> Location:
+    assert isinstance(client.transport, EmbeddedTransport)
+    return client.transport.location
+
+
+def kept(client: persist.Client) -> tuple[int, int]:
+    """Blobs and log entries."""
+    location = location_of(client)
+    blobs = sum(1 for _ in location.blob.list(family_of(shard_id_of("orders"))))
+    return blobs, len(location.versions.diffs("orders", SeqNo(1), 10_000))
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """The background needs a moment after the last commit."""
+    deadline = time.monotonic() + QUIET_S
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+def small(client: persist.Client) -> Callable[[], bool]:
+    def holds() -> bool:
+        blobs, entries = kept(client)
+        return blobs < BLOBS_MAX and entries < ENTRIES_MAX
+
+    return holds
+
+
+def insert_and_replace(shard: persist.Shard) -> None:
+    """Row by row: `LIVE_ROWS` are left, the others were taken away again."""
+    for number in range(INSERTS):
+        key = number % LIVE_ROWS
+        rows = [{"k": key, "v": f"value {number}", "__diff": 1}]
+        if number >= LIVE_ROWS:
+            rows.append({"k": key, "v": f"value {number - LIVE_ROWS}", "__diff": -1})
+        shard.insert(rows)
+        if number % SINCE_EVERY == SINCE_EVERY - 1:
+            shard.downgrade_since(number)
+
+
+def test_a_program_that_only_writes_keeps_its_location_small(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        insert_and_replace(shard)
+        assert eventually(small(client)), kept(client)
+        assert shard.snapshot().to_arrow().num_rows == LIVE_ROWS
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data", collect=False) as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for number in range(3 * Policy().rollup_every):
+            shard.insert([{"k": number, "v": "value"}])
+        assert kept(client)[1] > 3 * Policy().rollup_every
+
+
+def test_a_reader_keeps_what_it_reads(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
+        snapshot = shard.snapshot()
+        for number in range(5 * Policy().rollup_every):
+            shard.insert([{"k": number, "v": "after"}])
+            shard.downgrade_since(number)
+        assert snapshot.to_arrow().num_rows == 5_000
+        assert kept(client)[1] > 5 * Policy().rollup_every, "the snapshot held the log back"
+
+
+def test_a_dropped_shard_is_deleted_by_who_dropped_it(tmp_path: Path) -> None:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        for _ in range(3):
+            shard.insert(pa.table({"k": range(5_000), "v": ["before"] * 5_000}))
+        assert kept(client)[0] > 1
+        shard.drop()
+        assert eventually(lambda: kept(client)[0] == 1), kept(client)
+
+
+def test_several_programs_collect_at_once(tmp_path: Path) -> None:
+    url = f"persist://{tmp_path}/data"
+    with persist.connect(url) as client:
+        programs = [subprocess.Popen([sys.executable, "-c", PROGRAM, url, f"c{number}"]) for number in range(2)]
+        assert [program.wait(120) for program in programs] == [0, 0]
+        shard = client.shard("orders")
+        assert shard.upper().element is not None
+        assert sum(shard.snapshot().to_arrow()["__diff"].to_pylist()) == 2 * (INSERTS // 4)
+        blobs, entries = kept(client)
+        assert entries < 2 * ENTRIES_MAX, (blobs, entries)
+
+
+def test_collections_keep_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that deletes slowly: commits go on meanwhile."""
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        location, stuck, begun = location_of(client), threading.Event(), threading.Event()
+        real = location.consensus.truncate
+
+        def truncate(key: str, seqno: int) -> int:
+            begun.set()
+            stuck.wait(QUIET_S)
+            return real(key, seqno)
+
+        monkeypatch.setattr(location.consensus, "truncate", truncate)
+        try:
+            for number in range(5 * Policy().rollup_every):
+                shard.insert([{"k": number, "v": "value"}])
+            assert begun.is_set()
+            assert shard.upper().element == 5 * Policy().rollup_every
+        finally:
+            stuck.set()
