@@ -23,7 +23,8 @@ from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
 from persist.commit.collector import Collector
-from persist.commit.location import Location
+from persist.commit.location import Location, LocationSettings
+from persist.commit.machine import MachineSettings
 from persist.core.errors import Expired, InvalidUsage, UnknownShard
 from persist.core.ids import family_of, shard_id_of
 from tests.support.server import Server
@@ -48,7 +49,9 @@ def collect(client: persist.Client) -> None:
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[persist.Client]:
-    with persist.connect(f"persist://{tmp_path}/data", handles=IMPATIENT, collect=False) as opened:
+    """It collects when a test says so. Nothing is merged meanwhile, so nothing is left that only the sweep takes."""
+    alone = LocationSettings(machine=MachineSettings(small_merges=False))
+    with persist.connect(f"persist://{tmp_path}/data", handles=IMPATIENT, location=alone, collect=False) as opened:
         yield opened
 
 
