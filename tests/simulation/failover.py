@@ -20,7 +20,6 @@ import pyarrow as pa
 from blob import Blob
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
-from compactor.gc import Collector, GcSettings
 from compactor.orphans import Sweeper, SweepSettings
 from consensus import HIDDEN
 from consensus.memory import MemoryConsensus
@@ -28,6 +27,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import Listen
 from persist.client.shard import Shard
+from persist.commit.collector import Collector, GcSettings
 from persist.commit.identity import CONFIRM_EVERY_S
 from persist.core import commands as c
 from persist.core.errors import Corruption, Expired, HistoryLost, InvalidUsage, NotReadable
