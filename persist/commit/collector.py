@@ -26,7 +26,7 @@ from persist.commit.place import Committer, CommitterOf, Place
 from persist.commit.silence import Silence
 from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
-from persist.core.errors import Corruption, Unavailable
+from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
 from persist.core.keys import is_rollup_key, shard_of
 from persist.core.state import State
@@ -233,8 +233,12 @@ class Collector:
     # --- the end of a shard
 
     def _finalise(self, machine: Committer, state: State) -> State:
+        """The State after bounded steps towards the tombstone, or of the next life of the name, if that has begun."""
         for _ in range(self.settings.finalise_steps_max):
-            result = machine.apply(c.Finalise())
+            try:
+                result = machine.apply(c.Finalise(shard=state.shard_id))
+            except UnknownShard:
+                return machine.refresh()
             assert isinstance(result, c.Finalised)
             if result.done:
                 self.metrics.add(shards_finalised=1)

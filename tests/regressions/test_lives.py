@@ -25,8 +25,10 @@ from persist.client.write import WriteSettings
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.core import commands as c
 from persist.core.errors import Expired, InvalidUsage, UnknownShard
 from persist.core.ids import family_of, shard_id_of
+from persist.core.state import State
 from tests.support.server import Server
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
@@ -175,6 +177,34 @@ def test_a_tombstone_is_listed_once(client: persist.Client, monkeypatch: pytest.
     collect(client)
     assert listed == []
     assert location_of(client).machine("orders").refresh().seqno == before
+
+
+def test_a_collector_that_looked_before_the_next_life_began_leaves_it_alone(client: persist.Client) -> None:
+    """It would have finalised it, and the next life had just begun."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "old"}])
+    shard.drop()
+    machine = location_of(client).machine("orders")
+
+    class Late:
+        """Between the collector's look and its first command somebody uses the name again."""
+
+        name = "orders"
+        state, seen = machine.state, 0
+
+        def refresh(self) -> State:
+            self.seen += 1
+            found = machine.refresh()
+            if self.seen == 1:
+                client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "new"}])
+            return found
+
+        def apply(self, command: c.Command) -> c.Result:
+            return machine.apply(command)
+
+    late = Late()
+    Collector(location_of(client), committer_of=lambda _: late).run("orders")
+    assert [row["k"] for row in client.shard("orders").snapshot().to_arrow().to_pylist()] == ["new"]
 
 
 def test_creators_at_one_time_make_one_life(tmp_path: Path) -> None:
