@@ -22,7 +22,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 INSERTS = 2_000
 LIVE_ROWS = 100
 SINCE_EVERY = 50
-BLOBS_MAX = 40
+BLOBS_MAX = 60
 ENTRIES_MAX = 4 * Policy().rollup_every
 QUIET_S = 20.0
 
