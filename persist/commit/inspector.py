@@ -13,7 +13,7 @@ from blob import Blob, BlobError
 from persist.commit.receipts import Receipts
 from persist.core import commands as c
 from persist.core.batch import Part, Run
-from persist.core.errors import PersistError
+from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.keys import belongs_to
 from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
@@ -27,6 +27,8 @@ AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 SCHEMAS_MAX = 16
 BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress, c.ReplacePart)
 """Commands that may name new parts."""
+OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
+"""Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
 
 
 class Inspector:
@@ -59,7 +61,8 @@ class Inspector:
                 for part in present:
                     check_presence(part, self._blob)
         except PersistError as error:
-            return Verdict(error.kind, error.message, error.details)
+            is_damage = isinstance(command, OF_MAINTENANCE) and isinstance(error, InvalidUsage)
+            return Verdict(Corruption.kind if is_damage else error.kind, error.message, error.details)
         except BlobError as error:
             told = translate(error)
             return Verdict(told.kind, told.message, told.details)
