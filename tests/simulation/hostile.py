@@ -91,6 +91,8 @@ def _once_it_left(host: Host, run: Run) -> None:
                 return
         except WEATHER:
             continue
+        except Corruption:
+            expect_damage(host)
 
 
 def _tell(host: Host, runs: tuple[Run, ...], what: str) -> bool:

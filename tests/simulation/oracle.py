@@ -211,7 +211,8 @@ class Oracle:
 
     def _land(self, truth: ShardTruth, old: State, new: State, change: state_diff.StateDiff) -> None:
         fresh = _landed(old, change)
-        for token, entry in fresh.items():
+        covered = old.upper
+        for token, entry in sorted(fresh.items(), key=lambda item: item[1].lower):
             expect(token not in truth.landed, "once", f"token {token} landed twice in {truth.name}")
             write = self.writes.get(token)
             truth.landed[token] = write
@@ -221,9 +222,11 @@ class Oracle:
             expect(meant, "life", f"#{write.number} of {write.who} was for {write.shard} and landed in {truth.life}")
             write.landed = (entry.lower.element, entry.upper.element)
             write.landed_seqno = int(new.seqno)
-            if write.kind == "append" and entry.upper <= old.upper:
-                continue  # another replica has written all of it
-            self._add_rows(truth, write, entry.lower.element)
+            lower = entry.lower
+            if write.kind == "append":  # another replica may have written it, perhaps in this very commit
+                lower, covered = max(lower, covered), max(covered, entry.upper)
+            if lower < entry.upper or write.kind != "append":
+                self._add_rows(truth, write, lower.element)
         changes = [write.attributes for token in fresh if (write := truth.landed[token]) and write.attributes]
         if changes:
             held = {str(key): value for key, value in new.attributes.items()}
@@ -234,7 +237,7 @@ class Oracle:
         if truth.name in self.definite:
             assert write.landed is not None
             rows = self.definite[truth.name]
-            low, high = write.landed
+            low, high = lower, write.landed[1]
             assert low is not None
             assert high is not None
             truth.updates += [update for time in range(low, high) for update in rows(time)]
