@@ -290,11 +290,12 @@ class Held:
         )
 
     def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:
-        """All of it, in splits. Raises InvalidUsage."""
+        """All of it, in splits. Raises InvalidUsage, Expired."""
         schema, reader = part_reader(self.transport, self.view, self.settings)
         chosen, runs = schema.columns(columns), self.runs
         with leased_blobs(self.lease):
             ranges = plan_splits(runs, num_splits, schema, reader)
+        self.lease.keep()  # a part that was missing may have gone with the hold
         splits = tuple(self.split(key_range, runs, chosen) for key_range in ranges)
         return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, self.lease)
 
