@@ -8,6 +8,7 @@ from persist.core.attribute import NO_INDEX
 from persist.core.batch import Description, HollowBatch
 from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.core.ids import INCARNATION_MAX, shard_id_of
+from persist.core.outcomes import births
 from persist.core.record import replace
 from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
@@ -58,6 +59,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         emptied = HollowBatch(Description(taken[0].desc.lower, taken[-1].desc.upper, MINIMUM), (), 0)
         state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
         return state, c.Finalised(done=False)
+    born = [*births(state.outcomes), *(file.born_last for file in state.outcome_files)]
     gone = replace(
         state,
         writers={},
@@ -70,6 +72,9 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         left={},
         outcomes={},
         outcome_files=(),
+        # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
+        # all others until that time.
+        forgotten_ms=max(state.forgotten_ms, min(max(born, default=0), context.now_ms)),
         tombstone=True,
     )
     return gone, c.Finalised(done=True)
@@ -88,4 +93,5 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         rollups=state.rollups,
         features=state.features,
         incarnation=incarnation,
+        forgotten_ms=state.forgotten_ms,
     ), c.Done()
