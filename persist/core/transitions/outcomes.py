@@ -119,8 +119,8 @@ def _check_known(state: State, token: Token, context: Context) -> None:
     if born <= state.forgotten_ms:
         raise OutcomeForgotten(
             f"what became of token {token} on shard {state.name!r} is no longer known: it is older than "
-            f"{context.policy.outcome_kept_ms // 3_600_000} hours, or than a drop of the shard; look at the shard, then "
-            "write with a new token",
+            f"{context.policy.outcome_kept_ms // 3_600_000} hours, or than a drop of the shard; look at the shard, "
+            "then write with a new token",
             born_ms=born,
         )
     if born > max(context.now_ms, state.walltime_ms, context.lease_now_ms) + FUTURE_MS_MAX:
