@@ -226,7 +226,7 @@ def _open(path: str, timeout_s: float) -> _Connection:
     connection = _connection(f"file:{quote(path)}", timeout_s)
     try:
         _use_wal(connection)
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:  # one that stays open keeps its locks, and the next one waits for them
         connection.close()
         if error.sqlite_errorcode not in _NO_ROOM:
             raise
@@ -248,7 +248,7 @@ def _open_alone(path: str) -> _Connection:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA journal_mode = WAL")
             return connection
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             connection.close()
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or tries == WAL_TRIES_MAX - 1:
                 raise

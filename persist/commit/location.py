@@ -10,6 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -210,10 +211,14 @@ def open_location(url: str, **options: object) -> Location:
 
 def open_stores(blob_url: str, consensus_url: str, **options: object) -> Location:
     """Open a location by the URLs of its two stores."""
-    with translated():
+    with ExitStack() as opened, translated():
         blob = open_blob(blob_url)
+        opened.callback(blob.close)
         consensus = open_consensus(consensus_url)
-    return Location(blob, consensus, **options)  # type: ignore[arg-type]
+        opened.callback(consensus.close)
+        location = Location(blob, consensus, **options)  # type: ignore[arg-type]
+        opened.pop_all()
+    return location
 
 
 def directory_urls(url: str) -> tuple[str, str]:
