@@ -160,7 +160,7 @@ class Sweeper:
         following = SeqNo(1)
         while page := self._location.versions.diffs(state.name, following, SCAN_LIMIT):
             for change in page:
-                live.update(change.gone)
+                live.update(self._location.versions.whole(state.name, change).gone)
             following = SeqNo(page[-1].seqno + 1)
         return live
 

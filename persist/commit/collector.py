@@ -133,7 +133,7 @@ class Collector:
             with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(horizon))
             self.metrics.add(gc_entries_truncated=truncated)
-        removes = min(state.rollups, default=horizon) < horizon
+        removes = min([*state.rollups, *state.long_diffs], default=horizon) < horizon
         if removes:
             machine.apply(c.RemoveRollups(horizon))
         if deleted or truncated:
@@ -221,7 +221,7 @@ class Collector:
         if state.seqno - newest >= self.settings.rollup_after:
             return True
         recent = self._versions.diffs(state.name, SeqNo(newest + 1), self.settings.rollup_after)
-        gone = [key for change in recent for key in change.gone]
+        gone = [key for change in recent for key in self._versions.whole(state.name, change).gone]
         return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
 
     def _roll_up(self, machine: Committer, state: State) -> State:
@@ -266,7 +266,7 @@ class Collector:
                 deleted = self._delete(self._unneeded((stat.key for stat in listed), state))
                 truncated = self._location.consensus.truncate(machine.name, int(kept))
             self.metrics.add(gc_entries_truncated=truncated)
-        if len(state.rollups) > 1:
+        if len(state.rollups) > 1 or min(state.long_diffs, default=kept) < kept:
             machine.apply(c.RemoveRollups(kept))
             if not machine.refresh().tombstone:
                 return GcReport(deleted, truncated, done=False)
@@ -297,7 +297,8 @@ class Collector:
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
         while page := self._versions.diffs(name, SeqNo(seqno + 1), SCAN_LIMIT):
-            yield from page
+            for change in page:
+                yield self._versions.whole(name, change)
             seqno = page[-1].seqno
 
     def _last_rollup(self, state: State) -> SeqNo | None:

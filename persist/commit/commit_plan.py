@@ -97,7 +97,7 @@ class Given(Struct, frozen=True):
     way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
     `verdicts` say of each command, in order, what was found of its parts.
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
-    `renewed` is as in `Context`.
+    `renewed` is as in `Context`. `long_diff` is the key of the blob to which the state diff goes, if it goes to one.
     """
 
     now_ms: int
@@ -111,6 +111,7 @@ class Given(Struct, frozen=True):
     renewed: tuple[Renewed, ...] = ()
     remembered: Mapping[str, tokens.Outcome] = {}
     level: int = NEWEST_LEVEL
+    long_diff: str = ""
 
 
 class Commit(Struct, frozen=True):
@@ -175,6 +176,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         return Commit(None, base, outcomes, base if refused else None, commands)
     made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
     following = replace(expire_lapsed(state, lease_now), lease_clock_ms=clock or 0, **made)
+    if given.long_diff:
+        following = replace(following, long_diffs={**following.long_diffs, following.seqno: given.long_diff})
     gone = state_diff.gone_between(base, following)
     following = departed(following, gone, given.policy)
     invariants.check_step(base, following)

@@ -12,9 +12,10 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.system import System, jittered
 from persist.commit.versions import Versions
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.core.state_diff import StateDiff
-from persist.formats.store_errors import translate
+from persist.core.state_diff import StateDiff, standing_for
+from persist.formats.store_errors import translate, translated
 
+LONG_DIFF_BYTES_MAX = 256 * 1024 * 1024  # about a million parts
 BACKOFF_FIRST_S = 0.004
 BACKOFF_MAX_S = 1.0
 
@@ -32,18 +33,24 @@ class LogWriter:
         self._system = system
         self._metrics = metrics
 
-    def write(self, change: StateDiff, deadline: float) -> bool:
+    def write(self, change: StateDiff, deadline: float, long_diff: str = "") -> bool:
         """Whether this state diff is in the log now. False: another commit has its seqno.
 
+        `long_diff`: the diff is written to the blob of this key, which its State names, and the log only refers to it.
         TooLarge: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
         it may be.
         """
         data = self._versions.encode(change)
-        if len(data) > self._versions.consensus.value_bytes_max:
+        most = LONG_DIFF_BYTES_MAX if long_diff else self._versions.consensus.value_bytes_max
+        if len(data) > most:
             raise TooLarge(
-                f"a command on shard {self._name!r} takes {len(data)} bytes in its log, and the consensus store takes "
-                f"{self._versions.consensus.value_bytes_max}; write fewer or larger parts at once"
+                f"a command on shard {self._name!r} takes {len(data)} bytes in its log, of which {most} are possible; "
+                "write fewer or larger parts at once"
             )
+        if long_diff:
+            with translated():
+                self._versions.blob.put(long_diff, data)
+            data = self._versions.encode(standing_for(change, long_diff, len(data)))
         after = self._versions.beginning(self._name, change.seqno - 1)
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)
         if won or (was_unknown and self.is_ours(change, deadline)):

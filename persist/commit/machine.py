@@ -30,6 +30,7 @@ from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable, UnknownShard
+from persist.core.keys import diff_key
 from persist.core.outcomes import Outcome as Remembered
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context, Indexed, Verdict
@@ -201,15 +202,18 @@ class Machine(CachedState):
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
 
-        So only a command that is too large by itself is refused.
+        A command that is too large by itself goes to a blob, to which the log refers.
         """
+        is_long = False
         while True:
+            commands, verdicts = [pending.command for pending in group], [pending.verdict for pending in group]
             try:
-                return self._commit([pending.command for pending in group], [pending.verdict for pending in group])
+                return self._commit(commands, verdicts, is_long)
             except TooLarge:
-                if len(group) == 1:
+                if is_long:
                     raise
-                group = self._queue.halve_group()
+                is_long = len(group) == 1
+                group = group if is_long else self._queue.halve_group()
 
     def _knowing(self, command: c.Command) -> State:
         """The cached State, or a newer one where that does not know the schema of a part."""
@@ -224,7 +228,7 @@ class Machine(CachedState):
             f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
         )
 
-    def _commit(self, commands: Sequence[c.Command], verdicts: Sequence[Verdict]) -> Commit:
+    def _commit(self, commands: Sequence[c.Command], verdicts: Sequence[Verdict], is_long: bool) -> Commit:
         """Commit the commands together, and publish the State. Raises the error that is then the outcome of each."""
         deadline, commit_id = self._deadline(), self._system.ids.uuid7()
         base, is_fresh = self.cached, False
@@ -233,11 +237,12 @@ class Machine(CachedState):
         lost = 0
         while True:
             planned_s = self._system.clock.monotonic()
-            commit = self._planned(base, commands, verdicts, commit_id, lost)
+            long_diff = diff_key(base.shard_id, self._system.ids) if is_long else ""
+            commit = self._planned(base, commands, verdicts, (commit_id, long_diff), lost)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
-            elif self._log.write(commit.diff, deadline):
+            elif self._log.write(commit.diff, deadline, long_diff):
                 self._leases.saw(commit.following, planned_s, planned_s)
                 self.publish(commit.following)
                 self.metrics.committed(len(commands), lost)
@@ -252,9 +257,9 @@ class Machine(CachedState):
             base, is_fresh = self.refresh(), True
 
     def _planned(
-        self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], commit_id: str, lost: int
+        self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], ids: tuple[str, str], lost: int
     ) -> Commit:
-        """The plan, with all that it needs of the stores.
+        """The plan, with all that it needs of the stores. `ids`: that of the commit, and the key of its long diff.
 
         A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
@@ -262,7 +267,7 @@ class Machine(CachedState):
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
         given = Given(
             self._system.clock.now_ms(),
-            commit_id,
+            ids[0],
             self.policy,
             indexed,
             self._upkeep.merging if self._settings.small_merges and not lost else None,
@@ -272,6 +277,7 @@ class Machine(CachedState):
             self._leases.renewed() if has_clock else (),
             remembered,
             self._versions.level,
+            ids[1],
         )
         return supplied(plan_commit(base, commands, given), self._supply)
 

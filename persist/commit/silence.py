@@ -121,7 +121,9 @@ class Silence:
         if not any(idle_ms > MANY_LEASES * lease.lease_ms for _, lease in _leases(state)):
             return False
         newest = max(state.rollups, default=SeqNo(0))
-        recent = self._location.versions.diffs(state.name, SeqNo(newest + 1), DIFFS_MAX)
+        versions = self._location.versions
+        short = versions.diffs(state.name, SeqNo(newest + 1), DIFFS_MAX)
+        recent = [versions.whole(state.name, change) for change in short]
         return any((found := getattr(change, kind)) and found.set for change in recent for kind in _KINDS)
 
 

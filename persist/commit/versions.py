@@ -19,7 +19,7 @@ from persist.commit.identity import Identity
 from persist.commit.levels import raise_level, read_level
 from persist.commit.receipts import Receipts
 from persist.core import state_diff
-from persist.core.errors import Corruption, HistoryLost, InvalidUsage
+from persist.core.errors import Corruption, HistoryLost, InvalidUsage, Unavailable
 from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
 from persist.core.keys import is_rollup_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.record import replace
@@ -43,6 +43,10 @@ LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loade
 ENDS_MAX = 20_000  # shards of which the last log entry is known
 CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
 ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
+
+
+class Cut(Unavailable):
+    """A log entry was cut while it was read."""
 
 
 class Versions:
@@ -136,12 +140,37 @@ class Versions:
         return loaded
 
     def diffs(self, name: str, first: SeqNo, limit: int) -> list[StateDiff]:
-        """The live state diffs from `first` on, ascending, at most `limit`."""
+        """The live state diffs from `first` on, ascending, at most `limit`, as they stand in the log.
+
+        `whole` gives what a long one stands for.
+        """
         with translated():
             entries = self.consensus.scan(name, int(first), limit)
         found = [self.decode(entry.data) for entry in entries]
         if entries:
             self.ends(name, entries[-1].seqno, entries[-1].data)
+        return found
+
+    def whole(self, name: str, change: StateDiff) -> StateDiff:
+        """The state diff itself, where `change` only stands for it in the log.
+
+        Raises Cut: its log entry was cut meanwhile, and its blob collected. Corruption: only its blob is gone.
+        """
+        if change.elsewhere is None:
+            return change
+        key = change.elsewhere.key
+        try:
+            with translated_but_missing():
+                found = self.decode(self.blob.get(key))
+        except BlobNotFound as error:
+            live = self.diffs(name, change.seqno, 1)
+            if live and live[0].seqno == change.seqno:
+                raise Corruption(f"the state diff v{change.seqno} of shard {name!r} is missing: {key}") from error
+            raise Cut(
+                f"the state diff v{change.seqno} of shard {name!r} was collected meanwhile; look again"
+            ) from error
+        if (found.seqno, found.commit_id) != (change.seqno, change.commit_id):
+            raise Corruption(f"blob {key} holds another state diff than v{change.seqno} of shard {name!r}")
         return found
 
     def ends(self, name: str, seqno: int, data: bytes) -> None:
@@ -208,7 +237,7 @@ class Versions:
         found = self.diffs(name, FIRST, 1)
         if not found or found[0].seqno != FIRST or found[0].schemas is None:
             return None
-        return state_diff.apply(found[0], blank_state(name))
+        return state_diff.apply(self.whole(name, found[0]), blank_state(name))
 
     def _tail(self, state: State, scans_max: int) -> State | None:
         """The State after all live diffs. None if the log begins later than that, or goes on for more scans.
@@ -225,8 +254,11 @@ class Versions:
                 state = replace(state, commit_id=page[0].commit_id)
             elif page[0].commit_id != state.commit_id:
                 raise _lost(state, "has another commit there")
-            for change in page[1:]:
-                state = state_diff.apply(change, state)
+            try:
+                for change in page[1:]:
+                    state = state_diff.apply(self.whole(state.name, change), state)
+            except Cut:
+                break
             if len(page) < SCAN_LIMIT:
                 return state
         return None

@@ -311,7 +311,7 @@ class AddRollup(Command, frozen=True):
 
 
 class RemoveRollups(Command, frozen=True):
-    """Forget the rollups before `below`; the newest always stays. -> Done"""
+    """Forget the rollups, and the blobs of state diffs, before `below`; the newest rollup always stays. -> Done"""
 
     below: SeqNo
 

@@ -4,6 +4,7 @@
 <shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup
 <shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
 <shard>/o/x<uuid7>.outcomes              outcomes of tokens
+<shard>/d/x<uuid7>.diff                  a state diff that the log does not take
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ COMPACTOR = WriterId("w" + "c0" * 16)
 
 _KEY = re.compile(
     r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.parquet|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
-    r"|o/x[0-9a-f]{32}\.outcomes)\Z"
+    r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff)\Z"
 )
 
 
@@ -36,6 +37,10 @@ def part_id_of(key: str) -> PartId:
 
 def chunk_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/a/x{ids.uuid7()}.nodes"
+
+
+def diff_key(shard: ShardId, ids: IdSource) -> str:
+    return f"{shard}/d/x{ids.uuid7()}.diff"
 
 
 def outcomes_key(shard: ShardId, ids: IdSource) -> str:

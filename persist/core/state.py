@@ -21,7 +21,7 @@ SERVICE_TIMES_MAX = 64
 # Fields that came with level 3.
 LATER = (
     "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
-    "outcome_files", "forgotten_ms", "service_times",
+    "outcome_files", "forgotten_ms", "service_times", "long_diffs",
 )  # fmt: skip
 
 
@@ -139,7 +139,8 @@ class State(Record, frozen=True):
     recent outcomes of tokens, by id; `outcome_files` have the older ones, in order. Tokens that were minted at
     `forgotten_ms` or before may have an outcome that is no longer known. `service_times` are the intervals of times
     that the service chose, ascending, of which there are at most SERVICE_TIMES_MAX: older ones are joined.
-    `incarnation` counts the lives of the name before this one.
+    `incarnation` counts the lives of the name before this one. `long_diffs` are the blobs of state diffs that were too
+    long for the log, by seqno, while their log entries live.
 
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
     that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age. `commit_id`
@@ -148,7 +149,7 @@ class State(Record, frozen=True):
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(LATER, 3)
     # Before level 3 `step` takes no tokens that come alone.
-    droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms"}
+    droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"}
 
     name: str
     shard_id: ShardId
@@ -179,6 +180,7 @@ class State(Record, frozen=True):
     outcome_files: tuple[OutcomeFile, ...] = ()
     forgotten_ms: int = 0
     service_times: tuple[tuple[int, int], ...] = ()
+    long_diffs: Mapping[SeqNo, str] = {}
 
     @property
     def lease_now_ms(self) -> int:
@@ -229,6 +231,7 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
         yield chunk.key
     for file in state.outcome_files:
         yield file.key
+    yield from state.long_diffs.values()
 
 
 def held_since(state: State) -> Antichain:

@@ -45,6 +45,7 @@ MAPPINGS = (
     "attribute_chunks",
     "left",
     "outcomes",
+    "long_diffs",
 )
 SCALARS = (
     "since",
@@ -62,7 +63,7 @@ SCALARS = (
     "swept_before_ms",
 )
 
-_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files")
+_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "long_diffs")
 
 
 class MapDiff(Record, Generic[_K, _V], frozen=True):
@@ -89,11 +90,12 @@ class StateDiff(Record, frozen=True):
     `commit_id` tells this commit from any other that tried for the same seqno. `gone` are the blobs that
     the earlier State named and the later one does not: what GC may delete one day. `rollup_seqno`/`rollup_key`
     name the newest rollup as of the later State: where one who only has this diff starts to load. `parent_id` is the
-    commit that made the earlier State; empty where that is not known (level 2, and the first State).
+    commit that made the earlier State; empty where that is not known (level 2, and the first State). `elsewhere`: the
+    whole state diff lies in this blob, and this one only stands for it in the log.
     """
 
     # As those of the State; the commit that made it is known by `parent_id`.
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys({*LATER, "parent_id"} - {"commit_id"}, 3)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys({*LATER, "parent_id", "elsewhere"} - {"commit_id"}, 3)
     droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
     seqno: SeqNo
@@ -127,6 +129,8 @@ class StateDiff(Record, frozen=True):
     outcome_files: tuple[OutcomeFile, ...] | None = None
     forgotten_ms: int | None = None
     service_times: tuple[tuple[int, int], ...] | None = None
+    long_diffs: MapDiff[SeqNo, str] | None = None
+    elsewhere: Rollup | None = None
 
 
 def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:
@@ -159,6 +163,19 @@ def only_holds(change: StateDiff) -> bool:
     if any(getattr(change, name) is not None for name in ("trace", *SCALARS, *MAPPINGS) if name not in kept):
         return False
     return not any(entries.set for entries in (change.writers, change.claims, change.left) if entries is not None)
+
+
+def standing_for(change: StateDiff, key: str, size: int) -> StateDiff:
+    """What stands in the log for a state diff that lies in a blob."""
+    return StateDiff(
+        seqno=change.seqno,
+        walltime_ms=change.walltime_ms,
+        commit_id=change.commit_id,
+        rollup_seqno=change.rollup_seqno,
+        rollup_key=change.rollup_key,
+        parent_id=change.parent_id,
+        elsewhere=Rollup(key, size),
+    )
 
 
 def apply(change: StateDiff, state: State) -> State:

@@ -51,7 +51,7 @@ def _at_level(value: Any, level: int) -> Any:
             found = getattr(value, name)
             if needed <= level:
                 kept.append(_at_level(found, level))
-            elif name not in kind.droppable and found != defaults[name]:
+            elif name not in kind.droppable and found != _made(defaults[name]):
                 raise InvalidUsage(
                     f"{kind.__name__}.{name} needs level {needed}, and this location has level {level}: "
                     "run `persist upgrade`"
@@ -60,6 +60,10 @@ def _at_level(value: Any, level: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _at_level(item, level) for key, item in value.items()}
     return [_at_level(item, level) for item in value] if isinstance(value, tuple) else value
+
+
+def _made(default: Any) -> Any:
+    return default.factory() if hasattr(default, "factory") else default
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes | memoryview, what: str, bad: type[PersistError]) -> _T:

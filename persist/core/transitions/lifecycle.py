@@ -94,4 +94,5 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         features=state.features,
         incarnation=incarnation,
         forgotten_ms=state.forgotten_ms,
+        long_diffs=state.long_diffs,
     ), c.Done()

@@ -36,9 +36,10 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
 def remove_rollups(state: State, command: c.RemoveRollups, context: Context) -> tuple[State, c.Done]:
     newest = max(state.rollups, default=0)
     kept = {seqno: r for seqno, r in state.rollups.items() if seqno >= command.below or seqno == newest}
-    if len(kept) == len(state.rollups):
+    long_diffs = {seqno: key for seqno, key in state.long_diffs.items() if seqno >= command.below}
+    if len(kept) == len(state.rollups) and len(long_diffs) == len(state.long_diffs):
         return state, c.Done()
-    return replace(state, rollups=kept), c.Done()
+    return replace(state, rollups=kept, long_diffs=long_diffs), c.Done()
 
 
 def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[State, c.Claimed]:
