@@ -125,6 +125,10 @@ class Oracle:
 
     def committed(self, name: str, seqno: int, data: bytes) -> None:
         change = decode_diff(data)
+        if change.elsewhere is not None:
+            assert self.blobs is not None
+            change = decode_diff(self.blobs.get(change.elsewhere.key))
+            self.paths["long diff"] += 1
         truth = self.shards.get(name)
         if truth is None:
             first = state_diff.apply(change, blank_state(name))

@@ -44,6 +44,7 @@ PATHS = (
     "retry answered",
     "rollup forgotten",
     "schema evolved",
+    "long diff",
     "shard finalised",
     "since moved",
     "snapshot read",
