@@ -336,8 +336,8 @@ class ObservedBlob(MemoryBlob):
 class ObservedConsensus(MemoryConsensus):
     """A store that shows every commit and truncation to the oracle as it happens."""
 
-    def __init__(self, oracle: Oracle) -> None:
-        super().__init__()
+    def __init__(self, oracle: Oracle, value_bytes_max: int) -> None:
+        super().__init__(value_bytes_max=value_bytes_max)
         self._oracle = oracle
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:

@@ -22,6 +22,7 @@ import persist.commit.receipts
 import persist.commit.versions
 import persist.parts.reader
 import tests.simulation.oracle
+from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
 from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
@@ -46,6 +47,8 @@ LOCKING = (
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged
+NARROW_SHARE = 0.15  # of the runs, whose consensus store takes little at once, so that state diffs go to blobs
+NARROW_BYTES = 1_200
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
 DECODED_MAX = 256  # entries of logs that are kept decoded
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
@@ -137,7 +140,8 @@ def run_plan(plan: Plan) -> Outcome:
     oracle.orphan_age_ms = ORPHAN_AGE_MS - CLOCK_JUMP_MS_MAX
     oracle.definite[COPIES] = lambda time: definite_rows(plan.seed, time)
     world.blobs = ObservedBlob(oracle, oracle.clock)
-    world.logs = ObservedConsensus(oracle)
+    narrow = random.Random(plan.seed ^ 0xD1FF).random() < NARROW_SHARE
+    world.logs = ObservedConsensus(oracle, NARROW_BYTES if narrow else VALUE_BYTES_MAX)
     run = Run(world, oracle, History(), plan.ops, plan.seed, plan.push, plan.faults)
     outcome = Outcome(plan)
     with ExitStack() as stack:

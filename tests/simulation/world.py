@@ -129,10 +129,6 @@ class SimBackground:
         return
 
 
-NARROW_PART = 0.15  # of the runs have a consensus store that takes little at once, so that state diffs go to blobs
-NARROW_BYTES = 1_200
-
-
 class World:
     """The truth (`blobs`, `logs`: stores without faults) and the ways to reach it."""
 
@@ -153,8 +149,7 @@ class World:
         damage = {k: RATES[k] for k in self.enabled if k in ("flip", "truncate")}
         self.damage = FaultPlan(seed + 1, damage, sleep=self.scheduler.sleep)
         self.blobs: Blob = MemoryBlob(now_ms=lambda: EPOCH_MS + self.scheduler.now_us // 1000)
-        narrow = random.Random(seed ^ 0xD1FF).random() < NARROW_PART
-        self.logs: Consensus = MemoryConsensus(value_bytes_max=NARROW_BYTES) if narrow else MemoryConsensus()
+        self.logs: Consensus = MemoryConsensus()
         self.scheduler.started = self._adopt
 
     def strikes(self, fault: str) -> bool:
