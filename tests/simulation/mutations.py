@@ -32,6 +32,7 @@ from persist.client.write import WriteHandle
 from persist.commit.collector import Collector, GcReport
 from persist.commit.log_writer import LogWriter
 from persist.commit.machine import Machine
+from persist.commit.outcome_files import OutcomeFiles
 from persist.core import commands as c
 from persist.core.antichain import Antichain, meet
 from persist.core.attribute import AttributeUpdate
@@ -349,7 +350,13 @@ def claims_never_lapse() -> Broken:
 
 def tokens_forgotten() -> Broken:
     """A command that is retried is a new command."""
-    return every(patch.object(writers, "_answered", lambda writer, token: None), outcomes_stay_unread())
+    alone = patch.object(writers, "answered", lambda state, command, context: None)
+    return every(patch.object(writers, "_answered", lambda writer, token: None), alone, outcomes_stay_unread())
+
+
+def outcome_files_unread() -> Broken:
+    """What became of a token is forgotten when it is moved to a file."""
+    return patch.object(OutcomeFiles, "remembered", lambda self, state, commands: {})
 
 
 def refusal_told_as_done() -> Broken:
@@ -424,6 +431,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         sweep_overlooks_parts,
         claims_never_lapse,
         tokens_forgotten,
+        outcome_files_unread,
         refusal_told_as_done,
         wrong_time_told,
         departures_unmentioned,
