@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from persist.core.commands import Appended
 
     # isort: off
-    from persist.core.errors import AttributeMismatch, Conflict, Corruption, Expired, Forbidden, Indeterminate
-    from persist.core.errors import InvalidUsage, NegativeMultiplicity, NotReadable, OpaqueMismatch, Overloaded
-    from persist.core.errors import PersistError, SchemaMismatch, ShardExists, Unauthorized, Unavailable
-    from persist.core.errors import UnknownShard, UpgradeNeeded, UpperMismatch
+    from persist.core.errors import AttributeMismatch, Conflict, Corruption, Expired, Forbidden, HistoryLost
+    from persist.core.errors import Indeterminate, InvalidUsage, NegativeMultiplicity, NotReadable, OpaqueMismatch
+    from persist.core.errors import OutcomeForgotten, Overloaded, PersistError, SchemaMismatch, ShardExists
+    from persist.core.errors import TokenReused, Unauthorized, Unavailable, UnknownShard, UpgradeNeeded, UpperMismatch
 
     # isort: on
     from persist.core.ids import Token
@@ -44,6 +44,7 @@ __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSetti
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
 __all__ += ["Expired", "NotReadable", "Overloaded", "Unavailable", "Indeterminate", "UpgradeNeeded", "Corruption"]
+__all__ += ["TokenReused", "OutcomeForgotten", "HistoryLost"]
 __all__ += ["__version__"]
 
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.

@@ -105,7 +105,10 @@ class ReadLease:
         self._give_up(since, seqno, c.DowngradeSince(self.reader, since, seqno))
 
     def move(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `downgrade`, for those who listen. The shard's since follows only where the transport lets it."""
+        """As `downgrade` to `since` and `seqno`, for listeners. The shard's since follows only where the transport lets it.
+
+        Raises Expired: the lease is gone.
+        """
         follows = self._transport.listening_moves_since
         self._give_up(since, seqno, (c.DowngradeSince if follows else c.MoveHold)(self.reader, since, seqno))
 

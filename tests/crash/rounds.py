@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from blob import open_blob
+from blob import Blob, BlobStat, open_blob
+from blob.forwarding import ForwardingBlob
 from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from consensus import open_consensus
@@ -14,6 +16,7 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector, GcReport
 from persist.commit.location import Location, LocationSettings
+from persist.commit.store_clock import PREFIX
 from persist.commit.system import SystemClock
 from persist.core.ids import SeqNo
 from persist.core.keys import shard_prefix
@@ -37,13 +40,32 @@ SETTLED_BATCHES_MAX = 16
 
 
 class LaterClock(SystemClock):
-    """A clock that is `ahead_ms` ahead: for it the leases of the dead have lapsed."""
+    """The clocks of a machine for which time goes by at once: so it has watched how the leases of the dead lapse."""
 
-    def __init__(self, ahead_ms: int) -> None:
-        self._ahead_ms = ahead_ms
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+
+    def pass_ms(self, ms: int) -> None:
+        self._ahead_ms += ms
 
     def now_ms(self) -> int:
         return super().now_ms() + self._ahead_ms
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead_ms / 1000
+
+
+class LaterBlob(ForwardingBlob):
+    """A store whose clock agrees with that of the machine: what is put now is so much younger than what was there."""
+
+    def __init__(self, inner: Blob, clock: LaterClock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        ahead_ms = self._clock.now_ms() - SystemClock().now_ms() if prefix == PREFIX else 0
+        for stat in super().list(prefix):
+            yield replace(stat, modified_ms=stat.modified_ms + ahead_ms)
 
 
 def run_rounds(directory: Path, blob: str, consensus: str, rounds: int, seed: int = 1) -> str:
@@ -72,7 +94,10 @@ def run_rounds(directory: Path, blob: str, consensus: str, rounds: int, seed: in
 
 def settle(blob: str, consensus: str) -> None:
     """Maintenance of a shard whose users are all dead: it comes to rest, small, and without orphans."""
-    with Client(EmbeddedTransport(location := _location(blob, consensus, LAPSED_MS))):
+    clock = LaterClock()
+    with Client(EmbeddedTransport(location := _location(blob, consensus, clock))):
+        location.machine(SHARD).refresh()
+        clock.pass_ms(LAPSED_MS)
         worker, collector = Worker(location, replace(WORKER, lease_ms=LEASE_MS)), Collector(location, GC)
         machine = location.machine(SHARD)
         first, before, report = machine.refresh().seqno, None, GcReport(done=False)
@@ -89,7 +114,8 @@ def settle(blob: str, consensus: str) -> None:
         expect(entries <= SETTLED_LOG_MAX, "bounded", f"the log at rest has {entries} entries")
         expect(len(state.rollups) <= SETTLED_ROLLUPS_MAX, "bounded", f"{len(state.rollups)} rollups at rest")
         expect(batches <= SETTLED_BATCHES_MAX, "bounded", f"{batches} batches at rest")
-    with Client(EmbeddedTransport(location := _location(blob, consensus, SWEPT_MS))):
+    clock.pass_ms(SWEPT_MS)
+    with Client(EmbeddedTransport(location := _location(blob, consensus, clock))):
         Sweeper(location).sweep(SHARD)
         state = location.machine(SHARD).refresh()
         named = set(state.blob_keys())
@@ -99,19 +125,19 @@ def settle(blob: str, consensus: str) -> None:
         expect(stored <= known, "swept", f"orphans survive the sweep: {sorted(stored - known)[:3]}")
 
 
-def _location(blob: str, consensus: str, ahead_ms: int) -> Location:
+def _location(blob: str, consensus: str, clock: LaterClock) -> Location:
     return Location(
-        open_blob(blob),
+        LaterBlob(open_blob(blob), clock),
         open_consensus(consensus),
         settings=LocationSettings(policy=POLICY),
-        clock=LaterClock(ahead_ms),
+        clock=clock,
         background=InlineBackground(),
     )
 
 
 def _held(blob: str, consensus: str) -> Counter[str]:
     """Rows by write, as of the last time."""
-    with Client(EmbeddedTransport(_location(blob, consensus, 0))) as client:
+    with Client(EmbeddedTransport(_location(blob, consensus, LaterClock()))) as client:
         table = client.shard(SHARD).snapshot(num_splits=3).to_arrow()
     expect(set(table.column("__diff").to_pylist()) <= {1}, "atomic", "rows are there more than once")
     return Counter(table.column("who").to_pylist())

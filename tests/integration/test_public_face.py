@@ -35,7 +35,7 @@ PUBLIC = """
     EVENT_COUNT Antichain Appended Token HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden Conflict
     UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable
-    Indeterminate UpgradeNeeded Corruption __version__
+    Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost __version__
 """
 NAMES = PUBLIC.split()
 INTERNAL_KINDS = {"inline_budget"}  # never reaches a user

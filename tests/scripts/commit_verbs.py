@@ -341,6 +341,8 @@ def show_outcome(outcome: Outcome) -> str:
 
 def show_entry(change: StateDiff) -> str:
     words = [f"log v{change.seqno}", "another's:" if int(change.commit_id[-8:], 16) == ANOTHER else "ours:"]
+    if change.elsewhere is not None:
+        words.append("in a blob")
     if change.trace is not None:
         came, gone = len(change.trace.batches), change.trace.count
         words.append(f"batches {gone} -> {came}" if gone else f"batches +{came}")

@@ -112,9 +112,9 @@ def test_nobody_waits_for_a_caller_that_is_interrupted(
         go = threading.Event()
         real = shard._commit
 
-        def held(commands: Any, verdicts: Any, go: threading.Event = go, real: Any = real) -> Any:
+        def held(*given: Any, go: threading.Event = go, real: Any = real) -> Any:
             go.wait(WAIT_S)
-            return real(commands, verdicts)
+            return real(*given)
 
         with monkeypatch.context() as patched:
             patched.setattr(shard, "_commit", held)
