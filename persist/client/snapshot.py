@@ -105,7 +105,7 @@ class ReadLease:
         self._give_up(since, seqno, c.DowngradeSince(self.reader, since, seqno))
 
     def move(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `downgrade` to `since` and `seqno`, for listeners. The shard's since follows only where the transport lets it.
+        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
 
         Raises Expired: the lease is gone.
         """
