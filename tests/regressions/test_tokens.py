@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
+from persist.core.errors import AttributeMismatch, InvalidUsage, TokenReused, UpperMismatch
 from tests.support.server import Server
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
@@ -144,6 +144,25 @@ def test_a_time_that_an_insert_took_is_not_dropped_from_an_append(connect: Calla
         shard.append([{"k": "kept"}], 1, 2)
         assert shard.append([{"k": "kept"}], 1, 2).upper.element == 2
         assert shard.snapshot().to_arrow().column("k").to_pylist() == ["a", "kept"]
+
+
+def test_a_write_that_landed_is_told_by_its_condition_also_where_its_parts_are_there(
+    connect: Callable[[], persist.Client],
+) -> None:
+    """A pipelined writer that did not hear of its write stopped: its parts were refused before its condition failed."""
+    with connect() as client:
+        shard = client.create_shard("orders", SCHEMA, ["k"])
+        rows = pa.table({"k": [f"{number:08}" for number in range(20_000)]})
+        with closing(shard.open_writer()) as writer:
+            runs = writer.stage(rows, None)
+            assert runs[0].parts[0].key is not None
+            first = persist.AttributeUpdate.replace_if_equals(KEY, 1, None)
+            writer.commit_insert(runs, attributes=first)
+            with pytest.raises(AttributeMismatch):
+                writer.commit_insert(runs, attributes=first)
+            with pytest.raises(InvalidUsage, match="is in shard 'orders' already"):
+                writer.commit_insert(runs, attributes=persist.AttributeUpdate.replace_if_equals(KEY, 2, 1))
+        assert shard.attributes.get(KEY) == 1
 
 
 def test_what_is_no_token_is_refused(connect: Callable[[], persist.Client]) -> None:

@@ -104,7 +104,6 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
     _check_no_times(command.runs)
-    check_staged(state, command.runs, context)
     time = state.upper.element
     if time is None or time > TIME_MAX:
         raise UpperMismatch(
@@ -114,7 +113,8 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
         )
     if not command.runs and not command.attributes and not is_alone(command):
         return state, c.Appended(state.upper, state.upper)
-    state = with_updates(state, command.attributes, context)
+    state = with_updates(state, command.attributes, context)  # first: its condition tells a retry that it has landed
+    check_staged(state, command.runs, context)
     if not command.runs:
         result = c.Appended(state.upper, state.upper)
         return _recorded(state, command, result, context), result
