@@ -46,7 +46,7 @@ class Receipts:
         """Whether the part has a receipt, and it is of this shard and says the same."""
         if not part.receipt or (key := self._key()) is None:
             return False
-        return hmac.compare_digest(part.receipt, _digest(key, shard, part.without_receipt()))
+        return hmac.compare_digest(part.receipt, _digest(key, shard, part.as_staged()))
 
     def _key(self) -> bytes | None:
         """The key of the location, which is made if there is none. None: the store does not give it now."""

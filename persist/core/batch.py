@@ -86,6 +86,12 @@ class Part(Record, frozen=True):
         """The same rows, all at `time`."""
         return replace(self, time=time, time_min=time, time_max=time, receipt=b"")
 
+    def as_staged(self) -> Part:
+        """The part as it was when it got its receipt: before a time was chosen for rows that were staged without."""
+        if self.time is None:
+            return self.without_receipt()
+        return replace(self, receipt=b"", time=None, time_min=0, time_max=0)
+
     def without_receipt(self) -> Part:
         return replace(self, receipt=b"") if self.receipt else self
 

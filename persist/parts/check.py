@@ -137,6 +137,8 @@ def _check_said(part: Part, stats: Stats) -> None:
 
 def _check_same(part: Part, found: Part) -> None:
     part = part.without_receipt()
+    if part.time is not None:  # it was chosen after the rows were staged
+        found = found.at(part.time)
     if part == found:
         return
     said, real = asdict(part), asdict(found)

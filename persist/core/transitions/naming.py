@@ -93,8 +93,8 @@ def _check_fields(state: State, part: Part, context: Context) -> None:
         raise InvalidUsage(f"part {part.id} counts for {part.given} updates; it must be in [0, {GIVEN_MAX}]")
     if part.data is not None and part.size != len(part.data):
         raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes and says that it has {part.size}")
-    if part.time is not None or part.clip is not None:
-        raise InvalidUsage(f"part {part.id} comes with a time or a clip, which only a commit gives it")
+    if part.clip is not None or (part.time is not None and not part.time_min == part.time == part.time_max):
+        raise InvalidUsage(f"part {part.id} comes with a clip, or with other times than the one of all its rows")
     if not 0 <= part.time_min <= part.time_max <= TIME_MAX:
         raise InvalidUsage(f"part {part.id} has times in [{part.time_min}, {part.time_max}]; times begin at 0")
     if max(-part.diff_min, part.diff_max) > DIFF_MAX:

@@ -275,10 +275,10 @@ def test_micro_batches_share_a_writer(client: Any, url: str, stream: Any, pump: 
 
 
 def test_a_shared_writer_that_lapsed_between_micro_batches_is_replaced(client: Any, url: str) -> None:
-    client.create_shard("orders", SCHEMA, ["k"])
+    shard = client.create_shard("orders", SCHEMA, ["k"])
     target = Target.of(Options({"url": url, "path": "orders"}))
     for n in range(3):
-        writer = executors.kept_writer(target)
+        writer = executors.kept_writer(target, shard.view().shard_id)
         writer.commit_insert(writer.stage([{"k": "a", "n": n}], None))
         executors.transport(target.connection).apply("orders", ExpireWriter(writer.writer_id))
     assert contents(client, "orders") == Counter({("a", n): 1 for n in range(3)})
