@@ -39,7 +39,10 @@ def encode(outcomes: Mapping[str, Outcome], files: Iterable[bytes] = ()) -> byte
     bodies = [_encoded(key, outcome) for key, outcome in outcomes.items()]
     for data in files:
         count = len(read_prefixes(data))
-        bodies.append(data[HEADER_BYTES + count * PREFIX_BYTES :])
+        body = data[HEADER_BYTES + count * PREFIX_BYTES :]
+        if sum(1 for _ in decode(body)) != count:
+            raise Corruption(f"a file of {count} outcomes of {len(data)} bytes is cut short")
+        bodies.append(body)
     rows = np.frombuffer(b"".join(bodies), _ROWS)
     rows = rows[np.argsort(rows["order"], kind="stable")]
     prefixes = (rows["order"] >> np.uint64(32)).astype("<u4").tobytes()

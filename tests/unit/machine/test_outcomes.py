@@ -204,3 +204,6 @@ def test_damage_is_corruption_and_a_newer_version_asks_for_an_upgrade() -> None:
             frames.read_prefixes(BYTES[:cut])
     with pytest.raises(Corruption):
         dict(frames.decode(BYTES[-60:]))
+    for wrong in (BYTES[:-1], BYTES[: -frames.OUTCOME_BYTES], BYTES[:-1] + b"?"):
+        with pytest.raises(Corruption):
+            frames.encode({}, [wrong])
