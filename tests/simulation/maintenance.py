@@ -11,7 +11,7 @@ from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker, WorkerSettings
 from persist.commit.collector import Collector, GcSettings
-from persist.core.errors import Corruption
+from persist.core.errors import Corruption, UnknownShard
 from persist.core.ids import family_of
 from persist.core.keys import born_ms
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
@@ -91,6 +91,8 @@ def maintaining(host: Host) -> Iterator[None]:
         host.run.path("maintenance interrupted")
     except Corruption:
         expect_damage(host)
+    except UnknownShard:  # it was dropped meanwhile
+        host.run.path("maintenance of a dropped shard")
 
 
 def counted(host: Host, metrics: Metrics) -> None:
