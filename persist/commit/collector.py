@@ -130,6 +130,7 @@ class Collector:
                 return GcReport(done=False)
             deleted = self._delete(self._gone(machine, first, horizon))
             self._location.identity.confirm()
+            machine.refresh()  # raises HistoryLost where the log is another one by now
             with translated():
                 truncated = self._location.consensus.truncate(machine.name, int(horizon))
             self.metrics.add(gc_entries_truncated=truncated)

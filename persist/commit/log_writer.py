@@ -34,12 +34,18 @@ class LogWriter:
         self._metrics = metrics
 
     def write(self, change: StateDiff, deadline: float, long_diff: str = "") -> bool:
-        """Whether this state diff is in the log now. False: another commit has its seqno.
+        """Whether this state diff is in the log now. False: plan anew, on the State as of now.
+
+        Then another commit has its seqno; or this process has read another State meanwhile, perhaps of another
+        history. A diff is written only after the very entry of the State on which it was planned.
 
         `long_diff`: the diff is written to the blob of this key, which its State names, and the log only refers to it.
         TooLarge: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
         it may be.
         """
+        after = self._versions.beginning(self._name, change.parent_id)
+        if not after:
+            return False
         data = self._versions.encode(change)
         most = LONG_DIFF_BYTES_MAX if long_diff else self._versions.consensus.value_bytes_max
         if len(data) > most:
@@ -51,10 +57,9 @@ class LogWriter:
             with translated():
                 self._versions.blob.put(long_diff, data)
             data = self._versions.encode(standing_for(change, long_diff, len(data)))
-        after = self._versions.beginning(self._name, change.seqno - 1)
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)
         if won or (was_unknown and self.is_ours(change, deadline)):
-            self._versions.ends(self._name, change.seqno, data)
+            self._versions.ends(self._name, change.commit_id, data)
             return True
         return False
 

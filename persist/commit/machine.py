@@ -100,6 +100,8 @@ class Machine(CachedState):
         if existing is None:
             data, named = self._versions.create(state, self._system.ids.uuid7())
             won, _ = self._log.compare_and_set(1, data, self._deadline())
+            if won:
+                self._versions.ends(self.name, named.commit_id, data)
             existing = named if won else self._versions.load(self.name)
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")
@@ -236,9 +238,8 @@ class Machine(CachedState):
             base, is_fresh = self.refresh(), True
         lost = 0
         while True:
-            planned_s = self._system.clock.monotonic()
             long_diff = diff_key(base.shard_id, self._system.ids) if is_long else ""
-            commit = self._planned(base, commands, verdicts, (commit_id, long_diff), lost)
+            commit, planned_s = self._planned(base, commands, verdicts, (commit_id, long_diff), lost)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
@@ -258,10 +259,10 @@ class Machine(CachedState):
 
     def _planned(
         self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], ids: tuple[str, str], lost: int
-    ) -> Commit:
+    ) -> tuple[Commit, float]:
         """The plan, with all that it needs of the stores. `ids`: that of the commit, and the key of its long diff.
 
-        A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
+        And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
         base, indexed, remembered = self._known(base, commands)
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
@@ -279,7 +280,8 @@ class Machine(CachedState):
             self._versions.level,
             ids[1],
         )
-        return supplied(plan_commit(base, commands, given), self._supply)
+        counted_s = self._system.clock.monotonic()
+        return supplied(plan_commit(base, commands, given), self._supply), counted_s
 
     def _supply(self, task: Task) -> Supply:
         self.metrics.reliefs += isinstance(task, Merge)

@@ -52,7 +52,8 @@ class Cut(Unavailable):
 class Versions:
     """Reads and writes the versions of shards at one location. Thread-safe.
 
-    It keeps the location's level, and how the last log entry of each shard begins that it has read or written.
+    It keeps the location's level, and of each shard how the log entry begins that made the newest State it has read or
+    written.
 
     `identity` is asked whether the two stores belong together before anything is loaded or written.
     """
@@ -67,7 +68,7 @@ class Versions:
         self._level = 0  # the highest that was seen in a frame
         self._level_read = 0  # once it was read
         self._lock = threading.Lock()
-        self._ends: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+        self._ends: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
 
     @property
     def level(self) -> int:
@@ -113,7 +114,6 @@ class Versions:
                 self._check_log(name, shard_id_of(name), FIRST)
                 return None
             newest = self.decode(head.data)
-            self.ends(name, head.seqno, head.data)
             state = self._rollup(newest) or self._first(name, newest)
             if state is None:
                 continue
@@ -144,12 +144,13 @@ class Versions:
 
         `whole` gives what a long one stands for.
         """
+        return [change for change, _ in self._entries(name, first, limit)]
+
+    def _entries(self, name: str, first: SeqNo, limit: int) -> list[tuple[StateDiff, bytes]]:
+        """As `diffs`, each with the bytes of its log entry."""
         with translated():
             entries = self.consensus.scan(name, int(first), limit)
-        found = [self.decode(entry.data) for entry in entries]
-        if entries:
-            self.ends(name, entries[-1].seqno, entries[-1].data)
-        return found
+        return [(self.decode(entry.data), entry.data) for entry in entries]
 
     def whole(self, name: str, change: StateDiff) -> StateDiff:
         """The state diff itself, where `change` only stands for it in the log.
@@ -173,19 +174,19 @@ class Versions:
             raise Corruption(f"blob {key} holds another state diff than v{change.seqno} of shard {name!r}")
         return found
 
-    def ends(self, name: str, seqno: int, data: bytes) -> None:
-        """The log of this shard has, or had, this entry at its end."""
+    def ends(self, name: str, commit_id: str, data: bytes) -> None:
+        """The State of this shard that the commit made is in the log, as this entry."""
         with self._lock:
-            self._ends[name] = seqno, data[:HEAD_BYTES]
+            self._ends[name] = commit_id, data[:HEAD_BYTES]
             self._ends.move_to_end(name)
             if len(self._ends) > ENDS_MAX:
                 self._ends.popitem(last=False)
 
-    def beginning(self, name: str, seqno: int) -> bytes:
-        """How the log entry at this seqno begins; empty where that is not known any more."""
+    def beginning(self, name: str, commit_id: str) -> bytes:
+        """How the log entry of this commit begins; empty where another State of the shard was read since."""
         with self._lock:
             known = self._ends.get(name)
-        return known[1] if known is not None and known[0] == seqno else b""
+        return known[1] if known is not None and known[0] == commit_id else b""
 
     def read_rollup(self, key: str) -> State | None:
         """The State in a rollup; None if the rollup is gone."""
@@ -245,21 +246,23 @@ class Versions:
         Every scan begins with the entry of the State itself, which is compared. HistoryLost: it is another commit.
         """
         for _ in range(scans_max):
-            page = self.diffs(state.name, state.seqno, SCAN_LIMIT)
+            page = self._entries(state.name, state.seqno, SCAN_LIMIT)
             if not page:
                 raise _lost(state, "ends before it")
-            if page[0].seqno != state.seqno:
+            own = page[0][0]
+            if own.seqno != state.seqno:
                 break
             if not state.commit_id:  # a rollup of level 2 does not tell
-                state = replace(state, commit_id=page[0].commit_id)
-            elif page[0].commit_id != state.commit_id:
+                state = replace(state, commit_id=own.commit_id)
+            elif own.commit_id != state.commit_id:
                 raise _lost(state, "has another commit there")
             try:
-                for change in page[1:]:
+                for change, _ in page[1:]:
                     state = state_diff.apply(self.whole(state.name, change), state)
             except Cut:
                 break
             if len(page) < SCAN_LIMIT:
+                self.ends(state.name, state.commit_id, page[-1][1])
                 return state
         return None
 

@@ -78,7 +78,7 @@ def gc_forgets_the_rollup_of_the_log() -> Broken:
 def sweep_ignores_age() -> Broken:
     """The sweep takes what nothing names, however young and whoever may be about to name it."""
     return every(
-        patch.object(Sweeper, "_is_young", lambda self, stat: False),
+        patch.object(compactor.orphans._Age, "is_young", lambda self, stat: False),
         patch.object(compactor.orphans, "_writer_of", lambda key: None),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -224,3 +225,40 @@ def test_a_machine_that_has_lost_its_history_creates_nothing(stores: Stores) -> 
         machine.create(initial_state(NAME, RECORD, 0))
     with pytest.raises(HistoryLost):
         machine.apply(c.AdvanceUpper(Antichain(100)))
+
+
+@pytest.mark.parametrize("meanwhile", [lambda machine: machine.refresh(), lambda machine: machine.state()])
+def test_a_commit_under_way_does_not_land_on_a_history_that_another_thread_reads(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Machine], object]
+) -> None:
+    """The reader's look at the end of the log was taken for the State on which the commit was planned."""
+    insert(stores.shard(), *range(5))
+    machine = stores.open().machine(NAME)
+    length, planned = machine.refresh().seqno, machine._planned
+
+    def fail_over() -> Shard:
+        stores.log.lose(NAME, 2)
+        others = Stores(stores.build)
+        others.blob, others.log, others.opened = stores.blob, stores.log, 100
+        theirs = others.shard()
+        while machine._versions.consensus.head(NAME).seqno < length:  # type: ignore[union-attr]
+            insert(theirs, 100)
+        return theirs
+
+    def interleaved(*arguments: object) -> object:
+        commit = planned(*arguments)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        theirs.append(fail_over())
+        with contextlib.suppress(HistoryLost):
+            meanwhile(machine)
+        return commit
+
+    theirs: list[Shard] = []
+    monkeypatch.setattr(machine, "_planned", interleaved)
+    with pytest.raises(HistoryLost):
+        machine.apply(c.AdvanceUpper(Antichain(1_000)))
+    head = stores.log.head(NAME)
+    assert head is not None
+    assert head.seqno == length, "a commit landed on a history that its process had never read"
+    assert ids(theirs[0])
+    assert ids(stores.shard()) == ids(theirs[0])

@@ -31,6 +31,7 @@ from tests.support.location import AscendingIds, InlineBackground, TestClock
 from tests.support.shard import NAME
 
 RETRY_S = 5.0
+PARENT = "parent"
 
 
 def lands(real: Callable[[], bool]) -> bool:
@@ -81,6 +82,10 @@ class Scripted(ForwardingConsensus):
             raise self.unreadable
         return self._inner.scan(key, from_seqno, limit)
 
+    def entries(self) -> list[Entry]:
+        """The log as it is, whatever may fail."""
+        return self._inner.scan(NAME, 1, 10)
+
 
 class Log:
     """A writer over such a store, and the time that it takes."""
@@ -92,19 +97,25 @@ class Log:
         identity = Identity(blob, consensus, ids, self.clock)
         fates, consensus.fates = consensus.fates, []
         identity.check()
+        self.versions = Versions(blob, consensus, ids, THIS_BUILD, identity)
+        self.first = self.versions.encode(change("first", 0))
+        assert consensus.compare_and_set(NAME, 1, self.first)
         consensus.fates = fates
-        versions = Versions(blob, consensus, ids, THIS_BUILD, identity)
-        self.writer = LogWriter(NAME, versions, System(self.clock, ids, InlineBackground()), self.metrics)
+        self.writer = LogWriter(NAME, self.versions, System(self.clock, ids, InlineBackground()), self.metrics)
 
     def write(self, commit_id: str, seqno: int = 1) -> bool:
+        """Write the `seqno`-th diff after the first one, on the State before it, which has just been read."""
+        entries = self.consensus.entries()
+        before = next((entry.data for entry in entries if entry.seqno == seqno), self.first)
+        self.versions.ends(NAME, PARENT, before)
         return self.writer.write(change(commit_id, seqno), self.clock.monotonic() + RETRY_S)
 
     def entries(self) -> int:
-        return len(self.consensus.scan(NAME, 1, 10))
+        return len(self.consensus.entries()) - 1
 
 
 def change(commit_id: str, seqno: int = 1) -> StateDiff:
-    return StateDiff(SeqNo(seqno), 0, commit_id, SeqNo(1), "key")
+    return StateDiff(SeqNo(seqno + 1), 0, commit_id, SeqNo(1), "key", parent_id=PARENT)
 
 
 def test_a_diff_lands_or_loses_its_seqno() -> None:
@@ -127,6 +138,14 @@ def test_a_race_that_was_lost_after_an_unknown_outcome_was_lost_to_another() -> 
     log = Log(Scripted(lands, is_lost))
     assert log.write("another's")
     assert not log.write("a")
+
+
+def test_nothing_is_written_on_a_state_that_is_not_the_one_that_was_read_last() -> None:
+    """The end of another history, which somebody else in the process had read meanwhile, was taken for its parent."""
+    log = Log(Scripted())
+    log.versions.ends(NAME, "another", log.first)
+    assert not log.writer.write(change("a"), log.clock.monotonic() + RETRY_S)
+    assert log.entries() == 0
 
 
 def test_a_full_disk_is_not_waited_for() -> None:
@@ -196,9 +215,9 @@ def test_a_log_that_was_truncated_meanwhile_tells_nothing() -> None:
     log = Log(Scripted())
     for seqno in range(1, 4):
         assert log.write(str(seqno), seqno)
-    log.consensus.truncate(NAME, 3)
+    log.consensus.truncate(NAME, 4)
     log.consensus.fates = [is_lost]
-    with pytest.raises(Indeterminate, match="moved far beyond v2"):
+    with pytest.raises(Indeterminate, match="moved far beyond v3"):
         log.write("late", 2)
 
 
