@@ -96,7 +96,7 @@ class Sweeper:
         self._location = location
         self._settings = settings or SweepSettings()
         self._metrics = metrics or Metrics()
-        self._store_clock = StoreClock(location)
+        self._store_clock = StoreClock(location.blob, location.clock, location.ids)
         self._silence = Silence(location, self._store_clock)
 
     def sweep(self, name: str) -> SweepReport:

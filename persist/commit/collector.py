@@ -95,7 +95,8 @@ class Collector:
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
-        self._silence = Silence(location, StoreClock(location))
+        self._store_clock = StoreClock(location.blob, location.clock, location.ids)
+        self._silence = Silence(location, self._store_clock)
 
     def run(self, name: str) -> GcReport:
         """One epoch of one shard; for a dropped shard also its end. Commits nothing where there is nothing to do.
@@ -235,9 +236,10 @@ class Collector:
 
     def _finalise(self, machine: Committer, state: State) -> State:
         """The State after bounded steps towards the tombstone, or of the next life of the name, if that has begun."""
+        finalise = c.Finalise(shard=state.shard_id, store_ms=self._store_clock.now_ms())
         for _ in range(self.settings.finalise_steps_max):
             try:
-                result = machine.apply(c.Finalise(shard=state.shard_id))
+                result = machine.apply(finalise)
             except UnknownShard:
                 return machine.refresh()
             assert isinstance(result, c.Finalised)

@@ -24,6 +24,7 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
+from persist.commit.store_clock import probed
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
@@ -110,7 +111,7 @@ class Machine(CachedState):
 
     def _recreated(self, ended: State, wanted: State) -> State:
         """The next life of the name, by whoever begins it: these commands are for the life that has ended only."""
-        finalise = c.Finalise(shard=ended.shard_id)
+        finalise = c.Finalise(shard=ended.shard_id, store_ms=probed(self._versions.blob, self._system.ids))
         try:
             for _ in range(FINALISE_STEPS_MAX):
                 if self.apply(finalise) == c.Finalised(done=True):
@@ -262,7 +263,8 @@ class Machine(CachedState):
     ) -> tuple[Commit, float]:
         """The plan, with all that it needs of the stores. `ids`: that of the commit, and the key of its long diff.
 
-        And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit that has lost races takes no overdue merge along: it would merge anew for each of them.
+        And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit
+        that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
         base, indexed, remembered = self._known(base, commands)
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL

@@ -8,12 +8,13 @@ import numpy as np
 
 from blob import Blob, BlobNotFound
 from persist.attributes.storage import NodeCache, StaleIndex
+from persist.commit.store_clock import probed
 from persist.core import commands as c
 from persist.core.ids import IdSource
 from persist.core.keys import outcomes_key
 from persist.core.outcomes import Outcome, OutcomeFile, births, key_of, to_merge
 from persist.core.state import Policy, State
-from persist.core.transitions.outcomes import Written, flush_is_due, is_alone
+from persist.core.transitions.outcomes import Written, flush_is_due, is_alone, is_outlived
 from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, encode, places, read_prefixes
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -48,7 +49,7 @@ class OutcomeFiles:
             return None
         outcomes = dict(state.outcomes)
         if len(outcomes) < policy.outcomes_flush_at:
-            return c.FlushOutcomes((), (), None)
+            return c.FlushOutcomes((), (), None, self._store_ms(state, policy))
         merged = to_merge(state.outcome_files, len(outcomes), state.lease_now_ms, policy.outcome_kept_ms)
         data = encode(outcomes, [self._read(file, 0, file.size) for file in merged])
         key = outcomes_key(state.shard_id, self._ids)
@@ -66,7 +67,14 @@ class OutcomeFiles:
             max([*born, *(file.born_last for file in merged)], default=0),
             len(born) < len(outcomes) or any(file.free for file in merged),
         )
-        return c.FlushOutcomes(tuple(file.key for file in merged), tuple(outcomes), file)
+        taken = tuple(file.key for file in merged)
+        return c.FlushOutcomes(taken, tuple(outcomes), file, self._store_ms(state, policy))
+
+    def _store_ms(self, state: State, policy: Policy) -> int | None:
+        """The store's time, where a file is to be forgotten."""
+        if any(is_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files):
+            return probed(self._blob, self._ids)
+        return None
 
     def _lookup(self, file: OutcomeFile, key: str) -> Outcome | None:
         place = (file.key, 0)

@@ -191,12 +191,14 @@ class FlushAttributes(Command, frozen=True):
 class FlushOutcomes(Command, frozen=True):
     """Put `file` in the place of the files `merged` and of the recent outcomes `flushed`. -> Flushed
 
-    Files of which all outcomes are older than they are kept leave the State, also where `file` is None.
+    Files of which all outcomes are older than they are kept leave the State, also where `file` is None, if `store_ms`
+    is given: the blob store's time, by which it is judged which minted tokens are from the future.
     """
 
     merged: tuple[str, ...]  # keys
     flushed: tuple[str, ...]
     file: OutcomeFile | None
+    store_ms: int | None = None
 
 
 # --- readers
@@ -287,7 +289,12 @@ class Drop(Command, frozen=True):
 
 
 class Finalise(Command, frozen=True):
-    """Take a closed shard one bounded step towards its tombstone. -> Finalised"""
+    """Take a closed shard one bounded step towards its tombstone. -> Finalised
+
+    `store_ms` is the blob store's time, by which it is judged which minted tokens are from the future.
+    """
+
+    store_ms: int | None = None
 
 
 class Recreate(WriteCommand, frozen=True):

@@ -242,7 +242,8 @@ def _flush_outcomes(args: Arguments) -> c.FlushOutcomes:
     if number is not None:
         times = [int(word) for word in (*ages, *born)]
         file = OutcomeFile(_outcome_file(number), 100, len(flushed), *times, free)
-    return c.FlushOutcomes(merged, flushed, file)
+    store = args.optional("store")
+    return c.FlushOutcomes(merged, flushed, file, None if store is None else int(store))
 
 
 def _outcome_file(number: str) -> str:

@@ -14,6 +14,7 @@ from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import without_lapsed_readers
+from persist.core.transitions.outcomes import of_ended_life
 
 HOLDERS_NAMED_MAX = 5
 
@@ -59,6 +60,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         emptied = HollowBatch(Description(taken[0].desc.lower, taken[-1].desc.upper, MINIMUM), (), 0)
         state = replace(state, trace=trace_of((emptied, *batches[len(taken) :])))
         return state, c.Finalised(done=False)
+    store_ms = context.now_ms if command.store_ms is None else command.store_ms
     born = [*births(state.outcomes), *(file.born_last for file in state.outcome_files)]
     gone = replace(
         state,
@@ -70,11 +72,11 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         attribute_root=NO_INDEX,
         attribute_chunks={},
         left={},
-        outcomes={},
-        outcome_files=(),
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
-        # all others until that time.
-        forgotten_ms=max(state.forgotten_ms, min(max(born, default=0), context.now_ms)),
+        # all others until that time: such tokens are remembered one by one.
+        outcomes=of_ended_life(state, store_ms, context.lease_now_ms),
+        outcome_files=(),
+        forgotten_ms=max(state.forgotten_ms, min(max(born, default=0), store_ms)),
         tombstone=True,
     )
     return gone, c.Finalised(done=True)
@@ -94,5 +96,6 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         features=state.features,
         incarnation=incarnation,
         forgotten_ms=state.forgotten_ms,
+        outcomes=state.outcomes,
         long_diffs=state.long_diffs,
     ), c.Done()

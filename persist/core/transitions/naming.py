@@ -8,6 +8,7 @@ parts a second time, late or by mistake, is refused, and no State names a blob t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from itertools import islice
 
 from persist.core.antichain import TIME_MAX
@@ -22,6 +23,7 @@ from persist.core.transitions.context import Context
 
 GIVEN_MAX = 2**48  # updates that one part may count for
 FORGOTTEN_MAX = 1_000  # parts that one commit looks at, to forget those that are swept
+LEFT_FORGOTTEN_PART = 50  # of those that are remembered: so many are forgotten at once, since it looks at all of them
 DIFF_MAX = 2**32  # of a multiplicity that is written: it takes two thousand million such updates of a row to overflow
 
 
@@ -65,10 +67,13 @@ def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
     left = with_changes(state.left, went)
     swept = [part_id for part_id in islice(left, FORGOTTEN_MAX) if _born_ms(part_id) < state.swept_before_ms]
     left = with_changes(left, {}, swept) if swept else left
-    forgotten = list(islice(left, max(0, len(left) - policy.left_parts_max)))
-    born = max(map(_born_ms, forgotten), default=-1)
-    before_ms = max(state.left_before_ms, min(born + 1, state.walltime_ms))  # a writer's clock may be far ahead
-    return replace(state, left=with_changes(left, {}, forgotten) if forgotten else left, left_before_ms=before_ms)
+    if len(left) <= policy.left_parts_max:
+        return replace(state, left=left)
+    # Those that were minted first: what a writer minted whose clock is far ahead is kept, and holds up nobody.
+    some = len(left) - policy.left_parts_max + policy.left_parts_max // LEFT_FORGOTTEN_PART
+    forgotten = nsmallest(some, left)
+    before_ms = max(state.left_before_ms, _born_ms(forgotten[-1]) + 1)
+    return replace(state, left=with_changes(left, {}, forgotten), left_before_ms=before_ms)
 
 
 def _check_fields(state: State, part: Part, context: Context) -> None:

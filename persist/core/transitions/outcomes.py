@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from persist.core import commands as c
+from persist.core.antichain import EMPTY
 from persist.core.entries import with_changes
 from persist.core.errors import InvalidUsage, OutcomeForgotten, Overloaded, TokenReused
 from persist.core.ids import Token, WriterId, writer_of
 from persist.core.keys import belongs_to
-from persist.core.outcomes import FUTURE_MS_MAX, RETIRED, RETIRED_PER_COMMIT_MAX, Outcome, born_ms, key_of
+from persist.core.outcomes import (
+    ENDED,
+    ENDED_MAX,
+    FUTURE_MS_MAX,
+    RETIRED,
+    RETIRED_PER_COMMIT_MAX,
+    Outcome,
+    OutcomeFile,
+    born_ms,
+    key_of,
+)
 from persist.core.record import replace
 from persist.core.state import Policy, State, WriterState
 from persist.core.transitions.context import OUTCOMES_LEVEL, RETRY_SOON_S, Context
@@ -37,6 +48,8 @@ def answered(state: State, command: Written, context: Context) -> c.Appended | N
     if known is None:
         _check_known(state, command.token, context)
         return None
+    if known.digest == ENDED:
+        raise _forgotten(state, command.token, context)
     if known.digest and command.digest and known.digest != command.digest:
         raise TokenReused(
             f"token {command.token} was used before on shard {state.name!r}, for another command or other rows; "
@@ -65,6 +78,15 @@ def is_retired(state: State, writer: WriterId, context: Context) -> bool:
     return outcome_of(state, key_of(writer), context) is not None or (born is not None and born <= state.forgotten_ms)
 
 
+def of_ended_life(state: State, store_ms: int, now_ms: int) -> dict[str, Outcome]:
+    """What the next life of the name must know of minted tokens that were born later than the store's time.
+
+    Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead.
+    """
+    ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
+    return {key: Outcome(EMPTY, EMPTY, ENDED, now_ms) for _, key in sorted(ahead)[:ENDED_MAX]}
+
+
 def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
     """The State without these registered writers, of which those that have written are remembered."""
     gone = list(writers)[:RETIRED_PER_COMMIT_MAX]
@@ -90,8 +112,11 @@ def flush(state: State, command: c.FlushOutcomes, context: Context) -> tuple[Sta
         if context.may_be_swept(state, file.key):
             return state, c.Flushed(False)  # the outcomes stay where they are; the next flush writes them anew
         files[first : first + len(command.merged)] = [file]
-    kept = [known for known in files if context.lease_now_ms - known.last_ms <= context.policy.outcome_kept_ms]
-    forgotten = [known.born_last for known in files if known not in kept]
+    store_ms, now_ms = command.store_ms, context.lease_now_ms
+    kept = [known for known in files if store_ms is None or not is_outlived(known, now_ms, context.policy)]
+    # A birth in the future would hold up everybody's tokens until that time. Whoever minted such a token has a wrong
+    # clock: it is forgotten as a free-form key is.
+    forgotten = [min(known.born_last, store_ms or 0) for known in files if known not in kept]
     following = replace(
         state,
         outcomes=with_changes(state.outcomes, {}, command.flushed),
@@ -101,10 +126,15 @@ def flush(state: State, command: c.FlushOutcomes, context: Context) -> tuple[Sta
     return following, c.Flushed(True)
 
 
+def is_outlived(file: OutcomeFile, now_ms: int, policy: Policy) -> bool:
+    """Whether all outcomes of the file have been kept for their time. `now_ms` is of the lease clock."""
+    return now_ms - file.last_ms > policy.outcome_kept_ms
+
+
 def flush_is_due(state: State, policy: Policy) -> bool:
     """Whether outcomes of the State should be moved to a file, or a file has been kept long enough."""
-    oldest = min((file.last_ms for file in state.outcome_files), default=state.lease_now_ms)
-    return len(state.outcomes) >= policy.outcomes_flush_at or state.lease_now_ms - oldest > policy.outcome_kept_ms
+    outlived = any(is_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files)
+    return outlived or len(state.outcomes) >= policy.outcomes_flush_at
 
 
 def _last(writer: WriterState, now_ms: int) -> Outcome:
@@ -117,15 +147,19 @@ def _check_known(state: State, token: Token, context: Context) -> None:
     if born is None:
         return
     if born <= state.forgotten_ms:
-        raise OutcomeForgotten(
-            f"what became of token {token} on shard {state.name!r} is no longer known: it is older than "
-            f"{context.policy.outcome_kept_ms // 3_600_000} hours, or than a drop of the shard; look at the shard, "
-            "then write with a new token",
-            born_ms=born,
-        )
+        raise _forgotten(state, token, context)
     if born > max(context.now_ms, state.walltime_ms, context.lease_now_ms) + FUTURE_MS_MAX:
         raise OutcomeForgotten(
             f"token {token} was minted in the future of shard {state.name!r}, so its outcome could not be known for "
-            "long; set the clock of the machine that mints it, then write with a new token",
+            "long; set the clock of the machine that mints it, or of this server, then write with a new token",
             born_ms=born,
         )
+
+
+def _forgotten(state: State, token: Token, context: Context) -> OutcomeForgotten:
+    return OutcomeForgotten(
+        f"what became of token {token} on shard {state.name!r} is no longer known: it is older than "
+        f"{context.policy.outcome_kept_ms // 3_600_000} hours, or than a drop of the shard; look at the shard, "
+        "then write with a new token",
+        born_ms=born_ms(key_of(token)),
+    )

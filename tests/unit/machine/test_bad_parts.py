@@ -253,3 +253,15 @@ def test_what_maintenance_may_have_swept_need_not_be_remembered() -> None:
     later = departed(replace(state, swept_before_ms=2500), gone, BLOB)
     assert [key[:6] for key in later.left] == [(1000 * n).to_bytes(6) for n in (3, 4)]
     assert later.left_before_ms == 0, "nothing that could still be committed was forgotten"
+
+
+@pytest.mark.parametrize("walltime_ms", [0, 2_000_000, 4_070_908_800_000])
+def test_what_is_forgotten_goes_by_the_births_of_parts_and_by_no_clock_of_a_committer(walltime_ms: int) -> None:
+    """By a slow clock too little was refused, so a part came twice. By one of 2099 every new part was."""
+    location, _ = shard_of(BLOB)
+    state = replace(location.machine("s").state(), walltime_ms=walltime_ms)
+    births = [4_070_908_800_000, *range(1_000_000, 1_000_050)]
+    gone = [part_key(state.shard_id, WriterId("w" + "1" * 32), PartId(f"p{born:012x}{7:020x}")) for born in births]
+    later = departed(state, gone, replace(BLOB, left_parts_max=50))
+    assert later.left_before_ms == 1_000_002, "the two that were minted first are forgotten"
+    assert len(later.left) == 49

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
+from blob.memory import MemoryBlob
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, InvalidUsage, OutcomeForgotten, UpgradeNeeded
-from persist.core.ids import Token, token_of_key, writer_of
+from persist.core.ids import ReaderId, Token, WriterId, token_of_key, writer_of
 from persist.core.outcomes import FILE_COUNT_MAX, Outcome, OutcomeFile, to_merge
 from persist.core.record import replace
 from persist.core.state import Policy, initial_state
@@ -51,20 +53,28 @@ class World:
     def __init__(self, policy: Policy = POLICY) -> None:
         self.clock = TestClock(1_900_000_000_000)
         self.policy = policy
-        self.first = memory_location(clock=self.clock, ids=ClockIds(self.clock, 1), policy=policy)
+        blob = MemoryBlob("mem:", now_ms=self.clock.now_ms)
+        self.first = memory_location(blob=blob, clock=self.clock, ids=ClockIds(self.clock, 1), policy=policy)
         self.first.machine(NAME).create(initial_state(NAME, SCHEMA, self.clock.now_ms()))
         self.processes = 1
 
-    def restarted(self) -> Machine:
+    def restarted(self, clock: TestClock | None = None) -> Machine:
+        """A process that starts now; `clock`: of its machine."""
         self.processes += 1
         location: Location = memory_location(
             blob=self.first.blob,
             consensus=self.first.consensus,
-            clock=self.clock,
-            ids=ClockIds(self.clock, self.processes),
+            clock=clock or self.clock,
+            ids=ClockIds(clock or self.clock, self.processes),
             policy=self.policy,
         )
         return location.machine(NAME)
+
+    def pass_minutes(self, machine: Machine, minutes: int) -> None:
+        """Any commit moves the lease clock, and has upkeep look."""
+        for _ in range(minutes // 5):
+            self.clock.advance_ms(5 * 60_000)
+            machine.apply(c.AdvanceUpper(Antichain((machine.state().upper.element or 0) + 1)))
 
 
 def test_a_thousand_tokens_are_known_after_a_restart_and_a_new_one_is_not() -> None:
@@ -113,6 +123,65 @@ def test_what_was_kept_for_its_time_is_forgotten_and_its_blobs_leave_the_state()
     assert machine.apply(command(keys[0], 2)) == c.Done(), "a free-form key is a new one"
     fresh = minted(world.clock.now_ms(), 99)
     assert machine.apply(command(fresh, 1)) == c.Done()
+
+
+def test_ids_from_the_future_hold_up_nobody_when_they_are_forgotten() -> None:
+    """One machine of 2099 made a shard take no new writer and no new token, for ever."""
+    world = World(SHORT)
+    machine, future = world.first.machine(NAME), TestClock(4_070_908_800_000)
+    wrong = world.restarted(future)
+    for number in range(20):
+        wrong.apply(command(minted(future.now_ms(), number), 1))
+    machine.refresh()
+    world.pass_minutes(machine, 75)
+    assert (machine.state().outcome_files, machine.state().outcomes) == ((), {})
+    assert machine.state().forgotten_ms <= world.clock.now_ms()
+    assert machine.apply(command(minted(world.clock.now_ms(), 99), 1)) == c.Done()
+    writer = WriterId(f"w{world.clock.now_ms():012x}7{1:019x}")
+    assert isinstance(machine.apply(c.RegisterWriter(writer, 60_000)), c.WriterRegistered)
+
+
+@pytest.mark.parametrize("dropper_off_ms", [-365 * DAY_MS, -HOUR_MS, 0, HOUR_MS, 365 * DAY_MS])
+@pytest.mark.parametrize("minter_off_ms", [-HOUR_MS, 0, 2_000, HOUR_MS])
+def test_a_drop_ends_the_tokens_of_this_life_and_no_others_by_whichever_clock(
+    dropper_off_ms: int, minter_off_ms: int
+) -> None:
+    """By a slow clock a token landed again in the next life. By a fast one nobody's token did."""
+    world = World()
+    machine = world.first.machine(NAME)
+    token = minted(world.clock.now_ms() + minter_off_ms, 5)
+    machine.apply(command(token, 1))
+    world.clock.advance_ms(60_000)
+    dropper = world.restarted(TestClock(world.clock.now_ms() + dropper_off_ms))
+    dropper.apply(c.Drop())
+    dropper.create(initial_state(NAME, SCHEMA, world.clock.now_ms()))
+    machine.refresh()
+    with pytest.raises(OutcomeForgotten, match="or than a drop of the shard"):
+        machine.apply(command(token, 1))
+    world.clock.advance_ms(1)
+    assert machine.apply(command(minted(world.clock.now_ms(), 6), 1)) == c.Done()
+
+
+def test_time_in_which_a_commit_looks_things_up_counts_once() -> None:
+    """It was counted by the commit and by the one after it: a lease of 15 minutes ended after 8."""
+    world = World()
+    machine = world.first.machine(NAME)
+    for number in range(40):
+        machine.apply(command(minted(world.clock.now_ms(), number), 1))
+    reader, known = ReaderId("r" + "0" * 31 + "1"), machine._known
+
+    def slowly(*arguments: Any) -> Any:
+        world.clock.advance_ms(500)
+        return known(*arguments)
+
+    machine._known = slowly  # type: ignore[method-assign]
+    machine.apply(c.RegisterReader(reader, None, 60_000, "x"))
+    begun_ms, lease_ms = world.clock.now_ms(), machine.state().lease_clock_ms
+    while reader in machine.state().leased_readers:
+        machine.apply(c.AdvanceUpper(Antichain((machine.state().upper.element or 0) + 1)))
+        world.clock.advance_ms(50)
+        assert machine.state().lease_clock_ms - lease_ms <= world.clock.now_ms() - begun_ms
+    assert world.clock.now_ms() - begun_ms >= 60_000
 
 
 def test_a_process_that_was_away_while_files_were_merged_and_collected_still_answers() -> None:
