@@ -11,10 +11,11 @@ from consensus.errors import (
     ConsensusUnavailable,
     ConsensusUsage,
 )
-from consensus.interface import HIDDEN, Consensus, Entry
+from consensus.interface import ENDED, HIDDEN, Consensus, Entry
 from consensus.location import open_consensus
 
 __all__ = [
+    "ENDED",
     "HIDDEN",
     "Consensus",
     "Entry",

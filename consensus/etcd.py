@@ -1,8 +1,9 @@
 """Logs in etcd: one transaction per compare-and-set.
 
 Below `/<prefix>/`, entry n of a key is `e/<key>\\0<2**63 - 1 - n, big-endian>`, so the newest entry comes first
-and the head is a range read of one. `k/<key>` says that the key exists. Live entries are contiguous: "the
-head is n - 1" is "n - 1 exists and n does not", which one transaction asks and acts on.
+and the head is a range read of one. `k/<key>` says that the key exists, `u/<key>` that its log has ended for
+now. Live entries are contiguous: "the head is n - 1" is "n - 1 exists and n does not", which one transaction
+asks and acts on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable, Conse
 from consensus.etcd_endpoints import Endpoints, EtcdSecurity
 from consensus.etcd_watch import Watcher
 from consensus.interface import (
+    ENDED,
     HIDDEN,
     SEQNO_MAX,
     Consensus,
@@ -118,6 +120,11 @@ class EtcdConsensus(Consensus):
         messages = self._endpoints.messages
         name = self._entry_key(key, seqno)
         puts = [messages.RequestOp(request_put=messages.PutRequest(key=name, value=bytes(data)))]
+        if data.startswith(ENDED):
+            puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._ended_key(key))))
+        elif ENDED.startswith(after[: len(ENDED)]):  # the head before this entry may have ended the log
+            removed = messages.DeleteRangeRequest(key=self._ended_key(key))
+            puts.append(messages.RequestOp(request_delete_range=removed))
         if seqno == 1:
             start, end = self._entries(key)
             compares = [self._compare_version("EQUAL", start, end)]
@@ -176,13 +183,27 @@ class EtcdConsensus(Consensus):
             first = upto
         return total
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        base = self._base + b"k/"
-        start = max(base + check_prefix(prefix).encode(), base + check_prefix(after).encode() + b"\0" if after else b"")
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        check_prefix(prefix)
+        check_prefix(after)
+        check_limit(limit)
+        found: list[str] = []
+        while len(found) < limit:
+            page = self._names(b"k/", prefix, after, limit)
+            ended = frozenset(() if with_ended else self._names(b"u/", prefix, after, limit))
+            found += [name for name in page if name not in ended]
+            if len(page) < limit:
+                break
+            after = page[-1]
+        return found[:limit]
+
+    def _names(self, index: bytes, prefix: str, after: str, limit: int) -> list[str]:
+        base = self._base + index
+        start = max(base + prefix.encode(), base + after.encode() + b"\0" if after else b"")
         end = base + (prefix + HIDDEN).encode()
         if start >= end:
             return []
-        reply = self._range(key=start, range_end=end, limit=check_limit(limit), keys_only=True)
+        reply = self._range(key=start, range_end=end, limit=limit, keys_only=True)
         return [kv.key[len(base) :].decode() for kv in reply.kvs]
 
     def check(self) -> None:
@@ -206,6 +227,9 @@ class EtcdConsensus(Consensus):
 
     def _index_key(self, key: str) -> bytes:
         return b"%bk/%b" % (self._base, key.encode())
+
+    def _ended_key(self, key: str) -> bytes:
+        return b"%bu/%b" % (self._base, key.encode())
 
     def _entries(self, key: str) -> tuple[bytes, bytes]:
         start = b"%be/%b" % (self._base, key.encode())

@@ -33,8 +33,8 @@ class ForwardingConsensus(Consensus):
     def truncate(self, key: str, seqno: int) -> int:
         return self._inner.truncate(key, seqno)
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self._inner.keys(prefix, after, limit)
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        return self._inner.keys(prefix, after, limit, with_ended)
 
     def check(self) -> None:
         self._inner.check()

@@ -22,6 +22,9 @@ SEQNO_MAX = 2**63 - 1
 HIDDEN = "\x7f"
 """The first character of a hidden key: every call takes such a key, and `keys` never lists it."""
 
+ENDED = b"PSSTE"
+"""A log whose head begins with these bytes has ended for now; `keys` leaves such a key out where it is asked to."""
+
 Wanted = Callable[[str], bool]
 """Whether a subscriber cares for a key now."""
 
@@ -127,8 +130,11 @@ class Consensus(ABC):
         """
 
     @abstractmethod
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        """At most `limit` keys that start with `prefix` and sort after `after` (by bytes), ascending; no hidden one."""
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        """At most `limit` keys that start with `prefix` and sort after `after` (by bytes), ascending; no hidden one.
+
+        Fewer only if there are no more. Without `with_ended`, a key is left out whose head begins with `ENDED`.
+        """
 
     @abstractmethod
     def check(self) -> None:

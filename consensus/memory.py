@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from consensus.errors import ConsensusUsage
 from consensus.interface import (
+    ENDED,
     HIDDEN,
     Consensus,
     Entry,
@@ -85,12 +86,14 @@ class MemoryConsensus(Consensus):
                 del log[live]
             return len(gone)
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         check_prefix(prefix)
         check_prefix(after)
         check_limit(limit)
         with self._lock:
             found = [key for key in self._heads if key.startswith(prefix) and after < key < HIDDEN]
+            if not with_ended:
+                found = [key for key in found if not self._logs[key][self._heads[key]].startswith(ENDED)]
         return sorted(found)[:limit]
 
     def check(self) -> None:

@@ -36,5 +36,5 @@ class MeteredConsensus(ForwardingConsensus):
     def truncate(self, key: str, seqno: int) -> int:
         return self._meter.measured("truncate", lambda: self._inner.truncate(key, seqno), lambda _: 0)
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self._meter.measured("keys", lambda: self._inner.keys(prefix, after, limit), lambda _: 0)
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        return self._meter.measured("keys", lambda: self._inner.keys(prefix, after, limit, with_ended), lambda _: 0)

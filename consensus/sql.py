@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from consensus.errors import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, ConsensusUsage
 from consensus.interface import (
+    ENDED,
     HIDDEN,
     Consensus,
     Entry,
@@ -92,6 +93,7 @@ class Statements:
         of_key = key == sa.bindparam("new_key", type_=sa.Text)
         self.truncate = self._compile(sa.delete(TABLE).where(of_key, seqno.in_(older)))
         self.keys = self._compile(_distinct_keys(limit))
+        self.keys_not_ended = self._compile(_distinct_keys(limit, with_ended=False))
 
     def _compile(self, statement: Any) -> tuple[str, tuple[str, ...] | None, Mapping[str, Any]]:
         compiled = statement.compile(dialect=self._dialect)
@@ -103,8 +105,8 @@ class Statements:
 Compiled = tuple[str, "tuple[str, ...] | None", Mapping[str, Any]]
 
 
-def _distinct_keys(limit: sa.BindParameter[int]) -> Any:
-    """Hop from key to key in the primary key: the cost follows the keys returned, not the entries they have."""
+def _distinct_keys(limit: sa.BindParameter[int], with_ended: bool = True) -> Any:
+    """Hop from key to key in the primary key: the cost follows the keys passed, not the entries they have."""
     key = TABLE.c.key
     end = sa.bindparam("end", type_=sa.Text)
     first = sa.select(sa.func.min(key).label("key")).where(
@@ -113,7 +115,12 @@ def _distinct_keys(limit: sa.BindParameter[int]) -> Any:
     found = first.cte("found", recursive=True)
     following = sa.select(sa.func.min(key)).where(key > found.c.key, key < end).scalar_subquery()
     found = found.union_all(sa.select(following).where(found.c.key.is_not(None)))
-    return sa.select(found.c.key).where(found.c.key.is_not(None)).limit(limit)
+    listed = sa.select(found.c.key).where(found.c.key.is_not(None)).limit(limit)
+    if with_ended:
+        return listed
+    head = sa.select(sa.func.substr(TABLE.c.data, 1, len(ENDED))).where(key == found.c.key)
+    head = head.order_by(TABLE.c.seqno.desc()).limit(1)
+    return listed.where(head.scalar_subquery() != sa.literal(ENDED, sa.LargeBinary))
 
 
 def bind(compiled: Compiled, values: Mapping[str, Any]) -> tuple[str, Any]:
@@ -179,10 +186,11 @@ class SqlConsensus(Consensus):
             if deleted < TRUNCATE_BATCH:
                 return total
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         # HIDDEN sorts after everything a listed key may hold, so [prefix, prefix + HIDDEN) is exactly the prefix.
         values = {"start": check_prefix(prefix), "end": prefix + HIDDEN, "after": check_prefix(after)}
-        return [row[0] for row in self._read(self._statements.keys, {**values, "limit": check_limit(limit)})]
+        wanted = self._statements.keys if with_ended else self._statements.keys_not_ended
+        return [row[0] for row in self._read(wanted, {**values, "limit": check_limit(limit)})]
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         self._set_up()

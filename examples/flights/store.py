@@ -35,7 +35,7 @@ def look(location: Location, shard: str) -> Stored:
 
 def free_name(location: Location, wanted: str) -> str:
     """`wanted`, or with a number after it that no shard has yet, so that nobody's rows are in the way."""
-    taken = frozenset(location.names(wanted, limit=NAMES_MAX))
+    taken = frozenset(location.names(wanted, limit=NAMES_MAX, with_dropped=True))
     candidates = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, NAMES_MAX + 2))
     return next(name for name in candidates if name not in taken)
 

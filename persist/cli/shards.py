@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="show this shard; without it, list all")
     add_where(parser)
     parser.add_argument("--prefix", default="", help="list the shards whose names begin with this")
+    parser.add_argument("--dropped", action="store_true", help="list also names whose shard was dropped")
     parser.add_argument("--json", action="store_true", help="print JSON, a line for each shard")
 
 
@@ -28,16 +29,17 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.name is not None:
             _show(location, check_shard_name(arguments.name), arguments.json)
         else:
-            _list(location, arguments.prefix, arguments.json)
+            _list(location, arguments)
     finally:
         location.close()
     return 0
 
 
-def _list(location: Location, prefix: str, as_json: bool) -> None:
+def _list(location: Location, arguments: argparse.Namespace) -> None:
+    as_json = arguments.json
     if not as_json:
         print(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
-    for name in location.all_names(prefix):
+    for name in location.all_names(arguments.prefix, arguments.dropped):
         try:
             found = summary(location.machine(name).state())
         except PersistError as error:
@@ -49,7 +51,7 @@ def _list(location: Location, prefix: str, as_json: bool) -> None:
         else:
             since, upper = _frontier(found["since"]), _frontier(found["upper"])
             counts = f"{found['batches']:>8} {found['updates']:>12} {found['bytes']:>14}"
-            print(f"{name:40} {since:>12} {upper:>12} {counts}")
+            print(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if found['dropped'] else ''}")
 
 
 def summary(state: State) -> dict[str, Any]:

@@ -123,7 +123,10 @@ class Client:
         return Shard(self.transport, name, view, self._settings)
 
     def shards(self, prefix: str = "") -> list[str]:
-        """The names of all shards that begin with `prefix`, ascending. Raises InvalidUsage (`prefix` is no text)."""
+        """The names of all shards that begin with `prefix`, ascending; not those of dropped shards.
+
+        Raises InvalidUsage (`prefix` is no text).
+        """
         checked("prefix", prefix, str)
         return list(all_names(self.transport.names, prefix))
 

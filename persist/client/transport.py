@@ -50,7 +50,7 @@ class Transport(Protocol):
         ...
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        """Names of shards, ascending, beyond `after`."""
+        """Names of shards that were not dropped, ascending, beyond `after`. Fewer than `limit` only at the end."""
         ...
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:

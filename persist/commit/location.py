@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -136,16 +137,16 @@ class Location:
         with self._lock:
             return list(self._machines.values())
 
-    def names(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        """Names of shards, ascending, beyond `after`."""
+    def names(self, prefix: str = "", after: str = "", limit: int = 1000, with_dropped: bool = False) -> list[str]:
+        """Names of shards, ascending, beyond `after`. Those of dropped shards are among them only if asked for."""
         self._process.check()
         self.identity.check()
         with translated():
-            return self.consensus.keys(prefix, after, limit)
+            return self.consensus.keys(prefix, after, limit, with_dropped)
 
-    def all_names(self, prefix: str = "") -> Iterator[str]:
+    def all_names(self, prefix: str = "", with_dropped: bool = True) -> Iterator[str]:
         """Names of all shards that begin with `prefix`, ascending; fetched page by page."""
-        return all_names(self.names, prefix)
+        return all_names(partial(self.names, with_dropped=with_dropped), prefix)
 
     def check(self) -> list[str]:
         """Probe both stores, and whether they belong together.

@@ -33,11 +33,12 @@ class LogWriter:
         self._system = system
         self._metrics = metrics
 
-    def write(self, change: StateDiff, deadline: float, long_diff: str = "") -> bool:
+    def write(self, change: StateDiff, deadline: float, long_diff: str = "", ends: bool = False) -> bool:
         """Whether this state diff is in the log now. False: plan anew, on the State as of now.
 
         Then another commit has its seqno; or this process has read another State meanwhile, perhaps of another
-        history. A diff is written only after the very entry of the State on which it was planned.
+        history. A diff is written only after the very entry of the State on which it was planned. `ends`: the shard is
+        dropped after it.
 
         `long_diff`: the diff is written to the blob of this key, which its State names, and the log only refers to it.
         TooLarge: the diff is too large for the store. Unavailable: it is definitely not in the log. Indeterminate:
@@ -46,7 +47,7 @@ class LogWriter:
         after = self._versions.beginning(self._name, change.parent_id)
         if not after:
             return False
-        data = self._versions.encode(change)
+        data = self._versions.encode(change, ends)
         most = LONG_DIFF_BYTES_MAX if long_diff else self._versions.consensus.value_bytes_max
         if len(data) > most:
             raise TooLarge(
@@ -56,7 +57,7 @@ class LogWriter:
         if long_diff:
             with translated():
                 self._versions.blob.put(long_diff, data)
-            data = self._versions.encode(standing_for(change, long_diff, len(data)))
+            data = self._versions.encode(standing_for(change, long_diff, len(data)), ends)
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)
         if won or (was_unknown and self.is_ours(change, deadline)):
             self._versions.ends(self._name, change.commit_id, data)

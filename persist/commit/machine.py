@@ -244,7 +244,7 @@ class Machine(CachedState):
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
-            elif self._log.write(commit.diff, deadline, long_diff):
+            elif self._log.write(commit.diff, deadline, long_diff, commit.following.is_closed):
                 self._leases.saw(commit.following, planned_s, planned_s)
                 self.publish(commit.following)
                 self.metrics.committed(len(commands), lost)

@@ -80,15 +80,15 @@ class Versions:
             self._level_read = found
         return max(self._level_read, self._level)
 
-    def encode(self, change: StateDiff) -> bytes:
-        """The log entry of a state diff.
+    def encode(self, change: StateDiff, ends: bool = False) -> bytes:
+        """The log entry of a state diff. `ends`: the shard is dropped after it.
 
         InvalidUsage: nobody could read it, since a value in it has a wrong type; or this process may only read, which
         takes holds all the same.
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
-        data = encode_diff(change, self.level, self._build)
+        data = encode_diff(change, self.level, self._build, ends=ends)
         try:
             decode_diff(data, self._build)
         except Corruption as error:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from consensus import ENDED
 from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.record import Record
@@ -26,6 +27,7 @@ from persist.formats.records import decoded, encoded, encoded_at
 
 MAGIC = b"PSST"
 KIND_DIFF = b"D"
+KIND_LAST = b"E"  # a state diff after which the shard is dropped: listings of the log see it without decoding
 KIND_ROLLUP = b"R"
 KIND_BINDING = b"B"
 
@@ -56,16 +58,21 @@ class Build:
 THIS_BUILD = Build()
 FIRST_LEVEL = THIS_BUILD.levels[0]  # of a location that was never raised
 NEWEST_LEVEL = THIS_BUILD.newest  # of a new location
+ENDS_LEVEL = 3  # of a location, from which on a state diff tells that the shard is dropped
 
 
-def encode_diff(change: StateDiff, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
-    """The durable bytes of a state diff."""
-    return _frame(KIND_DIFF, _body(change, level), change.features or (), level, build)
+def encode_diff(
+    change: StateDiff, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD, *, ends: bool = False
+) -> bytes:
+    """The durable bytes of a state diff. `ends`: the shard is dropped after it, which level 2 cannot say."""
+    kind = KIND_LAST if ends and level >= ENDS_LEVEL else KIND_DIFF
+    return _frame(kind, _body(change, level), change.features or (), level, build)
 
 
 def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
     """Read a state diff. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
-    change = decoded(_DIFF, _unframe(KIND_DIFF, data, "state diff", build), "state diff", Corruption)
+    kind = KIND_LAST if data.startswith(ENDED) else KIND_DIFF
+    change = decoded(_DIFF, _unframe(kind, data, "state diff", build), "state diff", Corruption)
     _check_features(change.features or (), "state diff", build)
     return change
 

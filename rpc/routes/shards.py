@@ -53,7 +53,7 @@ _COMMAND_BODY = {
 }
 
 
-@router.get("/shards", summary="Names of shards, ascending")
+@router.get("/shards", summary="Names of shards, ascending, without dropped ones")
 async def names(
     request: Request,
     prefix: Annotated[str, Query(max_length=260)] = "",

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from consensus import HIDDEN, Consensus, ConsensusUsage, Entry, open_consensus
+from consensus import ENDED, HIDDEN, Consensus, ConsensusUsage, Entry, open_consensus
 from tests.contract.consensus_providers import SERVERS_IN_PROOF, Place
 from tests.contract.racing import judge, race_processes, race_threads, read_log
 from tests.support.waiting import WAIT_S
@@ -126,6 +126,26 @@ def test_keys_are_listed_in_byte_order_page_by_page(consensus: Consensus) -> Non
         after = page[-1]
     assert [len(page) for page in pages] == [5, 5, 2]
     assert [name for page in pages for name in page] == sorted(names)
+
+
+def test_a_log_that_has_ended_is_left_out_of_full_pages_until_it_goes_on(consensus: Consensus) -> None:
+    names = [f"k{number:02}" for number in range(20)]
+    for name in names:
+        assert consensus.compare_and_set(name, 1, b"begun")
+    for name in names[::2]:
+        assert consensus.compare_and_set(name, 2, ENDED + name.encode(), b"beg")
+    assert consensus.compare_and_set(names[2], 3, ENDED + b", still")
+    consensus.truncate(names[2], 3)
+    assert consensus.keys(limit=5, with_ended=False) == names[1:10:2], "a page is full while there are more"
+    assert consensus.keys(prefix="k1", after="k11", limit=5, with_ended=False) == ["k13", "k15", "k17", "k19"]
+    assert consensus.keys(prefix="k00", with_ended=False) == []
+    assert consensus.keys() == names
+    assert not consensus.compare_and_set(names[0], 2, b"lost"), "what loses changes nothing"
+    assert consensus.keys(limit=3, with_ended=False) == names[1:6:2]
+    assert consensus.compare_and_set(names[0], 3, b"again", ENDED)
+    assert consensus.compare_and_set(names[2], 4, b"again")
+    assert consensus.compare_and_set(names[4], 3, b"PSSTD", b"PS")
+    assert consensus.keys(limit=5, with_ended=False) == names[:5]
 
 
 def test_a_head_that_begins_otherwise_is_not_the_one_that_was_meant(consensus: Consensus) -> None:

@@ -72,7 +72,7 @@ class ScansDescending(MemoryConsensus):
 
 
 class ListsKeysAsTheyCame(MemoryConsensus):
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         return [key for key in self._heads if key.startswith(prefix) and key > after][:limit]
 
 

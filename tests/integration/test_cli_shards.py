@@ -36,6 +36,19 @@ def test_lists_shards(directory: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "eu/orders" not in capsys.readouterr().out
 
 
+def test_lists_dropped_names_where_asked(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.connect(f"persist://{directory}") as client:
+        client.shard("us/orders").drop()
+    assert main(["shards", "--dir", str(directory)]) == 0
+    assert "us/orders" not in capsys.readouterr().out
+    assert main(["shards", "--dir", str(directory), "--dropped"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("  dropped")] == ["us/orders"]
+    assert main(["shards", "--dir", str(directory), "--dropped", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(shard["name"], shard["dropped"]) for shard in found] == [("eu/orders", False), ("us/orders", True)]
+
+
 def test_shows_who_holds_one(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shards", "eu/orders", "--dir", str(directory), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

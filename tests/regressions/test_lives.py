@@ -179,6 +179,45 @@ def test_a_tombstone_is_listed_once(client: persist.Client, monkeypatch: pytest.
     assert location_of(client).machine("orders").refresh().seqno == before
 
 
+def test_a_dropped_shard_is_not_listed(clients: tuple[persist.Client, persist.Client]) -> None:
+    """Its name was listed for ever, as if it were there."""
+    one, other = clients
+    for name in ("a", "b", "c", "d"):
+        one.create_shard(name, SCHEMA, ["k"]).insert([{"k": "old"}])
+    one.shard("a").drop()
+    other.shard("c").drop()
+    for client in clients:
+        assert client.shards() == ["b", "d"]
+        assert client.transport.names("", "", 1) == ["b"], "a page is full while there are more"
+        assert client.transport.names("", "b", 1) == ["d"]
+    other.create_shard("c", OTHER, ["id"])
+    for client in clients:
+        assert client.shards() == ["b", "c", "d"]
+
+
+def test_a_listing_reads_no_shard_and_a_tombstone_stays_unlisted(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("orders", "refunds"):
+        client.create_shard(name, SCHEMA, ["k"]).insert([{"k": "old"}])
+    client.shard("orders").drop()
+    location = location_of(client)
+    for _ in range(3):  # emptied, cut, at rest: each leaves another entry at the end of the log
+        with monkeypatch.context() as patched:
+            patched.setattr(location.versions, "decode", lambda data: pytest.fail("a log was read"))
+            assert client.shards() == ["refunds"]
+        assert list(location.all_names()) == ["orders", "refunds"], "maintenance sees it"
+        collect(client)
+
+
+def test_a_shard_that_is_closed_by_its_frontiers_is_dropped_and_not_listed(client: persist.Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.advance_upper(None)
+    assert client.shards() == ["orders"], "it can be read"
+    shard.drop()
+    assert client.shards() == []
+
+
 def test_a_collector_that_looked_before_the_next_life_began_leaves_it_alone(client: persist.Client) -> None:
     """It would have finalised it, and the next life had just begun."""
     shard = client.create_shard("orders", SCHEMA, ["k"])

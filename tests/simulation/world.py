@@ -274,8 +274,8 @@ class SimConsensus(Consensus):
     def truncate(self, key: str, seqno: int) -> int:
         return self._world.call(lambda: self._inner.truncate(key, seqno), self._lost)
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
-        return self._read(lambda: self._inner.keys(prefix, after, limit))
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        return self._read(lambda: self._inner.keys(prefix, after, limit, with_ended))
 
     def _read(self, effect: Callable[[], T]) -> T:
         def answered() -> T:

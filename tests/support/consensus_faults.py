@@ -47,9 +47,9 @@ class FaultyConsensus(ForwardingConsensus):
         self._after_write("truncate")
         return deleted
 
-    def keys(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         self._before("keys")
-        return self._inner.keys(prefix, after, limit)
+        return self._inner.keys(prefix, after, limit, with_ended)
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         def perhaps(key: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
+from consensus import ENDED
 from persist.core import commands as c
 from persist.core import transitions
 from persist.core.antichain import Antichain
@@ -132,6 +133,15 @@ def longer(value: object) -> Iterator[object]:
     elif isinstance(value, dict):
         for key, item in value.items():
             yield from ({**value, key: other} for other in longer(item))
+
+
+def test_an_entry_after_which_the_shard_is_dropped_begins_so_from_level_3_on() -> None:
+    old = Shard().state
+    change = diff(old, replace(old, seqno=SeqNo(2)), "commit")
+    assert encode_diff(change, ends=True).startswith(ENDED)
+    assert not encode_diff(change).startswith(ENDED)
+    assert decode_diff(encode_diff(change, ends=True)) == change
+    assert encode_diff(change, 2, ends=True) == encode_diff(change, 2)
 
 
 BOTH = pytest.mark.parametrize(("data", "decode"), [(DIFF_BYTES, decode_diff), (STATE_BYTES, decode_state)])
