@@ -19,8 +19,9 @@ from persist.client.write import WriteHandle
 from persist.core.antichain import EMPTY, frontier
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
+from persist.core.commands import AttributeValues, ReadAttributes
 from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard
-from persist.core.ids import ShardId, Token, WriterId, mint
+from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema
@@ -116,6 +117,7 @@ class Job:
         done = staged(messages)
         runs = tuple(run for message in done for run in message.runs)
         attributes = () if progress is None else (progress_update(*progress),)
+        follows = progress is not None and streams and self._follows(*progress)
         try:
             if self.replaces != REPLACE_NOTHING:
                 self._replace(done, runs, attributes, retire=streams)
@@ -128,8 +130,30 @@ class Job:
                 executors.kept_writer(self.target, self.shard_id).commit_insert(runs, attributes=attributes)
             elif runs:
                 self.handle().commit_insert(runs, token=self.token, attributes=attributes)
+            if follows and not runs and not any(message.claims for message in done):  # no commit has told it
+                executors.kept_writer(self.target, self.shard_id).update_attributes(attributes)
         except AttributeMismatch:
             return False
+        return True
+
+    def _follows(self, name: str, number: int) -> bool:
+        """Whether micro-batches have to follow one another here: in the later lives of a name.
+
+        Raises UnknownShard if this one follows those that an earlier shard of this name took. What it replaces as a
+        whole may follow anything.
+        """
+        if incarnation_of(self.target.shard, self.shard_id) == 0 or self.replaces == REPLACE_ALL:
+            return False
+        if number > 0:
+            key = named_key(name)
+            found = self.transport.apply(self.target.shard, ReadAttributes((key,)))
+            assert isinstance(found, AttributeValues)
+            if found.values[key] is None:
+                raise UnknownShard(
+                    f"micro-batch {number} is the first of its streaming query that shard {self.target.shard!r} sees: "
+                    "the earlier ones went to another shard of this name, which was dropped. Begin with a new "
+                    "checkpoint, or write to another shard"
+                )
         return True
 
     def _replace(

@@ -1,7 +1,9 @@
 """The streaming source. Offsets are frontiers; a micro-batch is the updates of an interval of times.
 
-An offset is `{"v": 1, "frontier": [7]}` (everything before time 7 is delivered), or, for a stream that begins with the
-contents of the shard, `{"v": 1, "snapshot": 4}` (nothing is delivered: the contents as of 4 come first, then changes).
+An offset is `{"v": 1, "frontier": [7], "shard": "s…"}` (everything before time 7 is delivered), or, for a stream that
+begins with the contents of the shard, `{"v": 1, "snapshot": 4, "shard": "s…"}` (nothing is delivered: the contents as
+of 4 come first, then changes). The shard's id tells the lives of a name apart: a checkpoint of a dropped shard is
+refused. Earlier checkpoints have none, and are good for whichever shard has the name.
 
 Spark asks for the initial offset twice for the first batch, and again on a restart when that batch was never committed,
 so it is resolved once: by this object, and durably by the critical reader called `cursor`. The cursor's opaque token is
@@ -25,12 +27,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.client.connect import Client
-from persist.client.shard import CriticalReaderHandle
+from persist.client.shard import CriticalReaderHandle, Shard
 from persist.client.snapshot import ReadLease, leased_blobs
+from persist.client.transport import OneShard, Transport
 from persist.core.antichain import Antichain, frontier
-from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch
-from persist.core.ids import SeqNo
+from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, UnknownShard
+from persist.core.ids import SeqNo, ShardId
 from persist.core.view import ShardView, ViewRequest
 from persist.spark import executors
 from persist.spark.admission import Admission
@@ -43,12 +45,12 @@ DOWNGRADES_PER_LEASE = 30  # progress must not grow the shard's log more often t
 Offset = dict[str, Any]
 
 
-def offset_at(upper: Antichain) -> Offset:
-    return {"v": OFFSET_VERSION, "frontier": upper.to_json()}
+def offset_at(upper: Antichain, shard: ShardId) -> Offset:
+    return {"v": OFFSET_VERSION, "frontier": upper.to_json(), "shard": shard}
 
 
-def snapshot_offset(as_of: int) -> Offset:
-    return {"v": OFFSET_VERSION, "snapshot": as_of}
+def snapshot_offset(as_of: int, shard: ShardId) -> Offset:
+    return {"v": OFFSET_VERSION, "snapshot": as_of, "shard": shard}
 
 
 def interval_of(start: Offset, upper: Antichain) -> Interval | None:
@@ -82,7 +84,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._initial: Offset | None = None
         self._until: Antichain | None = None
-        self._upper: Antichain | None = None  # of the shard, when the latest offset was last asked for
+        self._reached: Offset | None = None  # of the shard, when the latest offset was last asked for
         self._lease: ReadLease | None = None
         self._downgraded_s = 0.0
         self._planned = SeqNo(0)  # of the State that the last micro-batch was planned from
@@ -100,16 +102,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        lease = self._hold(start)
-        view = self._view(start)
-        self._upper = view.upper
+        lease, view = self._held_view(start, start)
+        self._reached = offset_at(view.upper, view.shard_id)
         upper = view.upper if self._until is None else min(view.upper, self._until)
         interval = interval_of(start, upper)
         if interval is None:
             return start
         with leased_blobs(lease):
             end = self._admission.end(view, interval, _rows(limit), _bytes(limit))
-        return start if end is None else offset_at(end)
+        return start if end is None else offset_at(end, view.shard_id)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self._stream.max_rows is not None:
@@ -120,8 +121,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """How far the shard is, for progress reports: Spark asks right after `latestOffset`, which has just seen it."""
-        upper = executors.view_of(self._target).upper if self._upper is None else self._upper
-        return offset_at(upper)
+        if self._reached is not None:
+            return self._reached
+        view = executors.view_of(self._target)
+        return offset_at(view.upper, view.shard_id)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._until = executors.view_of(self._target).upper
@@ -155,8 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         interval = interval_of(start, Antichain.from_json(end["frontier"])) if start != end else None
         if interval is None:
             return []
-        lease = self._hold(start)
-        view = self._view(start)
+        lease, view = self._held_view(start, end)
         self._planned = view.seqno
         if view.upper < interval.upper:
             raise InvalidUsage(
@@ -172,12 +174,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- holds
 
-    def _view(self, start: Offset) -> ShardView:
-        transport = executors.transport(self._target.connection)
+    def _held_view(self, start: Offset, end: Offset) -> tuple[ReadLease, ShardView]:
+        """The lease, and what lies after `start`. UnknownShard: `end` is of an earlier shard of this name."""
         lower = Antichain(0) if "snapshot" in start else Antichain.from_json(start["frontier"])
-        return transport.view(self._target.shard, ViewRequest(lower=lower))
+        life = end.get("shard")
+        transport = executors.transport(self._target.connection)
+        if life is not None:
+            transport = OneShard(transport, life)
+        try:
+            return self._hold(start, transport), transport.view(self._target.shard, ViewRequest(lower=lower))
+        except UnknownShard:
+            self._check_life(end, executors.view_of(self._target).shard_id)
+            raise
 
-    def _hold(self, start: Offset) -> ReadLease:
+    def _check_life(self, offset: Offset, shard: ShardId) -> None:
+        if offset.get("shard", shard) != shard:
+            raise UnknownShard(
+                f"the stream's checkpoint is of an earlier shard {self._target.shard!r}, which was dropped; the name "
+                "belongs to another one now. Begin with a new checkpoint to read that"
+            )
+
+    def _hold(self, start: Offset, transport: Transport) -> ReadLease:
         """The lease that keeps what lies after `start` readable while the query runs."""
         if self._lease is not None:
             try:
@@ -185,7 +202,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except Expired:
                 self._lease = None
         if self._lease is None:
-            transport = executors.transport(self._target.connection)
             since: Antichain | None = held_at(start)
             if not self._stream.fail_on_data_loss and since < executors.view_of(self._target).since:
                 since = None
@@ -213,7 +229,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cursor = self._stream.cursor
         if cursor is None:
             return self._wanted()
-        shard = self._shard()
+        shard, life = self._shard()
         for _ in range(CURSOR_TRIES_MAX):
             wanted = self._wanted()
             handle = shard.critical_reader(cursor, json.dumps(wanted))
@@ -221,8 +237,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if handle.since <= held_at(found):
                 handle.downgrade_since(held_at(found))
                 return found
+            history = snapshot_offset(handle.since.element or 0, life)
             try:  # since moved between looking and registering: begin where history begins now
-                handle.downgrade_since(handle.since, opaque=json.dumps(snapshot_offset(handle.since.element or 0)))
+                handle.downgrade_since(handle.since, opaque=json.dumps(history))
                 if "snapshot" in wanted:
                     return _position(handle)
             except OpaqueMismatch:
@@ -235,15 +252,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _wanted(self) -> Offset:
-        starting = self._stream.starting
+        starting, view = self._stream.starting, executors.view_of(self._target)
         if isinstance(starting, int):
-            return offset_at(frontier(starting))
-        view = executors.view_of(self._target)
-        return offset_at(view.upper) if starting == "latest" else snapshot_offset(view.since.element or 0)
+            return offset_at(frontier(starting), view.shard_id)
+        if starting == "latest":
+            return offset_at(view.upper, view.shard_id)
+        return snapshot_offset(view.since.element or 0, view.shard_id)
 
     def _move(self, cursor: str, end: Offset) -> None:
         """Move the cursor to `end`, unless it is there or further already."""
-        shard = self._shard()
+        shard, life = self._shard()
+        self._check_life(end, life)
         for _ in range(CURSOR_TRIES_MAX):
             handle = shard.critical_reader(cursor, json.dumps(end))
             if held_at(end) < handle.since or _position(handle) == end:
@@ -254,9 +273,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             return
 
-    def _shard(self) -> Any:
-        connection = self._target.connection
-        return Client(executors.transport(connection), connection.handles).shard(self._target.shard)
+    def _shard(self) -> tuple[Shard, ShardId]:
+        connection, view = self._target.connection, executors.view_of(self._target)
+        opened = Shard(executors.transport(connection), self._target.shard, view, connection.handles)
+        return opened, view.shard_id
 
 
 def _position(handle: CriticalReaderHandle) -> Offset:

@@ -13,9 +13,10 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from persist.core.commands import ExpireWriter
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.spark import executors
-from persist.spark.options import Options, ReadOptions, StreamOptions, Target
+from persist.spark.jobs import Job
+from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
 from persist.spark.schemas import spark_schema
 from persist.spark.stream_read import StreamReader
 from tests.support.patience import patiently
@@ -155,10 +156,10 @@ def test_trap_3_the_initial_offset_is_the_same_however_often_it_is_asked(client:
     first = reader(url, startingOffsets="latest", cursor="job")
     start = first.initialOffset()
     shard.insert([{"k": "between", "n": 1}])
-    assert first.initialOffset() == start == {"v": 1, "frontier": [1]}
+    assert first.initialOffset() == start == {"v": 1, "frontier": [1], "shard": shard.view().shard_id}
     restarted = reader(url, startingOffsets="latest", cursor="job")
     assert restarted.initialOffset() == start
-    assert first.latestOffset(start, first.getDefaultReadLimit()) == {"v": 1, "frontier": [2]}
+    assert first.latestOffset(start, first.getDefaultReadLimit()) == {**start, "frontier": [2]}
 
 
 def test_trap_3_latest_without_a_cursor_is_refused(client: Any, url: str) -> None:
@@ -282,6 +283,96 @@ def test_a_shared_writer_that_lapsed_between_micro_batches_is_replaced(client: A
         writer.commit_insert(writer.stage([{"k": "a", "n": n}], None))
         executors.transport(target.connection).apply("orders", ExpireWriter(writer.writer_id))
     assert contents(client, "orders") == Counter({("a", n): 1 for n in range(3)})
+
+
+def test_an_offset_of_a_dropped_shard_is_refused_by_the_next_one(client: Any, url: str) -> None:
+    """The stream went on with the rows of the new shard from where it was in the old one."""
+    old = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(3):
+        old.insert([{"k": "old", "n": n}])
+    running = reader(url, cursor="job")
+    start = running.initialOffset()
+    end = running.latestOffset(start, running.getDefaultReadLimit())
+    assert len(running.partitions(start, end)) == 1
+    old.drop(force=True)
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(5):
+        shard.insert([{"k": "new", "n": n}])
+    for stream in (running, reader(url, cursor="job")):
+        limit = stream.getDefaultReadLimit()
+        for use in (
+            lambda stream=stream, limit=limit: stream.latestOffset(end, limit),
+            lambda stream=stream: stream.partitions(start, end),
+            lambda stream=stream: stream.commit(end),
+        ):
+            with pytest.raises(UnknownShard, match=r"an earlier shard 'orders'.* Begin with a new checkpoint"):
+                use()
+    state = state_of(url, "orders")
+    assert not state.critical_readers, "the cursor is not made in the new shard"
+    assert not state.leased_readers
+    fresh = reader(url, cursor="job").initialOffset()
+    assert fresh["shard"] == shard.view().shard_id
+
+
+def test_an_offset_without_a_shard_is_good_for_whichever_has_the_name(client: Any, url: str) -> None:
+    """Checkpoints before level 3 are such."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for n in range(3):
+        shard.insert([{"k": "a", "n": n}])
+    stream = reader(url)
+    for start in ({"v": 1, "frontier": [1]}, {"v": 1, "snapshot": 0}):
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        assert end == {"v": 1, "frontier": [3], "shard": shard.view().shard_id}
+        assert len(stream.partitions(start, {"v": 1, "frontier": [3]})) == 1
+    stream.stop()
+
+
+def micro_batch(url: str, number: int, rows: list[dict[str, Any]], **options: str) -> None:
+    """What the sink does for one micro-batch of the query `q`, without Spark around it."""
+    given = Options({"url": url, "path": "orders", **options})
+    job = Job.open(Target.of(given), WriteOptions.of(given), spark_schema(SCHEMA), overwrite=False)
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    job.publish([job.stage(table.to_batches(), "q")], ("spark query q", number), streams=True)
+
+
+@pytest.mark.parametrize("envelope", [{}, {"envelope": "upsert"}])
+def test_a_query_that_has_written_to_a_dropped_shard_does_not_go_on_in_the_next_one(
+    client: Any, url: str, envelope: dict[str, str]
+) -> None:
+    """It did, and the next one had the later rows only."""
+    client.create_shard("orders", SCHEMA, ["k"])
+    micro_batch(url, 3, [{"k": "first", "n": 3}], **envelope)  # the earlier ones were empty
+    client.shard("orders").drop(force=True)
+    client.create_shard("orders", SCHEMA, ["k"])
+    with pytest.raises(UnknownShard, match=r"micro-batch 4 is the first .* Begin with a new checkpoint"):
+        micro_batch(url, 4, [{"k": "later", "n": 4}], **envelope)
+    assert contents(client, "orders") == Counter()
+    micro_batch(url, 0, [], **envelope)
+    for _ in range(2):
+        micro_batch(url, 1, [{"k": "new", "n": 1}], **envelope)
+        micro_batch(url, 2, [], **envelope)
+    assert contents(client, "orders") == Counter({("new", 1): 1})
+
+
+@pytest.mark.proof
+def test_restarted_queries_are_refused_after_a_drop(client: Any, stream: Any, pump: Any) -> None:
+    def create() -> None:
+        for n in range(2):
+            client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a", "n": n}])
+
+    create()
+    pump(stream(cursor="job"), "copy", key="k")
+    client.shard("orders").drop(force=True)
+    create()
+    with pytest.raises(StreamingQueryException, match="an earlier shard 'orders'"):
+        pump(stream(cursor="job"), "copy")
+    pump(stream(cursor="job"), "copy", "new")
+    client.shard("orders").insert([{"k": "a", "n": 2}])
+    client.shard("copy").drop(force=True)
+    client.create_shard("copy", SCHEMA, ["k"])
+    with pytest.raises(StreamingQueryException, match="Begin with a new checkpoint, or write to another"):
+        pump(stream(cursor="job"), "copy", "new", key="k")
+    assert contents(client, "copy") == Counter()
 
 
 def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any, url: str) -> None:
