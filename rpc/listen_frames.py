@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
-from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.errors import InvalidUsage, PersistError, Unavailable
+from persist.core.view import Seen
+from persist.formats.http_messages import error_to_json
 from rpc.json_rows import encode, plain_rows
 
 FRAMES = "application/vnd.persist.listen"
@@ -33,11 +35,19 @@ def frame(event: ListenEvent) -> bytes:
     return b"".join((header, data))
 
 
-def sse(event: ListenEvent) -> bytes:
-    """A server-sent event: progress and the rows as JSON. Its id is the frontier, from which to resume."""
+def sse(event: ListenEvent, seen: Seen) -> bytes:
+    """A server-sent event: progress and the rows as JSON.
+
+    Its id is the frontier, from which to resume, and what was `seen` to make it, so that another server can compare.
+    """
     data = encode({**_progress(event.lower, event.upper), "rows": plain_rows(event.updates)}).decode()
-    number = "" if event.lower == event.upper else f"id: {_id(event.upper)}\n"
+    number = "" if event.lower == event.upper else f"id: {_id(event.upper, seen)}\n"
     return f"event: updates\n{number}data: {data}\n\n".encode()
+
+
+def sse_error(error: PersistError, status: int) -> bytes:
+    """The last server-sent event of a stream that fails: the error, as a problem in JSON."""
+    return f"event: error\ndata: {json.dumps(error_to_json(error, status))}\n\n".encode()
 
 
 def heartbeat(frontier: Antichain, form: str) -> bytes:
@@ -56,8 +66,10 @@ def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
     return {"lower": lower.to_json(), "upper": upper.to_json()}
 
 
-def _id(frontier: Antichain) -> str:
-    return "closed" if frontier.element is None else str(frontier.element)
+def _id(frontier: Antichain, seen: Seen) -> str:
+    if frontier.element is None:
+        return "closed"
+    return f"{frontier.element}.{int(seen.seqno)}.{seen.commit_id}"
 
 
 def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from functools import partial
 
 from persist.client.listen import Listen, ListenEvent
 from persist.client.snapshot import ReadLease, ReadSettings
@@ -21,6 +22,7 @@ from persist.core.errors import UnknownShard
 from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.phases import dropped, outlived
 from persist.core.state import State
+from persist.core.view import Seen
 from rpc.leases import LEASE_MS, Hold, Leases
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, frame, heartbeat, sse
 from rpc.settings import Limits
@@ -120,7 +122,8 @@ class Listeners:
         self, state: State, frontier: Antichain, until: Antichain, form: str
     ) -> Iterator[tuple[Antichain, bytes]]:
         """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
-        encode: _Encode = sse if form == EVENTS else frame
+        seen = Seen(state.seqno, state.commit_id)
+        encode: _Encode = partial(sse, seen=seen) if form == EVENTS else frame
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1

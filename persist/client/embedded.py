@@ -55,6 +55,7 @@ class EmbeddedTransport:
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         state = view_state(self.location, name, request)
+        self.location.machine(name).check_seen(state, request.seen)
         return view_of(state, request.lower, request.with_batches)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
 from persist.core.errors import HistoryLost, InvalidUsage
 from persist.core.ids import SeqNo
-from persist.core.view import ViewRequest
+from persist.core.view import Seen, ViewRequest
 from persist.parts import TIME, PartReader, ShardSchema
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
@@ -66,6 +66,7 @@ class Listen:
         self._until = until
         self._downgraded_s = transport.clock.monotonic()
         self._closed = False
+        self._seen: Seen | None = None
         self.frontier = frontier(0 if as_of is None else as_of + 1)
 
     def __repr__(self) -> str:
@@ -99,13 +100,16 @@ class Listen:
             raise InvalidUsage(f"this listener of shard {self._name!r} was closed; listen again as of its frontier")
         self._lease.keep()
         lower = self.frontier
-        request = ViewRequest(past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower)
+        request = ViewRequest(
+            past=lower.element, timeout_s=timeout_s, min_seqno=self._lease.seqno, lower=lower, seen=self._seen
+        )
         view = self._transport.view(self._name, request)
         if view.seqno < self._lease.seqno:
             raise HistoryLost(
                 f"this listener has read v{self._lease.seqno} of shard {self._name!r}, and the log ends before it: the "
                 "consensus store has lost commits. What it was given last may be lost; listen anew to go on without it"
             )
+        self._seen = view.seen
         check_held(view, max(self.frontier.element - 1, 0))
         upper = min(view.upper, self._until)
         if upper <= lower:

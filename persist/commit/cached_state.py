@@ -19,6 +19,7 @@ from persist.commit.system import Clock
 from persist.commit.versions import Versions
 from persist.core.errors import HistoryLost, PersistError, UnknownShard
 from persist.core.state import State
+from persist.core.view import Seen
 
 
 class CachedState:
@@ -66,6 +67,22 @@ class CachedState:
             self._leases.saw(state, asked_s, self._clock.monotonic())
             return self.publish(state)
 
+    def check_seen(self, state: State, seen: Seen | None) -> None:
+        """HistoryLost: the caller has read a State that did not lead to `state`, which was read here after that.
+
+        What the log does not tell any more cannot be compared.
+        """
+        if seen is None or seen == Seen(state.seqno, state.commit_id):
+            return
+        if state.seqno <= seen.seqno:  # perhaps this process has not heard of it yet
+            state = self.refresh()
+        found = self._versions.commit_at(self.name, seen.seqno) if state.seqno >= seen.seqno else ""
+        if found is not None and found != seen.commit_id:
+            raise HistoryLost(
+                f"who listens to shard {self.name!r} has read v{seen.seqno}, which is not in the log any more: the "
+                "consensus store has lost commits. What was given last may be lost; listen anew to go on without it"
+            )
+
     def lease_now_ms(self, state: State) -> int:
         """The time by which the leases of a State are judged now: by what this process has watched of it."""
         if not state.lease_clock_ms:  # level 2, or nobody has registered yet
@@ -92,6 +109,7 @@ class CachedState:
             self._state = state
             self._moved.notify_all()
             watchers = tuple(self._watchers)
+        self._versions.note(state)
         for watcher in watchers:
             watcher(state)
         return state

@@ -41,6 +41,7 @@ SCAN_LIMIT = 1_000  # entries a scan
 LOAD_TRIES_MAX = 100  # each failed try means that a newer rollup has appeared meanwhile
 LOAD_SCANS_MAX = 10_000  # a log of more entries than these hold cannot be loaded
 ENDS_MAX = 20_000  # shards of which the last log entry is known
+COMMITS_MAX = 20_000  # commits whose ids are remembered, of all shards together
 CATCH_UP_SCANS_MAX = 2  # further behind than this, loading anew is cheaper
 ROLLUPS_LISTED_MAX = 10_000  # looked at for one beyond the log's head, when a shard is loaded
 
@@ -69,6 +70,7 @@ class Versions:
         self._level_read = 0  # once it was read
         self._lock = threading.Lock()
         self._ends: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._commits: OrderedDict[tuple[str, int], str] = OrderedDict()
 
     @property
     def level(self) -> int:
@@ -181,6 +183,23 @@ class Versions:
             self._ends.move_to_end(name)
             if len(self._ends) > ENDS_MAX:
                 self._ends.popitem(last=False)
+
+    def note(self, state: State) -> None:
+        """This State is in the log, and this process goes on from it."""
+        with self._lock:
+            self._commits[state.name, state.seqno] = state.commit_id
+            if len(self._commits) > COMMITS_MAX:
+                self._commits.popitem(last=False)
+
+    def commit_at(self, name: str, seqno: SeqNo) -> str | None:
+        """The commit that made this version, which is not beyond the log; None if the log does not tell any more."""
+        with self._lock:
+            known = self._commits.get((name, seqno))
+        if known is not None:
+            return known
+        with translated():
+            entries = self.consensus.scan(name, int(seqno), 1)
+        return self.decode(entries[0].data).commit_id if entries and entries[0].seqno == seqno else None
 
     def beginning(self, name: str, commit_id: str) -> bytes:
         """How the log entry of this commit begins; empty where another State of the shard was read since."""

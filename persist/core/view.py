@@ -9,6 +9,13 @@ from persist.core.record import Record
 from persist.core.state import SchemaRecord, State
 
 
+class Seen(Record, frozen=True):
+    """A State that somebody has read: its seqno, and the commit that made it."""
+
+    seqno: SeqNo
+    commit_id: str
+
+
 class ShardView(Record, frozen=True):
     """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for."""
 
@@ -20,6 +27,12 @@ class ShardView(Record, frozen=True):
     schema_id: int
     schemas: dict[int, SchemaRecord]
     batches: tuple[HollowBatch, ...]
+    commit_id: str = ""
+
+    @property
+    def seen(self) -> Seen:
+        """By which a later request tells what its caller has read."""
+        return Seen(self.seqno, self.commit_id)
 
     @property
     def is_dropped(self) -> bool:
@@ -39,6 +52,7 @@ def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
         state.schema_id,
         dict(state.schemas),
         batches,
+        state.commit_id,
     )
 
 
@@ -47,7 +61,8 @@ class ViewRequest(Record, frozen=True):
 
     Wait at most `timeout_s` until the time `past` is complete (upper beyond it). The State holds every commit that was
     acknowledged before the request, or, where `min_seqno` is given, every commit up to that one. `lower`: leave out
-    batches whose upper is not beyond it.
+    batches whose upper is not beyond it. `seen`: what the caller has read of the shard, perhaps through another
+    process; HistoryLost, if that is not in the log any more.
     """
 
     past: int | None = None
@@ -55,3 +70,4 @@ class ViewRequest(Record, frozen=True):
     min_seqno: int = 0
     lower: Antichain = MINIMUM
     with_batches: bool = True
+    seen: Seen | None = None

@@ -111,8 +111,11 @@ class HttpTransport:
         query = f"timeout={request.timeout_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
         if request.past is not None:
             query += f"&past={request.past}"
+        headers = _VIEW
+        if request.seen is not None:
+            headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
-        return decode_view(self._calls.call(Call("GET", path, name, headers=_VIEW, wait_s=request.timeout_s)).data)
+        return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=request.timeout_s)).data)
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
         """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""

@@ -10,9 +10,11 @@ from fastapi import Query, Request
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
-from persist.core.ids import Token, parse, token_of_key
+from persist.core.ids import SeqNo, Token, parse, token_of_key
+from persist.core.view import Seen
 
 KEY_LENGTH_MAX = 200
+SEEN = "Persist-Seen"
 _CLOSED = ("[]", "closed")
 
 Frontier = Annotated[
@@ -30,6 +32,20 @@ IdempotencyToken = Annotated[
         examples=["load-2030-01-01"],
     ),
 ]
+
+
+def seen_of(request: Request) -> Seen | None:
+    """What the caller says it has read before: `Persist-Seen: SEQNO.COMMIT_ID`. Raises InvalidUsage."""
+    text = request.headers.get(SEEN)
+    return None if text is None else read_seen(text, SEEN)
+
+
+def read_seen(text: str, header: str) -> Seen:
+    """Read `SEQNO.COMMIT_ID`. Raises InvalidUsage naming the header."""
+    found = re.fullmatch(r"(\d{1,18})\.([0-9a-f]{32})", text)
+    if not found:
+        raise InvalidUsage(f"the header {header} has {text!r:.100}, where the seqno and the commit_id of a view belong")
+    return Seen(SeqNo(int(found.group(1))), found.group(2))
 
 
 async def only_known(request: Request) -> None:

@@ -18,7 +18,7 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
-from rpc.routes.parameters import Frontier, frontier
+from rpc.routes.parameters import Frontier, frontier, seen_of
 from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of
 
@@ -101,6 +101,8 @@ async def view(
         wait_s = 0.0
     wanted = ViewRequest(past, wait_s, min_seqno, from_time, batches)
     state = await service.watcher.state(name, wanted)
+    if read := seen_of(request):
+        await service.work.run(service.location.machine(name).check_seen, state, read)
     service.shard_ids.learn(name)
     if batches and len(state.trace.batches) > BATCHES_ON_THE_LOOP_MAX:
         return await service.work.run(_state, request, state, wanted)

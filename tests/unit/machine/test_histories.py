@@ -12,15 +12,18 @@ from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.listen import Listen
 from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, HistoryLost
+from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.core.state import initial_state
 from persist.core.state_diff import apply, diff
+from persist.core.view import Seen
 from persist.formats.state_frames import Build, decode_diff
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME as STEPPED
@@ -168,6 +171,69 @@ def test_a_listener_that_comes_to_another_server_hears_that_the_log_is_shorter()
         listen._transport = EmbeddedTransport(stores.open())
         with pytest.raises(HistoryLost, match="listen anew"):
             list(listen.next_events(0))
+
+
+def a_listener_of_lost_rows(stores: Stores) -> Listen:
+    """It has read what is lost, and the log has grown beyond it since. It goes on in another process."""
+    ours = stores.shard()
+    insert(ours, *range(3))
+    listen = ours.listen(None)
+    insert(ours, *range(3, 8))
+    heard = [row["id"] for event in listen.next_events(0) for row in event.updates.to_pylist()]
+    assert heard == [0, 1, 2, 3, 4, 5, 6, 7]
+    stores.log.lose(NAME, 3)
+    insert(stores.shard(), *range(100, 106))
+    return listen
+
+
+def test_a_listener_that_comes_to_another_process_hears_of_a_log_that_has_grown_otherwise(stores: Stores) -> None:
+    """It was given rows of two histories."""
+    listen = a_listener_of_lost_rows(stores)
+    listen._transport = EmbeddedTransport(stores.open())
+    for _ in range(2):
+        with pytest.raises(HistoryLost, match="listen anew"):
+            list(listen.next_events(0))
+    anew = stores.shard()
+    assert ids(anew)[-6:] == list(range(100, 106)), "the shard itself goes on"
+
+
+def test_a_listener_comes_to_another_process_and_goes_on_where_nothing_is_lost(stores: Stores) -> None:
+    ours = stores.shard()
+    insert(ours, *range(3))
+    others = stores.open()
+    theirs = Client(EmbeddedTransport(others)).shard(NAME)
+    with ours.listen(None) as listen:
+        list(listen.next_events(0))
+        insert(ours, *range(3, 50))
+        listen._transport = EmbeddedTransport(others)
+        found = [row["id"] for event in listen.next_events(0) for row in event.updates.to_pylist()]
+        insert(theirs, 50)
+        late = stores.open()  # it has loaded the shard from a later rollup, and asks the log
+        listen._transport = EmbeddedTransport(late)
+        found += [row["id"] for event in listen.next_events(0) for row in event.updates.to_pylist()]
+        assert found == [*range(3, 51)]
+
+
+def test_what_a_listener_has_read_here_costs_no_further_call(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = stores.open()
+    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["id"])
+    machine = location.machine(NAME)
+    insert(shard, 1)
+    before = machine.state()
+    insert(shard, 2)
+    monkeypatch.setattr(stores.log, "scan", lambda *given: pytest.fail("the log was read"))
+    for state in (before, machine.state()):
+        machine.check_seen(machine.state(), Seen(state.seqno, state.commit_id))
+
+
+def test_what_the_log_does_not_tell_any_more_cannot_be_compared(stores: Stores) -> None:
+    ours = stores.shard()
+    insert(ours, *range(40))
+    stores.log.truncate(NAME, 20)
+    machine = stores.open().machine(NAME)
+    machine.check_seen(machine.state(), Seen(SeqNo(5), "0" * 32))
+    with pytest.raises(HistoryLost):
+        machine.check_seen(machine.state(), Seen(SeqNo(25), "0" * 32))
 
 
 def test_who_waits_is_woken_and_told(stores: Stores) -> None:
