@@ -27,8 +27,8 @@ Format = Annotated[
 IdempotencyToken = Annotated[
     str | None,
     Query(
-        description="Makes a retry safe: repeat the request with the same token to learn or complete its outcome.",
-        max_length=KEY_LENGTH_MAX,
+        description="Makes a retry safe: repeat the request with the same token to learn or complete its outcome. "
+        f"1 to {KEY_LENGTH_MAX} characters; or the header Idempotency-Key.",
         examples=["load-2030-01-01"],
     ),
 ]
@@ -66,10 +66,16 @@ def frontier(text: str, name: str) -> Antichain:
     return antichain.frontier(int(found.group(1)))
 
 
-def token_of(text: str | None) -> Token | None:
-    """The token that a client means: one that persist minted, or a free-form key."""
+def token_of(request: Request, parameter: str | None) -> Token | None:
+    """The token that a client means: one that persist minted, or a free-form key. Raises InvalidUsage."""
+    header = request.headers.get("idempotency-key")
+    text = header if parameter is None else parameter
     if text is None:
         return None
+    if header not in (None, text):
+        raise InvalidUsage("the parameter token and the header Idempotency-Key differ; give one of them")
+    if not 1 <= len(text) <= KEY_LENGTH_MAX:
+        raise InvalidUsage(f"a token or Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters, not {len(text)}")
     try:
         return parse(Token, text)
     except InvalidUsage:

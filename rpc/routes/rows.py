@@ -95,7 +95,7 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
-    given = token_of(token or request.headers.get("idempotency-key"))
+    given = token_of(request, token)
 
     def write(data: bytes) -> Appended:
         _, schema = service.writers.schema(name)

@@ -341,6 +341,25 @@ def test_resuming_at_the_end_of_a_closed_shard_gives_nothing(http: TestClient) -
     problem(http.get("/v1/shards/nope/listen", headers={"last-event-id": last}), 404, "unknown_shard")
 
 
+def test_a_token_is_given_once_and_has_1_to_200_characters(http: TestClient) -> None:
+    """A header of any length was taken, an empty one meant none, and of two that differ one was ignored."""
+
+    def post(query: str = "", key: str | None = None) -> Any:
+        headers = {"content-type": "text/csv"} | ({} if key is None else {"idempotency-key": key})
+        return http.post(f"/v1/shards/orders/insert{query}", content=b"id,amount\na,1\n", headers=headers)
+
+    for refused in (
+        post(key=""),
+        post(key="x" * 201),
+        post("?token="),
+        post("?token=" + "x" * 201),
+        post("?token=a", "b"),
+    ):
+        assert "Idempotency-Key" in problem(refused, 400, "invalid_usage")
+    assert [post("?token=a", "a").json(), post("?token=a").json(), post(key="a").json()] == [post(key="a").json()] * 3
+    assert post(key="x" * 200).json()["lower"] == [1]
+
+
 @pytest.mark.parametrize("given", ["9" * 5_000, "9" * 19, "", "-1", "soon"])
 def test_an_id_that_no_event_has(http: TestClient, given: str) -> None:
     response = http.get("/v1/shards/orders/listen", headers={"last-event-id": given})
