@@ -1,4 +1,4 @@
-"""A client in a process of its own: `python -m tests.crash.actor ROLE JOURNAL SEED POINT:CALLS CONNECTION...`.
+"""A client in a process of its own: `python -m tests.crash.actor ROLE JOURNAL SEED POINT:CALLS CLOCK CONNECTION...`.
 
 It says in the journal what it is about to do and what it was told, a line each. CONNECTION is the URLs of servers, or
 the URLs of the two stores; then its stores have a fuse.
@@ -30,20 +30,23 @@ from persist.core.errors import (
     Expired,
     Indeterminate,
     NotReadable,
+    OutcomeForgotten,
     Overloaded,
     PersistError,
     Unavailable,
     UpperMismatch,
 )
 from persist.core.ids import Token, mint
+from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
 from tests.crash.small import HANDLES, LOCATION, TIMEOUT_S
 
 SHARD = "crash"
 SCHEMA = pa.schema([pa.field("who", pa.string()), pa.field("n", pa.int64()), pa.field("size", pa.int64())])
 SIZES = (1, 1, 2, 80)  # rows of a write; the last does not fit inline
+TOKEN_RATE = 0.7  # of writes; the others come with a writer that is registered, under its lease
 RETRIES_MAX = 3
-KEPT_TIMES = 20  # how far since stays behind upper
+KEPT_TIMES = 8  # how far since stays behind upper
 STEPS_MAX = 20  # of a listener, before it begins anew
 WEATHER = (Unavailable, Overloaded, Indeterminate)
 PAUSE_S = 0.02
@@ -109,7 +112,7 @@ def _write(shard: Shard, writer: WriteHandle, journal: Journal, pick: random.Ran
         if lower is None:
             return True
     upper = None if lower is None else lower + pick.choice((1, 3))
-    token = mint(Token, shard._transport.ids)
+    token = mint(Token, shard._transport.ids) if pick.random() < TOKEN_RATE else None
     journal.say("write", name=f"{seed}.{number}", size=size, lower=lower, upper=upper)
     answer: dict[str, Any] = {}
     try:
@@ -119,14 +122,14 @@ def _write(shard: Shard, writer: WriteHandle, journal: Journal, pick: random.Ran
         return True
     for _ in range(RETRIES_MAX):
         answer = _committed(writer, runs, lower, upper, token, is_retry=bool(answer))
-        if answer["answer"] != "unknown":
+        if answer["answer"] != "unknown" or token is None:
             break
     journal.say("answer", name=f"{seed}.{number}", **answer)
     return bool(answer["answer"] == "ok")
 
 
 def _committed(
-    writer: WriteHandle, runs: Any, lower: int | None, upper: int | None, token: Token, *, is_retry: bool
+    writer: WriteHandle, runs: Any, lower: int | None, upper: int | None, token: Token | None, *, is_retry: bool
 ) -> dict[str, Any]:
     """What the caller knows after one call. A retry that is refused for now leaves the first try's outcome unknown."""
     try:
@@ -137,9 +140,13 @@ def _committed(
     except UpperMismatch as error:
         actual = Antichain.from_json(error.details["actual"])
         return {"answer": "refused", "actual": actual.element}
+    except OutcomeForgotten:
+        return {"answer": "refused", "why": "token"}  # its birth or the shard's clock is wrong
     except (Unavailable, Overloaded):
         return {"answer": "unknown" if is_retry else "refused"}
-    except (Indeterminate, Expired):
+    except Expired:
+        return {"answer": "unknown", "why": "expired"}
+    except Indeterminate:
         return {"answer": "unknown"}
     return {"answer": "ok", "told": [told.lower.element, told.upper.element]}
 
@@ -172,8 +179,8 @@ def read(client: Client, journal: Journal, seed: int) -> None:
                 journal.say("read", as_of=as_of, names=_ranges(_whole(table)))
             if pick.random() < 0.1 and upper > KEPT_TIMES:
                 shard.downgrade_since(max(since, upper - KEPT_TIMES))
-        except (*WEATHER, Expired, NotReadable):
-            journal.say("weather")
+        except (*WEATHER, Expired, NotReadable) as error:
+            journal.say("expired" if isinstance(error, Expired) else "weather")
         time.sleep(PAUSE_S)
 
 
@@ -193,8 +200,8 @@ def listen(client: Client, journal: Journal, seed: int) -> None:
                     frontier = events.frontier.element
                     assert frontier is not None
                     journal.say("read", as_of=frontier - 1, names=_ranges(names), listened=True)
-        except (*WEATHER, Expired, NotReadable):
-            journal.say("weather")
+        except (*WEATHER, Expired, NotReadable) as error:
+            journal.say("expired" if isinstance(error, Expired) else "weather")
             time.sleep(PAUSE_S)
 
 
@@ -235,8 +242,9 @@ def _ranges(names: Iterable[str]) -> Ranges:
 
 
 def main() -> None:
-    role, path, seed, point, *connection = sys.argv[1:]
+    role, path, seed, point, clock, *connection = sys.argv[1:]
     journal = Journal(path, f"{role} {seed}")
+    set_clock(clock, journal.say)
     client = connected(connection, Fuse.of(point))
     try:
         {"writer": write, "reader": read, "listener": listen}[role](client, journal, int(seed))

@@ -1,4 +1,6 @@
-"""The processes of one location and the networks between them: killed, cut, held up, and started again.
+"""The processes of one location and the networks between them: killed, stopped, cut, held up, and started again.
+
+Each process may have a wall clock that is wrong, or is set wrong while it runs.
 
 Nothing here goes by the clock alone. A process is killed only after it got somewhere, and a round ends only after
 somebody did: on a slow machine the same things happen, later.
@@ -19,7 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.crash import clocks
 from tests.crash.fuses import NEVER
+from tests.crash.small import LEASES_S
 from tests.services.fault_proxy import ENDS, FaultProxy
 from tests.services.process import free_ports
 
@@ -45,10 +49,14 @@ POINTS = {
 }
 WEATHER = ("cut", "half close", "delay", "hang", "hang and cut", "swallow and cut", "refuse")
 KILL_RATE = 0.3  # a beat; else it is the weather
+STOPPED_S = LEASES_S + 1.0  # so long a process is stopped with SIGSTOP, one at a time
+MANY, LONG = 8, 20  # rounds from which on more faults must have struck: see `lacks`
 CALLS = (2, 30)  # of the named point that kills
-BEATS = 9  # of a round: about 3 seconds on a machine that has nothing else to do
+BEATS = 6  # of a round: about 2 seconds on a machine that has nothing else to do
 STUCK_S = 900.0  # nobody gets anywhere for so long: that is no slow machine any more
+STOPPED = "stopped beyond its leases"
 FIRST = {"ok", "read", "listened"}
+CLOCKS = (clocks.AHEAD, clocks.BEHIND, clocks.JUMPED)
 TRIED = ("ok", "read", "listened", "view")  # what clients did or were told
 Maker = Callable[[str], list[str]]  # the command line of a process, by its number
 _LOOPBACK = re.compile(r"(?<=127\.0\.0\.1:)\d+")
@@ -73,6 +81,7 @@ class Arena:
         self._who: dict[str, str] = {}  # as what each of the running is known in the journal
         self._output = self.log.open("ab")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopped: tuple[str, subprocess.Popen[bytes], float] | None = None  # who, and since when
         self._makers = {
             **{f"serve {n}": self._serving(n) for n in range(SERVERS)},
             **{f"{command} {n}": self._maintaining(command, served) for n, (command, served) in enumerate(COMMANDS)},
@@ -90,7 +99,8 @@ class Arena:
         for _ in range(BEATS):
             time.sleep(self.pick.uniform(0.05, 0.4))
             self._listen()
-            victim = self.pick.choice(sorted(self._running))
+            self._stop_somebody()
+            victim = self.pick.choice(self._moving())
             if self.pick.random() < KILL_RATE and self._who[victim] in self._alive:
                 self._kill(victim)
             else:
@@ -98,13 +108,24 @@ class Arena:
             self._revive()
         self._await(lambda: self._tries() > before)
 
-    def lacks(self) -> list[str]:
-        """What was not tried yet, or has not gone wrong yet."""
+    def lacks(self, rounds: int) -> list[str]:
+        """What was not tried yet, or has not gone wrong yet.
+
+        In MANY rounds also every fault of clocks, and that a process was stopped for longer than its leases. In a LONG
+        run a process of each kind was.
+        """
         self._listen()
         unseen = [what for what in TRIED if not self._seen[what]]
         unfired = [kind for kind in WEATHER if not self.struck[kind]]
-        at_a_point = any(what.endswith("at a named point") for what in self.struck)
-        return [*unseen, *unfired, *([] if at_a_point else ["a death at a named point"])]
+        if not any(what.endswith("at a named point") for what in self.struck):
+            unfired.append("a death at a named point")
+        if rounds >= MANY:
+            unfired += [what for what in CLOCKS if not self.struck[what]]
+            if not any(what.endswith(STOPPED) for what in self.struck):
+                unfired.append(STOPPED)
+        if rounds >= LONG:
+            unfired += [f"{role} {STOPPED}" for role in sorted(self._roles()) if not self.struck[f"{role} {STOPPED}"]]
+        return [*unseen, *unfired]
 
     def __enter__(self) -> Self:
         return self
@@ -142,10 +163,43 @@ class Arena:
         lines = [json.loads(line) for line in whole.splitlines()]
         self._read_bytes += len(whole) + bool(whole)
         for line in lines:
+            if line["what"] in CLOCKS:
+                self.struck[line["what"]] += 1
+                continue
             self._alive.add(line["who"])
             self._seen[line.get("answer", line["what"])] += 1
             self._seen["listened"] += "listened" in line
         return len(lines)
+
+    def _stop_somebody(self) -> None:
+        """Stop a process of the kind that was stopped least so far, unless another one is stopped now."""
+        awake = [name for name in self._moving() if self._who[name] in self._alive]
+        least = min((self.struck[f"{name.split()[0]} {STOPPED}"] for name in awake), default=0)
+        rarest = [name for name in awake if self.struck[f"{name.split()[0]} {STOPPED}"] == least]
+        if self._stopped is None and rarest:
+            name = self.pick.choice(rarest)
+            self._running[name].send_signal(signal.SIGSTOP)
+            self._stopped = name, self._running[name], time.monotonic()
+
+    def _let_go_on(self) -> None:
+        """Wake up who was stopped for longer than its leases."""
+        if self._stopped is None:
+            return
+        name, process, since_s = self._stopped
+        if process.poll() is not None:  # it was dead when it should have been stopped
+            self._stopped = None
+        elif time.monotonic() - since_s >= STOPPED_S:
+            process.send_signal(signal.SIGCONT)
+            self._stopped = None
+            self.struck[f"{name.split()[0]} {STOPPED}"] += 1
+
+    def _moving(self) -> list[str]:
+        """Who runs, and is not stopped."""
+        stopped = self._stopped[1] if self._stopped is not None else None
+        return [name for name, process in sorted(self._running.items()) if process is not stopped]
+
+    def _roles(self) -> set[str]:
+        return {name.split()[0] for name in self._makers}
 
     def _kill(self, name: str) -> None:
         process = self._running.pop(name)
@@ -157,6 +211,7 @@ class Arena:
         process.wait()
 
     def _revive(self) -> None:
+        self._let_go_on()
         for name, make in self._makers.items():
             process = self._running.get(name)
             if process is not None and process.poll() is not None:
@@ -205,7 +260,7 @@ class Arena:
 
     def _command(self, number: str, command: str, *arguments: str) -> list[str]:
         stores = ["--blob", self._stores[0], "--consensus", self._stores[1]]
-        own = [str(self.journal), number, self._fuse(command)]
+        own = [str(self.journal), number, self._fuse(command), clocks.chosen(self.pick)]
         return [sys.executable, "-m", "tests.crash.command", *own, command, *arguments, *stores]
 
     def _serving(self, index: int) -> Maker:
@@ -218,7 +273,7 @@ class Arena:
         connection = [self._urls()] if served else self._stores
 
         def make(number: str) -> list[str]:
-            own = [str(self.journal), number, NEVER if served else self._fuse(role)]
+            own = [str(self.journal), number, NEVER if served else self._fuse(role), clocks.chosen(self.pick)]
             return [sys.executable, "-m", "tests.crash.actor", role, *own, *connection]
 
         return make

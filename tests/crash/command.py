@@ -1,6 +1,6 @@
-"""The `persist` command as users run it, with small settings, and a fuse in its stores.
+"""The `persist` command as users run it, with small settings, a clock that may be wrong, and a fuse in its stores.
 
-python -m tests.crash.command JOURNAL NUMBER POINT:CALLS serve --blob URL --consensus URL --port N
+python -m tests.crash.command JOURNAL NUMBER POINT:CALLS CLOCK serve --blob URL --consensus URL --port N
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from compactor.tasks import gc_task
 from consensus import open_consensus
 from persist.cli.__main__ import main
 from tests.crash.actor import Journal
+from tests.crash.clocks import set_clock
 from tests.crash.fuses import Fuse, FusedBlob, FusedConsensus
 from tests.crash.small import GC, LOOK_EVERY_S, POLICY, WORKER
 
@@ -53,5 +54,7 @@ def run(journal: Journal, fuse: Fuse, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    path, number, point, *arguments = sys.argv[1:]
-    sys.exit(run(Journal(path, f"{arguments[0]} {number}"), Fuse.of(point), arguments))
+    path, number, point, clock, *arguments = sys.argv[1:]
+    journal = Journal(path, f"{arguments[0]} {number}")
+    set_clock(clock, journal.say)
+    sys.exit(run(journal, Fuse.of(point), arguments))

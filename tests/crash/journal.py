@@ -90,6 +90,8 @@ class Account:
         write.actual = line.get("actual")
         write.told = tuple(line["told"]) if "told" in line else None
         self.counts[line["answer"]] += 1
+        if "why" in line:
+            self.counts[line["why"]] += 1
 
     def _view(self, line: Line) -> None:
         self.history.uppers.append((SHARD, line["who"], line["invoked"], line["ns"], line["upper"]))
