@@ -98,6 +98,7 @@ class Given(Struct, frozen=True):
     `verdicts` say of each command, in order, what was found of its parts.
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
     `renewed` is as in `Context`. `long_diff` is the key of the blob to which the state diff goes, if it goes to one.
+    `store_ms` is as in `Context`.
     """
 
     now_ms: int
@@ -112,6 +113,7 @@ class Given(Struct, frozen=True):
     remembered: Mapping[str, tokens.Outcome] = {}
     level: int = NEWEST_LEVEL
     long_diff: str = ""
+    store_ms: int = 0
 
 
 class Commit(Struct, frozen=True):
@@ -153,6 +155,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         renewed=given.renewed,
         remembered=given.remembered,
         level=given.level,
+        store_ms=given.store_ms,
     )
     begun = base if clock is None or base.lease_clock_ms else with_lease_clock(base, clock)
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes

@@ -24,7 +24,7 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
-from persist.commit.store_clock import probed
+from persist.commit.store_clock import StoreClock, probed
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
@@ -36,6 +36,7 @@ from persist.core.outcomes import Outcome as Remembered
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context, Indexed, Verdict
 from persist.core.transitions.naming import check_staged
+from persist.core.transitions.outcomes import is_of_the_future
 
 LOST_FIRST_S = 0.001
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
@@ -84,6 +85,7 @@ class Machine(CachedState):
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
         self._blobs = BlobWorker(versions, self._attributes, self._outcomes, system.ids, self.metrics)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
+        self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
         self._upkeep = Upkeep(policy, settings.small_merges)
         self._collect: Callable[[str], object] | None = None
 
@@ -268,8 +270,9 @@ class Machine(CachedState):
         """
         base, indexed, remembered = self._known(base, commands)
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
+        now_ms = self._system.clock.now_ms()
         given = Given(
-            self._system.clock.now_ms(),
+            now_ms,
             ids[0],
             self.policy,
             indexed,
@@ -281,9 +284,17 @@ class Machine(CachedState):
             remembered,
             self._versions.level,
             ids[1],
+            self._store_ms(commands, now_ms),
         )
         counted_s = self._system.clock.monotonic()
         return supplied(plan_commit(base, commands, given), self._supply), counted_s
+
+    def _store_ms(self, commands: Sequence[c.Command], now_ms: int) -> int:
+        """The blob store's time if a token seems to come from the future: this clock may be behind. 0: not asked."""
+        if any(is_of_the_future(command, now_ms) for command in commands):
+            with contextlib.suppress(PersistError):  # then this machine's clock decides
+                return self._store_clock.now_ms()
+        return 0
 
     def _supply(self, task: Task) -> Supply:
         self.metrics.reliefs += isinstance(task, Merge)

@@ -13,7 +13,8 @@ from persist.client.write import WriteHandle
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Expired, InvalidUsage, UnknownShard
+from persist.core.errors import Expired, InvalidUsage, OutcomeForgotten, UnknownShard
+from persist.core.ids import Token, mint
 from persist.core.state import State
 from persist.formats.state_frames import Build
 from tests.support.clocks import DAY_MS, HOUR_MS, YEAR_MS, Machine, World
@@ -357,3 +358,20 @@ def test_a_split_whose_lease_lapsed_says_expired_before_it_gives_anything(world:
     right.location.machine(NAME).apply(c.ExpireReader(snapshot.splits[0].reader))
     with pytest.raises(Expired):
         next(snapshot.splits[0].read(right.client.transport))
+
+
+# --- births of tokens
+
+
+@every_error
+def test_a_token_of_now_is_taken_whatever_the_clock_of_the_machine_that_commits_it(world: World, off_ms: int) -> None:
+    """One that was behind refused it as a token of the future."""
+    right, wrong = world.machine(), world.machine(off_ms)
+    shard = wrong.client.create_shard(NAME, SCHEMA, ["id"])  # so the State knows no other clock
+    for number in range(3):
+        shard.insert(row(number), token=mint(Token, right.location.ids))
+
+
+def test_a_token_of_the_future_is_refused_by_two_clocks(world: World, right: Machine) -> None:
+    with pytest.raises(OutcomeForgotten, match="minted in the future"):
+        right.shard(NAME).insert(row(1), token=mint(Token, world.machine(40 * DAY_MS).location.ids))

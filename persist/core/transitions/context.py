@@ -77,7 +77,8 @@ class Context(Record, frozen=True):
     `inserted_at` is the time that an insert earlier in the same commit took: later inserts of that commit
     may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
     attributes for the commands of this commit, `remembered` what it has read in files of outcomes for their tokens.
-    `verdict` is what was found of the parts of this command. `level` is that of the location.
+    `verdict` is what was found of the parts of this command. `level` is that of the location. `store_ms` is the blob
+    store's time, where a token seems to come from the future (0: it was not asked).
     """
 
     now_ms: int
@@ -89,6 +90,7 @@ class Context(Record, frozen=True):
     renewed: tuple[Renewed, ...] = ()
     remembered: Mapping[str, Outcome] = {}
     level: int = NEWEST_LEVEL
+    store_ms: int = 0
 
     @property
     def lease_now_ms(self) -> int:

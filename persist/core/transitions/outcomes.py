@@ -33,6 +33,14 @@ def is_alone(command: Written) -> bool:
     return command.writer == writer_of(command.token)
 
 
+def is_of_the_future(command: c.Command, now_ms: int) -> bool:
+    """Whether the command's token was minted so long after `now_ms` that one of the two clocks is wrong."""
+    if not isinstance(command, Written) or not is_alone(command):
+        return False
+    born = born_ms(key_of(command.token))
+    return born is not None and born > now_ms + FUTURE_MS_MAX
+
+
 def outcome_of(state: State, key: str, context: Context) -> Outcome | None:
     """What is remembered under this id, in the State or in its files."""
     return state.outcomes.get(key) or context.remembered.get(key)
@@ -148,7 +156,7 @@ def _check_known(state: State, token: Token, context: Context) -> None:
         return
     if born <= state.forgotten_ms:
         raise _forgotten(state, token, context)
-    if born > max(context.now_ms, state.walltime_ms, context.lease_now_ms) + FUTURE_MS_MAX:
+    if born > max(context.now_ms, state.walltime_ms, context.lease_now_ms, context.store_ms) + FUTURE_MS_MAX:
         raise OutcomeForgotten(
             f"token {token} was minted in the future of shard {state.name!r}, so its outcome could not be known for "
             "long; set the clock of the machine that mints it, or of this server, then write with a new token",
