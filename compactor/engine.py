@@ -19,6 +19,7 @@ from persist.core.ids import IdSource, ShardId
 from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ShardSchema, ahead, plan_splits
+from persist.parts.bundles import expanded
 
 RANGES_MAX = 10_000
 HEARTBEAT_POLL_S = 1.0
@@ -95,6 +96,7 @@ class LocalEngine:
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
         threads = self._settings.threads
+        job = replace(job, runs=tuple(expanded(job.runs, self._blob)))  # once for all ranges
         alone = RangeMerger(job, self._blob, self._ids, replace(self._settings, threads=1))  # has all the memory
         ranges = alone.ranges(self._range_bytes(job))
         if threads > 1 and len(ranges) > 1:

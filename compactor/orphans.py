@@ -18,18 +18,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from blob import BlobStat
+from blob import BlobNotFound, BlobStat
 from compactor.metering import Metrics
+from persist.commit.bundler import keys_in
 from persist.commit.location import Location
 from persist.commit.silence import Silence
 from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo, family_of, shard_id_of
-from persist.core.keys import belongs_to, born_ms, shard_of
+from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
 from persist.core.state import Policy, State
 from persist.core.transitions import expire_lapsed
-from persist.formats.store_errors import translated
+from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.orphans")
 
@@ -38,6 +39,7 @@ AGE_MS_DEFAULT = 24 * HOUR_MS
 AGE_MS_MIN = Policy().staged_ms_max + HOUR_MS  # a blob may wait so long for its commit, and clocks differ
 SCAN_LIMIT = 1_000
 LIST_PAGE = 10_000  # blobs listed before the State is read anew
+LISTS_KEPT_MAX = 512  # bundles that are read once a sweep; more are read for each page
 NAMED_MAX = 100  # keys that a report shows
 _WRITER = re.compile(r"s[0-9a-f]{32}/(w[0-9a-f]{32})/p")
 _FIRST_ROLLUP = re.compile(r"s[0-9a-f]{32}/v0{19}1/r[0-9a-f]{32}\.rollup\Z")
@@ -98,12 +100,14 @@ class Sweeper:
         self._metrics = metrics or Metrics()
         self._store_clock = StoreClock(location.blob, location.clock, location.ids)
         self._silence = Silence(location, self._store_clock)
+        self._lists: dict[str, list[str]] = {}  # what bundles list, during the sweep of one shard
 
     def sweep(self, name: str) -> SweepReport:
         """Sweep one shard. Raises what the stores raise; repeating is safe."""
         family = family_of(shard_id_of(name))  # what earlier lives of the name have left is swept as well
         age = self._age()
         report = SweepReport()
+        self._lists = {}
         if not self._settings.dry_run:
             machine = self._location.machine(name)
             self._silence.forget(machine, machine.refresh())
@@ -155,14 +159,39 @@ class Sweeper:
         return report
 
     def _live_keys(self, state: State) -> set[str]:
-        """Every blob that a live version names: what the State names, and what left it in the live log."""
+        """Every blob that a live version names: what the State names, and what left it in the live log.
+
+        What the bundles among these list is named as well.
+        """
         live = set(state.blob_keys())
         following = SeqNo(1)
         while page := self._location.versions.diffs(state.name, following, SCAN_LIMIT):
             for change in page:
                 live.update(self._location.versions.whole(state.name, change).gone)
             following = SeqNo(page[-1].seqno + 1)
+        for bundle in sorted(filter(is_bundle_key, live)):
+            live.update(self._listed(state, bundle))
         return live
+
+    def _listed(self, state: State, bundle: str) -> list[str]:
+        """The parts that a bundle lists. One that left the State may be gone: it was collected, after its parts.
+
+        Unavailable: the State has moved on, look again. Corruption: the sweep cannot know what the bundle lists.
+        """
+        if bundle in self._lists:
+            return self._lists[bundle]
+        try:
+            with translated_but_missing():
+                listed = keys_in(self._location.blob, bundle)
+            if len(self._lists) < LISTS_KEPT_MAX:
+                self._lists[bundle] = listed
+            return listed
+        except BlobNotFound as error:
+            if bundle not in state.trace.blob_keys:
+                return []
+            if bundle in self._location.machine(state.name).refresh().trace.blob_keys:
+                raise Corruption(f"bundle {bundle} of shard {state.name!r} is missing: nothing is swept") from error
+            raise Unavailable(f"shard {state.name!r} has moved on while it was swept; sweep it again") from error
 
     def _age(self) -> _Age:
         store_ms, age_ms = self._store_clock.now_ms(), self._settings.age_ms

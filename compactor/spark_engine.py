@@ -8,7 +8,7 @@ one of its parts as an orphan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event, Thread
 from typing import Any
@@ -18,6 +18,7 @@ from compactor.engine import Chunk, EngineSettings, Keep, MergeJob, RangeMerger
 from persist.commit.system import SystemIds
 from persist.core.batch import Part
 from persist.parts import KeyRange
+from persist.parts.bundles import expanded
 
 HEARTBEAT_POLL_S = 1.0
 WAVE_TASKS_PER_CORE = 2  # ranges in one Spark job, for each core: what a crash of the driver can lose
@@ -32,6 +33,7 @@ class SparkEngine:
     settings: EngineSettings
 
     def merge(self, job: MergeJob, keep: Keep) -> Iterator[Chunk]:
+        job = replace(job, runs=tuple(expanded(job.runs, self.blob)))  # once for all ranges
         ranges = RangeMerger(job, self.blob, SystemIds(), self.settings).ranges(self.settings.chunk_bytes)
         context = self.session.sparkContext
         shared = context.broadcast((job, self.blob.url, self.settings))

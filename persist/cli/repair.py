@@ -11,16 +11,17 @@ from typing import Any
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
-from persist.commit.examine import faults
+from persist.commit.examine import all_parts, faults
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
 from persist.core.ids import PartId, check_shard_name, mint, parse
-from persist.core.keys import COMPACTOR, part_key
+from persist.core.keys import COMPACTOR, bundle_key, part_key
 from persist.core.record import asdict, replace
 from persist.core.state import State
 from persist.formats.store_errors import translated
+from persist.parts.bundles import read_bundle
 
 EXIT_FOUND = 1
 
@@ -55,7 +56,7 @@ def _examine(location: Location, name: str, deep: bool) -> int:
     state, found = location.machine(name).refresh(), 0
     for fault in faults(state, location.blob, deep=deep):
         found += 1
-        where = {} if fault.part is None else _place(state, fault.part)
+        where = {} if fault.part is None else _place(state, fault.part, fault.within)
         print(json.dumps({"shard": name, "what": fault.what, "key": fault.key, **where}))
     parts = sum(batch.part_count for batch in state.trace.batches)
     print(f"{parts} parts of shard {name!r} as of v{state.seqno}: {found or 'no'} faults")
@@ -64,66 +65,77 @@ def _examine(location: Location, name: str, deep: bool) -> int:
 
 def _excise(location: Location, name: str, part_id: PartId, is_meant: bool) -> int:
     state = location.machine(name).refresh()
-    part = _named(state, part_id)
+    part, within = _named(location, state, part_id)
     if not is_meant:
         print(f"would take {part.rows} rows out of shard {name!r}, for ever; with --yes it is done")
-        print(json.dumps(_shown(part, state)))
+        print(json.dumps(_shown(part, state, within)))
         return EXIT_FOUND
-    return _done(location, c.ReplacePart(part_id), state)
+    return _done(location, c.ReplacePart(part_id), state, (part, within))
 
 
 def _replace(location: Location, name: str, part_id: PartId, file: Path, is_meant: bool) -> int:
     state = location.machine(name).refresh()
-    part = _named(state, part_id)
+    part, within = _named(location, state, part_id)
     if part.is_inline:
         raise InvalidUsage(f"part {part_id} lies in the State itself: there is no file of it")
     try:
         data = file.read_bytes()
     except OSError as error:
         raise InvalidUsage(f"{file} cannot be read: {error.strerror}") from error
-    if len(data) != part.size or zlib.crc32(data) != part.checksum:
-        raise InvalidUsage(f"{file} is no copy of part {part_id}, which has {part.size} bytes and another checksum")
+    size = part.size if part.bundle is None else part.bundle.size
+    if len(data) != size or zlib.crc32(data) != part.checksum:
+        raise InvalidUsage(f"{file} is no copy of part {part_id}, which has {size} bytes and another checksum")
     if not is_meant:
         print(f"would put {file} in the place of part {part_id} of shard {name!r}; with --yes it is done")
         return EXIT_FOUND
     fresh = mint(PartId, location.ids)
-    key = part_key(state.shard_id, COMPACTOR, fresh)
+    key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, fresh)
     with translated():
         location.blob.put(key, data)
-    return _done(location, c.ReplacePart(part_id, replace(part, id=fresh, key=key)), state)
+    return _done(location, c.ReplacePart(part_id, replace(part, id=fresh, key=key)), state, (part, within))
 
 
-def _done(location: Location, command: c.ReplacePart, before: State) -> int:
-    """Commit it, and print what was taken out as a receipt to be kept."""
+def _done(location: Location, command: c.ReplacePart, before: State, found: tuple[Part, Part | None]) -> int:
+    """Commit it, and print what was taken out as a receipt to be kept. A part in a bundle is taken out of that first.
+
+    A later commit bundles the other parts again.
+    """
+    part, within = found
+    if within is not None:
+        with translated():
+            command = replace(command, within=within.id, listed=read_bundle(within, location.blob))
     result = location.machine(before.name).apply(command)
     assert isinstance(result, c.PartReplaced)
-    taken = result.part or _named(before, command.part)
     by = None if command.replacement is None else command.replacement.key
-    print(json.dumps({"shard": before.name, "taken_out": _shown(taken, before), "in_its_place": by}))
+    print(json.dumps({"shard": before.name, "taken_out": _shown(part, before, within), "in_its_place": by}))
     return 0
 
 
-def _named(state: State, part_id: PartId) -> Part:
-    for part in state.trace.parts():
+def _named(location: Location, state: State, part_id: PartId) -> tuple[Part, Part | None]:
+    """The part, and the bundle that lists it, if one does."""
+    for part, within in all_parts(state, location.blob):
         if part.id == part_id:
-            return part
+            return part, within
     raise InvalidUsage(
         f"part {part_id} is not in shard {state.name!r}; `persist repair {state.name}` lists what is wrong"
     )
 
 
-def _place(state: State, part: Part) -> dict[str, Any]:
+def _place(state: State, part: Part, within: Part | None) -> dict[str, Any]:
     """Which reads a part spoils: those of its batch's times and of its keys."""
-    batch = next(batch for batch in state.trace.batches if any(held.id == part.id for held in batch.parts()))
+    named = part.id if within is None else within.id
+    batch = next(batch for batch in state.trace.batches if any(held.id == named for held in batch.parts()))
     interval = [batch.desc.lower.to_json(), batch.desc.upper.to_json()]
     upper = None if part.key_upper is None else part.key_upper.hex()
     keys = [part.key_lower.hex(), upper]
     return {"part": part.id, "rows": part.rows, "bytes": part.size, "interval": interval, "keys": keys}
 
 
-def _shown(part: Part, state: State) -> dict[str, Any]:
+def _shown(part: Part, state: State, within: Part | None) -> dict[str, Any]:
     """All that the State says of a part, as JSON: bytes are base64."""
     fields = {
-        k: b64encode(v).decode() if isinstance(v, bytes) else v for k, v in asdict(part).items() if k != "receipt"
+        k: b64encode(v).decode() if isinstance(v, bytes) else v
+        for k, v in asdict(part).items()
+        if k not in ("receipt", "bundle")
     }
-    return {**fields, "interval": _place(state, part)["interval"]}
+    return {**fields, "interval": _place(state, part, within)["interval"]}

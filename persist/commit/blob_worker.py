@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from blob import Blob, BlobNotFound
 from persist.attributes.index import AttributeIndex
-from persist.commit.commit_plan import Count, FlushIndex, FlushTokens, Merge, RollUp, Spill
+from persist.commit.bundler import Bundler
+from persist.commit.commit_plan import BundleUp, Count, FlushIndex, FlushTokens, Merge, RollUp, Spill
 from persist.commit.counters import MachineMetrics
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.versions import Versions
@@ -19,13 +20,15 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.ids import IdSource
 from persist.core.keys import FLUSHER
 from persist.core.record import replace
-from persist.core.state import State
+from persist.core.state import Policy, State
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, spill_inline
 from persist.parts.files import Files
 
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
+
+WorkTask = Count | Spill | Merge | BundleUp | RollUp | FlushIndex | FlushTokens
 
 
 class BlobWorker:
@@ -38,14 +41,16 @@ class BlobWorker:
         outcomes: OutcomeFiles,
         ids: IdSource,
         metrics: MachineMetrics,
+        policy: Policy,
     ) -> None:
         self._versions = versions
         self._attributes = attributes
         self._outcomes = outcomes
         self._ids = ids
+        self._bundler = Bundler(versions, ids, policy)
         self._metrics = metrics
 
-    def done(self, task: Count | Spill | Merge | RollUp | FlushIndex | FlushTokens, newest: State) -> c.Command | None:
+    def done(self, task: WorkTask, newest: State) -> c.Command | None:
         """The command in which the task ends; None if there is nothing to do any more. `newest` is the newest State."""
         if isinstance(task, Count):
             return self._counted(task)
@@ -58,6 +63,8 @@ class BlobWorker:
             outputs = merge.outputs if merge is not None else ()
             self._metrics.upkeep_bytes += sum(part.size for run in outputs for part in run.parts)
             return merge
+        if isinstance(task, BundleUp):
+            return self._bundler.bundled(task.state, task.batch)
         if isinstance(task, RollUp):
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
         if isinstance(task, FlushTokens):

@@ -3,6 +3,7 @@
 One epoch, for a horizon H that is the newest rollup at or before every reader's hold:
 
 1. what the state diffs up to H say is gone is deleted from the blob store;
+   What a bundle lists goes before the bundle, so that whoever comes after a crash finds it;
 2. the log is truncated, so that it begins at H, where a rollup lies;
 3. the rollups before H are taken out of the State; their blobs are gone by that state diff, and fall to a later epoch.
 
@@ -19,19 +20,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Protocol
 
+from blob import BlobNotFound
+from persist.commit.bundler import keys_in
 from persist.commit.place import Committer, CommitterOf, Place
 from persist.commit.silence import Silence
 from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
 from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
-from persist.core.keys import is_rollup_key, shard_of
+from persist.core.keys import is_bundle_key, is_rollup_key, shard_of
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
-from persist.formats.store_errors import translated
+from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.gc")
 
@@ -129,7 +132,7 @@ class Collector:
         if first < horizon:
             if not self._has_rollup(machine, state, horizon):
                 return GcReport(done=False)
-            deleted = self._delete(self._gone(machine, first, horizon))
+            deleted = self._delete_gone(machine, first, horizon)
             self._location.identity.confirm()
             machine.refresh()  # raises HistoryLost where the log is another one by now
             with translated():
@@ -177,10 +180,47 @@ class Collector:
         The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
         """
         named = frozenset(machine.refresh().blob_keys())
-        for change in self._diffs_after(machine.name, SeqNo(first - 1)):
-            if change.seqno > last:
-                return
+        for change in self._diffs_upto(machine.name, first, last):
             for key in change.gone:
+                if key in named:
+                    log.error("gone but named", extra={"shard": machine.name, "blob": key})
+                else:
+                    yield key
+
+    def _delete_gone(self, machine: Committer, first: SeqNo, last: SeqNo) -> int:
+        """Delete what `_gone` tells, and what bundles among it list, before these; how many blobs."""
+        bundles: list[str] = []
+
+        def others() -> Iterator[str]:
+            for key in self._gone(machine, first, last):
+                if is_bundle_key(key):
+                    bundles.append(key)
+                else:
+                    yield key
+
+        deleted = self._delete(others())
+        if not bundles:
+            return deleted
+        emptied = {key for change in self._diffs_upto(machine.name, first, last) for key in change.emptied}
+        deleted += self._delete(self._listed(machine, [key for key in bundles if key not in emptied]))
+        return deleted + self._delete(iter(bundles))
+
+    def _listed(self, machine: Committer, bundles: Sequence[str]) -> Iterator[str]:
+        """The parts that these bundles list. One that is gone was collected before, after its parts.
+
+        One that is damaged tells nothing: its parts are left to the orphan sweep.
+        """
+        named = frozenset(machine.refresh().blob_keys())
+        for bundle in bundles:
+            try:
+                with translated_but_missing():
+                    listed = keys_in(self._location.blob, bundle)
+            except BlobNotFound:
+                continue
+            except Corruption as error:
+                log.error("damaged bundle", extra={"shard": machine.name, "blob": bundle, "why": str(error)})
+                continue
+            for key in listed:
                 if key in named:
                     log.error("gone but named", extra={"shard": machine.name, "blob": key})
                 else:
@@ -297,6 +337,9 @@ class Collector:
             ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
             if ended and key not in named and (key in gone or not is_rollup_key(key)):
                 yield key
+
+    def _diffs_upto(self, name: str, first: SeqNo, last: SeqNo) -> Iterator[StateDiff]:
+        return takewhile(lambda change: change.seqno <= last, self._diffs_after(name, SeqNo(first - 1)))
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
         while page := self._versions.diffs(name, SeqNo(seqno + 1), SCAN_LIMIT):

@@ -15,6 +15,7 @@ from persist.core import commands as c
 from persist.core import invariants, state_diff
 from persist.core import outcomes as tokens
 from persist.core.batch import HollowBatch
+from persist.core.bundles import moves
 from persist.core.errors import InlineBudget, Overloaded, PersistError
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import (
@@ -63,6 +64,13 @@ class Merge(Struct, frozen=True):
     @property
     def inputs(self) -> frozenset[str]:
         return frozenset(part.id for batch in self.batches for part in batch.parts())
+
+
+class BundleUp(Struct, frozen=True):
+    """A task of upkeep: write parts of this batch to bundles. Ends in a BundleParts."""
+
+    state: State
+    batch: HollowBatch
 
 
 class RollUp(Struct, frozen=True):
@@ -183,10 +191,11 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         following = replace(following, long_diffs={**following.long_diffs, following.seqno: given.long_diff})
     gone = state_diff.gone_between(base, following)
     following = departed(following, gone, given.policy)
+    moved = moves(base, following, commands)
     invariants.check_step(base, following)
     if given.check_all or following.trace.batches[: len(base.trace.batches)] != base.trace.batches:
         invariants.check_state(following)
-    change = state_diff.diff(base, following, given.commit_id, gone)
+    change = state_diff.diff(base, following, given.commit_id, moved.gone(gone), moved.emptied)
     if given.check_all:
         invariants.check_diff(change, base, following)
     return Commit(change, following, outcomes, following, commands)

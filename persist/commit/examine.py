@@ -12,8 +12,9 @@ from blob import Blob, BlobError, BlobNotFound
 from persist.core.batch import Part
 from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, auxiliary_blob_keys
-from persist.formats.store_errors import translate
+from persist.formats.store_errors import translate, translated_but_missing
 from persist.parts import ShardSchema, decode_inline
+from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_presence
 
 THREADS = 4
@@ -23,11 +24,15 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one blob or part. `part` is None for a blob that is not a part: nothing can replace it."""
+    """What is wrong with one blob or part. `part` is None for a blob that is not a part: nothing can replace it.
+
+    `within` is the bundle that lists the part.
+    """
 
     key: str
     what: str
     part: Part | None = None
+    within: Part | None = None
 
 
 def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
@@ -41,7 +46,9 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
 
     def look(part: Part) -> str | None:
         try:
-            if part.key is None:
+            if part.bundle is not None:
+                read_bundle(part, blob)
+            elif part.key is None:
                 decode_inline(part, schemas)
             else:
                 check_presence(part, blob)
@@ -49,7 +56,7 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
                 if deep:
                     _check_of(checks, part).blob(part, blob, whole=True)
         except BlobNotFound:
-            return f"the blob of part {part.id} is not there"
+            return f"the blob of {'part' if part.bundle is None else 'bundle'} {part.id} is not there"
         except BlobError as error:
             raise translate(error) from error
         except PersistError as error:
@@ -57,17 +64,36 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
         return None
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="persist-examine") as pool:
-        parts = state.trace.parts()
+        parts = all_parts(state, blob)
         while window := list(islice(parts, WINDOW)):
-            for part, what in zip(window, pool.map(look, window), strict=True):
+            found = pool.map(look, (part for part, _ in window))
+            for (part, within), what in zip(window, found, strict=True):
                 if what is not None:
-                    yield Fault(part.key or "inline", what, part)
+                    yield Fault(part.key or "inline", what, part, within)
     for key in auxiliary_blob_keys(state):
         try:
             if blob.stat(key) is None:
                 yield Fault(key, f"the blob {key} is not there")
         except BlobError as error:
             raise translate(error) from error
+
+
+def all_parts(state: State, blob: Blob) -> Iterator[tuple[Part, Part | None]]:
+    """The parts that the State names, each bundle before what it lists; beside a part the bundle that lists it.
+
+    What a bundle that cannot be read lists is left out. Raises Unavailable.
+    """
+    for part in state.trace.parts():
+        yield part, None
+        if part.bundle is not None:
+            try:
+                with translated_but_missing():
+                    listed = read_bundle(part, blob)
+            except (BlobNotFound, Corruption):
+                continue
+            for run in listed:
+                for inner in run.parts:
+                    yield inner, part
 
 
 def _check_of(checks: Mapping[int, PartCheck], part: Part) -> PartCheck:

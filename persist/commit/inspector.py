@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blob import Blob, BlobError
+from persist.commit.bundler import check_moved
 from persist.commit.receipts import Receipts
 from persist.core import commands as c
 from persist.core.batch import Part, Run
@@ -19,13 +20,14 @@ from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
 from persist.parts import ShardSchema
+from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_presence
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 SCHEMAS_MAX = 16
-BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress, c.ReplacePart)
+BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts)
 """Commands that may name new parts."""
 OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
 """Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
@@ -46,9 +48,14 @@ class Inspector:
         At most `threads` blobs are looked at together; memory is bounded by that.
         """
         parts = _brought(command, state)
-        if not parts:
-            return SOUND
         try:
+            if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
+                check_moved(command, state, self._blob)
+            if not parts:
+                return SOUND
+            if parts[0].bundle is not None and isinstance(command, c.ReplacePart):
+                read_bundle(parts[0], self._blob)
+                return SOUND
             unknown, present = [], []
             for part in parts:
                 is_good = self._receipts.is_good(state.shard_id, part)

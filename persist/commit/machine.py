@@ -83,7 +83,7 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
-        self._blobs = BlobWorker(versions, self._attributes, self._outcomes, system.ids, self.metrics)
+        self._blobs = BlobWorker(versions, self._attributes, self._outcomes, system.ids, self.metrics, policy)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
         self._upkeep = Upkeep(policy, settings.small_merges)
@@ -326,7 +326,7 @@ class Machine(CachedState):
 
     def _begin_upkeep(self, state: State) -> None:
         """Have done in the background what the State asks for. Does not wait."""
-        for duty in self._upkeep.due(state):
+        for duty in self._upkeep.due(state, self._versions.level):
             if not self._system.background.submit(partial(self._do, duty)):
                 self._upkeep.ended(duty)
 

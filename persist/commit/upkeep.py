@@ -1,4 +1,4 @@
-"""The upkeep of a shard by one machine: what a State asks for (rollups, flushes to blobs, small merges).
+"""The upkeep of a shard by one machine: what a State asks for (rollups, bundles, flushes to blobs, small merges).
 
 Upkeep only decides. It is told of a State and answers with duties, which are values; the machine has them done in the
 background, and tells when each has ended. Each kind of duty is under way at most once at a time, and no two merges have
@@ -13,19 +13,21 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import Collect, FlushIndex, FlushTokens, Merge, RollUp
+from persist.commit.commit_plan import BundleUp, Collect, FlushIndex, FlushTokens, Merge, RollUp
+from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
 from persist.core.state import Policy, State
 from persist.core.trace import Trace
+from persist.core.transitions.bundling import BUNDLES_LEVEL
 from persist.core.transitions.outcomes import flush_is_due
 
 
 class Duty(Struct, frozen=True):
-    """One piece of upkeep: a task of the blob store. `inputs` are the parts that a merge will replace."""
+    """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
 
     kind: str
-    task: Merge | RollUp | FlushIndex | FlushTokens | Collect
+    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | Collect
     inputs: frozenset[str] = frozenset()
 
 
@@ -45,8 +47,11 @@ class Upkeep:
         self.collects = False
         self._collected: tuple[SeqNo, bool, bool] | None = None
 
-    def due(self, state: State) -> list[Duty]:
-        """What the State that was just committed asks for, and is not under way. All of it counts as under way now."""
+    def due(self, state: State, level: int = BUNDLES_LEVEL) -> list[Duty]:
+        """What the State that was just committed asks for, and is not under way. All of it counts as under way now.
+
+        `level` is that of the location.
+        """
         duties = []
         if len(state.attributes) >= self._policy.attributes_flush_at:
             duties.append(Duty("attributes", FlushIndex()))
@@ -54,9 +59,10 @@ class Upkeep:
             duties.append(Duty("outcomes", FlushTokens(self._policy)))
         if state.seqno - max(state.rollups, default=0) >= self._policy.rollup_every:
             duties.append(Duty("rollup", RollUp(state)))
-        if self._merges and state.trace is not self._looked_at:
+        if state.trace is not self._looked_at:
             self._looked_at = state.trace
-            duties += self._merges_due(state)
+            duties += self._merges_due(state) if self._merges else ()
+            duties += self._bundles_due(state) if level >= BUNDLES_LEVEL else ()
         if self.collects and self._has_to_collect(state):
             duties.append(Duty("collection", Collect()))
         return [duty for duty in duties if self._begins(duty)]
@@ -90,6 +96,15 @@ class Upkeep:
             merge = Merge(state, batches)
             if batches and len(inputs := merge.inputs) > 1:
                 yield Duty(kind, merge, inputs)
+
+    def _bundles_due(self, state: State) -> Iterator[Duty]:
+        """The first batch that has too many parts of its own, and on which no merge is at work."""
+        for batch in state.trace.batches:
+            if runs := to_bundle(batch, self._policy):
+                inputs = frozenset(part.id for run in runs for part in run.parts)
+                if inputs.isdisjoint(claimed(state)) and inputs.isdisjoint(self.merging):
+                    yield Duty("bundles", BundleUp(state, batch), inputs)
+                    return
 
     def _begins(self, duty: Duty) -> bool:
         with self._lock:

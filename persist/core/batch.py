@@ -1,7 +1,8 @@
 """Batches that hold pointers, not rows: shard > batch > run > part.
 
 A batch covers the times `[lower, upper)`; its runs are sequences of parts whose keys ascend and do not
-overlap from one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC).
+overlap from one part to the next; a part is one blob (Parquet) or, when small, inline bytes (Arrow IPC). Where a batch
+has very many parts, bundles stand in their place: a bundle is a blob that lists parts.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from persist.core.record import Record, replace
 
 FORMAT_PARQUET: Final = "parquet"  # one Parquet file in the blob store
 FORMAT_IPC: Final = "ipc"  # one Arrow IPC record batch message, without its schema, inline in the State
+FORMAT_BUNDLE: Final = "bundle"  # a list of runs of other parts in the blob store
 
 
 class Description(Record, frozen=True):
@@ -32,6 +34,18 @@ class Description(Record, frozen=True):
         return f"{self.lower}{self.upper}{self.since}"
 
 
+class Bundle(Record, frozen=True):
+    """What a State knows of a bundle, besides what it has in common with parts.
+
+    `parts` and `runs` are listed in it; the longest run has `run_rows` rows. `size` is that of its own blob.
+    """
+
+    parts: int
+    runs: int
+    run_rows: int
+    size: int
+
+
 class Part(Record, frozen=True):
     """One blob of rows, or inline rows. Exactly one of `key` and `data` is set; `id` is used once, for ever.
 
@@ -45,15 +59,18 @@ class Part(Record, frozen=True):
     `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits. `receipt` says that the other
     fields were checked against the rows (`persist.commit.receipts`); what the State holds was, and needs none. `given`
     is set until the part is committed, where it counts for another number of updates than `rows`.
+
+    With `bundle` it is none of these. It stands for all the parts that the blob at `key` lists: `rows`, `size` and
+    `diff_sum` are sums over them, and the bounds hold all of theirs. `checksum` is that of the list.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"receipt": 3, "given": 3}
+    levels: ClassVar[Mapping[str, int]] = {"receipt": 3, "given": 3, "bundle": 3}
     droppable: ClassVar[frozenset[str]] = frozenset({"receipt", "given"})
 
     id: PartId
     key: str | None
     data: bytes | None
-    format: Literal["parquet", "ipc"]
+    format: Literal["parquet", "ipc", "bundle"]
     schema_id: int
     rows: int
     size: int
@@ -72,6 +89,7 @@ class Part(Record, frozen=True):
     clip: int | None = None
     receipt: bytes = b""
     given: int | None = None
+    bundle: Bundle | None = None
 
     @property
     def updates(self) -> int:
@@ -97,9 +115,28 @@ class Part(Record, frozen=True):
 
 
 class Run(Record, frozen=True):
-    """Parts in key order that do not overlap. An unsorted part is a run of its own."""
+    """Parts in key order that do not overlap. An unsorted part is a run of its own.
+
+    A bundle of several runs is alone in its run. Several bundles in one run list the parts of one run, in key order.
+    """
 
     parts: tuple[Part, ...]
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest run that it stands for: itself, where it is not a bundle of several."""
+        return sum(part.rows if part.bundle is None else part.bundle.run_rows for part in self.parts)
+
+    @property
+    def run_count(self) -> int:
+        """How many runs it stands for: itself, where it is not a bundle of several."""
+        return max((part.bundle.runs for part in self.parts if part.bundle is not None), default=1)
+
+
+class Listing(Record, frozen=True):
+    """What a bundle holds: parts that no State names otherwise while the bundle is named."""
+
+    runs: tuple[Run, ...]
 
 
 class HollowBatch(Record, frozen=True):
@@ -115,7 +152,13 @@ class HollowBatch(Record, frozen=True):
 
     @property
     def part_count(self) -> int:
-        return sum(len(run.parts) for run in self.runs)
+        """The parts, those listed in bundles among them."""
+        return sum(1 if part.bundle is None else part.bundle.parts for part in self.parts())
+
+    @property
+    def run_count(self) -> int:
+        """The runs, those listed in bundles among them."""
+        return sum(run.run_count for run in self.runs)
 
     @property
     def size(self) -> int:
@@ -132,6 +175,7 @@ class HollowBatch(Record, frozen=True):
         return diff_sum_of(self.parts())
 
     def blob_keys(self) -> Iterator[str]:
+        """The blobs that it names itself. What its bundles list is named as well, and is not told here."""
         for part in self.parts():
             if part.key is not None:
                 yield part.key

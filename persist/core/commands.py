@@ -23,6 +23,7 @@ from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
 from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
+from persist.core.results import Bundled as Bundled
 from persist.core.results import Claimed as Claimed
 from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
@@ -413,12 +414,25 @@ class MergeResult(Command, frozen=True):
     owner: str = ""
 
 
+class BundleParts(Command, frozen=True):
+    """Bundles `outputs` take the place of the parts `inputs` of one batch, which they list. -> Bundled
+
+    Iff all of these are still there, no merge is at work on one, and the location has level 3.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[Run, ...]
+
+
 class ReplacePart(Command, frozen=True):
     """Take the part with this id, which cannot be read, out of the shard. -> PartReplaced
 
     With a `replacement`, a copy of it under another id and key takes its place: then the shard reads as it did before.
-    Without, its rows are lost. InvalidUsage when the shard has no such part.
+    Without, its rows are lost. InvalidUsage when the shard has no such part. `within` is the bundle that lists it, if
+    one does: everything that this bundle lists, `listed`, takes its place first.
     """
 
     part: Annotated[PartId, written(PartId)]
     replacement: Part | None = None
+    within: Annotated[PartId, written(PartId)] | None = None
+    listed: tuple[Run, ...] = ()

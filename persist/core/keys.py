@@ -1,6 +1,7 @@
 """The grammar of blob keys. Keys are write-once and never reused.
 
 <shard>/<writer>/p<uuid7>.parquet        a part
+<shard>/<writer>/p<uuid7>.bundle         a bundle: a list of parts
 <shard>/v<seqno:020d>/r<uuid7>.rollup    a rollup
 <shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
 <shard>/o/x<uuid7>.outcomes              outcomes of tokens
@@ -17,13 +18,17 @@ FLUSHER = WriterId("w" + "f0" * 16)  # under these maintenance writes; never reg
 COMPACTOR = WriterId("w" + "c0" * 16)
 
 _KEY = re.compile(
-    r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.parquet|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
+    r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.(parquet|bundle)|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
     r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff)\Z"
 )
 
 
 def part_key(shard: ShardId, writer: WriterId, part: PartId) -> str:
     return f"{shard}/{writer}/{part}.parquet"
+
+
+def bundle_key(shard: ShardId, writer: WriterId, bundle: PartId) -> str:
+    return f"{shard}/{writer}/{bundle}.bundle"
 
 
 def rollup_key(shard: ShardId, seqno: SeqNo, ids: IdSource) -> str:
@@ -55,6 +60,11 @@ def shard_prefix(shard: ShardId) -> str:
 def is_part_key(key: str) -> bool:
     """Whether a well-formed blob key is that of a part."""
     return key.endswith(".parquet")
+
+
+def is_bundle_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a bundle."""
+    return key.endswith(".bundle")
 
 
 def is_of_maintenance(key: str) -> bool:

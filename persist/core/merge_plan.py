@@ -285,7 +285,7 @@ def _left_to_committer(batches: Sequence[HollowBatch], most: int) -> int:
 
 def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> Iterator[MergeSpec]:
     """The merges that are due in a stretch of batches that nobody is at work on."""
-    largest = [max((sum(part.rows for part in run.parts) for run in batch.runs), default=0) for batch in batches]
+    largest = [max((run.longest for run in batch.runs), default=0) for batch in batches]
     stretches = _garbage(state, batches, largest, policy)
     stretches = stretches or list(_due(batches, largest, (0, len(batches)), policy))
     stretches = stretches or _outweighed(batches, policy)
@@ -312,7 +312,7 @@ def _garbage(
     state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy
 ) -> list[tuple[int, int]]:
     end = _passed(batches, state.merge_since)
-    if sum(len(batch.runs) for batch in batches[:end]) < policy.fan_in:
+    if sum(batch.run_count for batch in batches[:end]) < policy.fan_in:
         return []
     garbage = _is_garbage(batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
     return [(0, end)] if garbage else []
@@ -327,7 +327,7 @@ def _due(
     rows are a good part of all: after a logarithm of such steps none are left.
     """
     first, end = within
-    if sum(len(batch.runs) for batch in batches[first:end]) <= 1:
+    if sum(batch.run_count for batch in batches[first:end]) <= 1:
         return
     rows = sum(batch.rows for batch in batches[first:end])
     at = max(range(first, end), key=largest.__getitem__)

@@ -105,6 +105,12 @@ class SweptBefore(Result, frozen=True):
     before_ms: int
 
 
+class Bundled(Result, frozen=True):
+    """`applied`, or refused because a part is gone, or at work on."""
+
+    applied: bool
+
+
 class MergeApplied(Result, frozen=True):
     """`applied` (now, or by an earlier try whose answer was lost), or refused because an input is gone."""
 

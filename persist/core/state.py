@@ -46,6 +46,8 @@ class Policy(Record, frozen=True):
     outcomes_flush_at: int = 2_000  # in the State, so that they are written to a blob
     outcomes_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
     outcomes_max: int = 20_000_000  # more than this slow writers down (Overloaded)
+    plain_parts_max: int = 1_024  # parts of a batch that the State names itself; beyond that they go to bundles
+    bundle_parts_max: int = 4_096  # parts that one bundle lists
 
 
 class SchemaRecord(Record, frozen=True):

@@ -91,11 +91,14 @@ class StateDiff(Record, frozen=True):
     the earlier State named and the later one does not: what GC may delete one day. `rollup_seqno`/`rollup_key`
     name the newest rollup as of the later State: where one who only has this diff starts to load. `parent_id` is the
     commit that made the earlier State; empty where that is not known (level 2, and the first State). `elsewhere`: the
-    whole state diff lies in this blob, and this one only stands for it in the log.
+    whole state diff lies in this blob, and this one only stands for it in the log. `emptied` are those bundles among
+    `gone` whose parts did not leave with them (`persist.core.bundles`).
     """
 
     # As those of the State; the commit that made it is known by `parent_id`.
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys({*LATER, "parent_id", "elsewhere"} - {"commit_id"}, 3)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
+        {*LATER, "parent_id", "elsewhere", "emptied"} - {"commit_id"}, 3
+    )
     droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
     seqno: SeqNo
@@ -131,10 +134,13 @@ class StateDiff(Record, frozen=True):
     service_times: tuple[tuple[int, int], ...] | None = None
     long_diffs: MapDiff[SeqNo, str] | None = None
     elsewhere: Rollup | None = None
+    emptied: tuple[str, ...] = ()
 
 
-def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None) -> StateDiff:
-    """The state diff that leads from `old` to `new`. `gone`: what `gone_between` found, where it is known already."""
+def diff(
+    old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = None, emptied: tuple[str, ...] = ()
+) -> StateDiff:
+    """The state diff that leads from `old` to `new`. `gone`: what left it, where that is known already."""
     changed: dict[str, Any] = {}
     for name in MAPPINGS:
         before, after = getattr(old, name), getattr(new, name)
@@ -153,6 +159,7 @@ def diff(old: State, new: State, commit_id: str, gone: tuple[str, ...] | None = 
         gone=gone_between(old, new) if gone is None else gone,
         trace=_diff_trace(old.trace, new.trace),
         parent_id=old.commit_id,
+        emptied=emptied,
         **changed,
     )
 
@@ -224,7 +231,7 @@ def _apply_trace(state: State, change: TraceDiff) -> Trace:
 
 
 def gone_between(old: State, new: State) -> tuple[str, ...]:
-    """Blobs named before and not after. Only what changed is looked at."""
+    """Blobs that the State itself named before and not after. Only what changed is looked at."""
     gone: set[str] = set()
     change = _diff_trace(old.trace, new.trace)
     if change is not None and change.count:

@@ -1,8 +1,8 @@
-"""States, state diffs and bindings <-> durable bytes.
+"""States, state diffs, bundles and bindings <-> durable bytes.
 
 A frame is: magic (4 bytes), kind (1), level (1), CRC-32 of kind, level and body (u32, little-endian), body. The body is
-the State, the state diff or the binding as MessagePack. Every frame is verified when it is read: what does not verify
-is Corruption, what verifies but comes from a newer build is UpgradeNeeded.
+the State, the state diff, what a bundle lists or the binding as MessagePack. Every frame is verified when it is read:
+what does not verify is Corruption, what verifies but comes from a newer build is UpgradeNeeded.
 
 The level is the version of these bytes. A build knows one or several; all builds that serve a location write the level
 of that location (`persist.commit.levels`), so that they can read each other.
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from consensus import ENDED
+from persist.core.batch import Listing
 from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.record import Record
@@ -30,6 +31,7 @@ KIND_DIFF = b"D"
 KIND_LAST = b"E"  # a state diff after which the shard is dropped: listings of the log see it without decoding
 KIND_ROLLUP = b"R"
 KIND_BINDING = b"B"
+KIND_BUNDLE = b"P"
 
 _LEVEL_AT = 5
 _HEADER = struct.Struct("<4scBI")
@@ -37,6 +39,7 @@ HEAD_BYTES = _HEADER.size  # by which one frame is told from another: its checks
 _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
 _BINDING = msgspec.msgpack.Decoder(Binding)
+_LISTING = msgspec.msgpack.Decoder(Listing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,16 @@ def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
     state = decoded(_STATE, _unframe(KIND_ROLLUP, data, "rollup", build), "rollup", Corruption)
     _check_features(state.features, "rollup", build)
     return state
+
+
+def encode_listing(listing: Listing, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+    """The durable bytes of what a bundle lists."""
+    return _frame(KIND_BUNDLE, _body(listing, level), (), level, build)
+
+
+def decode_listing(data: bytes, build: Build = THIS_BUILD) -> Listing:
+    """Read a bundle. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
+    return decoded(_LISTING, _unframe(KIND_BUNDLE, data, "bundle", build), "bundle", Corruption)
 
 
 def encode_binding(binding: Binding) -> bytes:

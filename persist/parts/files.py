@@ -73,6 +73,10 @@ class Files:
             self._footers[part.id] = footer
         return PartFile(self, part, footer, whole)
 
+    @property
+    def blob(self) -> BlobReads:
+        return self._blob
+
     def inline(self, part: Part) -> pa.Table:
         return decode_inline(part, self.schemas)
 

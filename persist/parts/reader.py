@@ -18,6 +18,7 @@ from persist.core.antichain import Antichain
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.parts.ahead import in_order
+from persist.parts.bundles import expanded
 from persist.parts.codec import RowGroup, at_part_time
 from persist.parts.columns import one_chunk
 from persist.parts.consolidate import Times, join, merge
@@ -114,6 +115,14 @@ class PartReader:
         times = Times(after=lower.element - 1, upto=upto, advance=since)
         return (_by_time(table) for table in self._read(runs, times, key_range, columns))
 
+    def expanded(self, runs: Iterable[Run], key_range: KeyRange = ALL_KEYS) -> tuple[Run, ...]:
+        """The runs without bundles: what these list stands in their place, where it may have keys of the range.
+
+        Raises what reading does. Reads expand by themselves; who plans several of them on the same runs does it once.
+        """
+        wanted = lambda part: key_range.overlaps(part.key_lower, part.key_upper)  # noqa: E731
+        return tuple(expanded(runs, self._files.blob, wanted))
+
     def row_groups(self, part: Part) -> Sequence[RowGroup]:
         """The row groups of a Parquet part, from its footer."""
         return self._files.open(part).groups
@@ -139,7 +148,7 @@ class PartReader:
         names: list[str],
         batch_rows: int | None,
     ) -> Iterator[pa.Table]:
-        for items in stretches(runs, times, key_range):
+        for items in stretches(runs, times, key_range, self._files):
             part = items[0].part
             file = as_it_is(part, times, self._files) if len(items) == 1 else None
             if file is not None:
@@ -297,17 +306,19 @@ def as_it_is(part: Part, times: Times, files: Files) -> PartFile | None:
     return file if part.time is None or file.has_one_time else None
 
 
-def stretches(runs: Iterable[Run], times: Times, key_range: KeyRange) -> Iterator[list[Item]]:
-    """The parts that the read needs, in stretches that do not overlap, in key order."""
-    items = [
-        Item(number, part)
-        for number, run in enumerate(runs)
-        for part in run.parts
-        if part.rows
-        and key_range.overlaps(part.key_lower, part.key_upper)
-        and not times.hides(part.time_min, part.time_max)
-        and not (part.clip is not None and part.time_max < part.clip)
-    ]
+def stretches(runs: Iterable[Run], times: Times, key_range: KeyRange, files: Files) -> Iterator[list[Item]]:
+    """The parts that the read needs, in stretches that do not overlap, in key order. Reads the bundles it needs."""
+
+    def wants(part: Part) -> bool:
+        return (
+            part.rows > 0
+            and key_range.overlaps(part.key_lower, part.key_upper)
+            and not times.hides(part.time_min, part.time_max)
+            and not (part.clip is not None and part.time_max < part.clip)
+        )
+
+    plain = expanded(runs, files.blob, wants)
+    items = [Item(number, part) for number, run in enumerate(plain) for part in run.parts if wants(part)]
     items.sort(key=lambda item: item.part.key_lower)
     stretch: list[Item] = []
     end: bytes | None = b""

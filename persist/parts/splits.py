@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 
 from blob.errors import BlobNotFound
@@ -18,18 +19,23 @@ FOOTERS_READ_MAX = 256  # parts that one plan looks into
 
 
 def plan_splits(
-    runs: Iterable[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None = None
+    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader | None = None
 ) -> list[KeyRange]:
     """Exactly `num_splits` ranges in key order, the first from -inf, the last to +inf; some may be empty.
 
     Balanced by encoded bytes. Parts that are large or overlap others are looked into: their footers, read
     through `reader`, name keys within them (None: the bounds of parts alone decide, which tells little about
-    parts that overlap). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
+    parts that overlap, and about bundles). Every boundary is a key of `schema`, or its first columns, for `decode_key`.
     """
     if not 1 <= num_splits <= SPLITS_MAX:
         raise InvalidUsage(f"num_splits is between 1 and {SPLITS_MAX}, not {num_splits}")
+    if num_splits == 1:
+        return [KeyRange(None, None)]
+    if reader is not None:
+        with suppress(BlobNotFound, Corruption):  # told to who reads that range: the others can be read
+            runs = reader.expanded(runs)
     parts = sorted((part for run in runs for part in run.parts if part.rows), key=lambda part: part.key_lower)
-    within = _coarse(parts, num_splits) if reader is not None and num_splits > 1 else set()
+    within = _coarse(parts, num_splits) if reader is not None else set()
     pieces: list[tuple[bytes, float]] = []
     for part in parts:
         if reader is None or part.id not in within:
@@ -37,7 +43,7 @@ def plan_splits(
             continue
         try:
             groups = reader.row_groups(part)
-        except (BlobNotFound, Corruption):  # told to who reads that range: the others can be read
+        except (BlobNotFound, Corruption):  # as above
             pieces.extend(_ends(part, schema))
             continue
         for group in groups:

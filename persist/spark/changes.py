@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from persist.client.expanding import expanded, first_negative
-from persist.client.snapshot import ReadLease, ReadSettings, kept, part_reader
+from persist.client.snapshot import ReadLease, ReadSettings, kept, leased_blobs, part_reader
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part
@@ -106,7 +106,9 @@ def plan_changes(
     schema, parts_reader = part_reader(transport, view, settings)
     columns = planning.with_filter(schema, options, columns_read(schema, names))
     wanted = planning.key_range(schema, options)
-    runs = planning.overlapping((run for b in overlapping_batches(view.batches, interval) for run in b.runs), wanted)
+    held = [run for b in overlapping_batches(view.batches, interval) for run in b.runs]
+    with leased_blobs(lease):
+        runs = planning.overlapping(parts_reader.expanded(held, wanted), wanted)
     if not runs:
         return []
     splits = []

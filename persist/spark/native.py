@@ -73,7 +73,7 @@ def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part],
     times = Times.snapshot(as_of)
     straight: list[Part] = []
     others: list[Part] = []
-    for items in stretches(runs, times, ALL_KEYS):
+    for items in stretches(runs, times, ALL_KEYS, files):
         parts = [item.part for item in items]
         alone = len(parts) == 1 and as_it_is(parts[0], times, files) is not None
         (straight if alone else others).extend(parts)

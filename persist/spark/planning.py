@@ -37,7 +37,8 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
         schema, reader = part_reader(transport, held.view, settings)
         columns = with_filter(schema, options, columns)
         wanted = key_range(schema, options)
-        runs = overlapping(held.runs, wanted)
+        with leased_blobs(held.lease):
+            runs = overlapping(reader.expanded(held.runs, wanted), wanted)
         ranges = split_ranges(runs, options.partitions, schema, reader, wanted, held.lease)
         return [held.split(one, overlapping(runs, one), columns) for one in ranges]
 

@@ -12,7 +12,7 @@ from blob import BlobExists, BlobNotFound
 from persist.core.commands import READ, WRITE
 from persist.core.errors import Conflict, InvalidUsage, PersistError
 from persist.core.ids import ShardId
-from persist.core.keys import belongs_to
+from persist.core.keys import belongs_to, is_bundle_key, is_part_key
 from persist.formats.store_errors import translated
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
@@ -63,7 +63,7 @@ async def head(request: Request, key: str) -> Response:
 
 async def _presigned(request: Request, service: Service, key: str) -> Response:
     seconds = service.settings.presigned_s
-    may_write = WRITE in principal_of(request).scopes
+    may_write = WRITE in principal_of(request).scopes and is_part_key(key)
     blob = service.location.blob
     found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds)}
     found["put"] = blob.presign_put(key, seconds) if may_write else None
@@ -71,11 +71,15 @@ async def _presigned(request: Request, service: Service, key: str) -> Response:
 
 
 async def _checked(request: Request, key: str, scope: str) -> Service:
-    """Raises InvalidUsage unless the key is one of a part, Forbidden unless the caller may use its shard."""
+    """Raises InvalidUsage unless the key is one of a part, Forbidden unless the caller may use its shard.
+
+    Bundles can be read only: persist itself writes them.
+    """
     service, principal = service_of(request), principal_of(request)
     principal.require(scope)
     shard = key.partition("/")[0]
-    if not key.endswith(".parquet") or not belongs_to(key, ShardId(shard)):
+    is_readable = is_part_key(key) or (scope == READ and is_bundle_key(key))
+    if not is_readable or not belongs_to(key, ShardId(shard)):
         raise InvalidUsage(f"{key[:200]!r} is not the key of a part")
     if not principal.is_unlimited:
         await service.work.run(service.shard_ids.find, shard, principal)

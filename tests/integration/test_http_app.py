@@ -383,6 +383,13 @@ def test_parts_go_in_once_and_out_in_ranges(http: TestClient) -> None:
     problem(http.get(url, headers={"range": "lines=1-2"}), 400, "invalid_usage")
 
 
+def test_a_bundle_can_be_read_and_not_written(http: TestClient, location: Location) -> None:
+    bundle = key().replace(".parquet", ".bundle")
+    location.blob.put(bundle, b"0123")
+    assert http.get(f"/v1/blobs/{bundle}").content == b"0123"
+    problem(http.put(f"/v1/blobs/{bundle}", content=b"0123"), 400, "invalid_usage")
+
+
 # --- limits
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 
 import pyarrow as pa
 
@@ -15,10 +16,12 @@ from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.bundler import keys_in
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.location import Location
+from persist.core.batch import Run
 from persist.core.ids import SeqNo
-from persist.core.keys import shard_prefix
+from persist.core.keys import is_bundle_key, shard_prefix
 from persist.core.merge_plan import MergePolicy
 from persist.core.state import Policy, State
 from tests.support.crashing import CrashingBlob, CrashingConsensus, Fuse
@@ -92,6 +95,18 @@ class World:
         self.shard.compare_and_append(pa.Table.from_pylist(rows_in_full, schema=UPDATES), expected, upper)
         self.rows += held
 
+    def append_in_parts(self, count: int, upper: int, *, rows: int = 1, first: int = 0) -> None:
+        """Append `count` parts, each a run of its own, with keys that ascend from part to part."""
+        expected = self.state().upper.element
+        assert expected is not None
+        runs: list[Run] = []
+        with closing(self.shard.open_writer()) as writer:
+            for number in range(first, first + count):
+                fresh = [(f"k{number:05}", expected * 1000 + n, expected, 1) for n in range(rows)]
+                runs += writer.stage(pa.Table.from_pylist([{"k": k, "v": v} for k, v, _, _ in fresh]), expected)
+                self.rows += fresh
+            writer.commit_compare_and_append(tuple(runs), expected, upper)
+
     def append_many(self, count: int, rows: int, *, step: int = 1) -> None:
         """`count` appends of `rows` rows each, every other one of which is retracted by the next append."""
         for _ in range(count):
@@ -139,10 +154,15 @@ class World:
     def blobs(self) -> set[str]:
         return {stat.key for stat in self.blob.list(shard_prefix(self.state().shard_id))}
 
+    def named(self) -> set[str]:
+        """Every blob that the State names, by itself or by bundles."""
+        named = set(self.state().blob_keys())
+        return named.union(*(keys_in(self.blob, key) for key in named if is_bundle_key(key)))
+
     def check_stores(self) -> None:
         """Every blob that the State names is there, and the log begins at a rollup that it names."""
         state = self.state()
-        assert set(state.blob_keys()) <= self.blobs()
+        assert self.named() <= self.blobs()
         first = self.consensus.scan(NAME, 1, 1)[0].seqno
         assert SeqNo(first) in state.rollups
 

@@ -14,7 +14,17 @@ from persist.core import commands as c
 from persist.core import phases
 from persist.core.errors import UnknownShard
 from persist.core.state import State
-from persist.core.transitions import attributes, leases, lifecycle, maintenance, outcomes, readers, repair, writers
+from persist.core.transitions import (
+    attributes,
+    bundling,
+    leases,
+    lifecycle,
+    maintenance,
+    outcomes,
+    readers,
+    repair,
+    writers,
+)
 from persist.core.transitions.context import Context
 from persist.core.transitions.leases import expire_lapsed
 
@@ -53,6 +63,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.SaveMergeProgress: maintenance.save_merge_progress,
     c.ReleaseClaim: maintenance.release_claim,
     c.MergeResult: maintenance.apply_merge,
+    c.BundleParts: bundling.bundle_parts,
     c.ReplacePart: repair.replace_part,
     c.ForgetLapsed: leases.forget_lapsed,
     c.RefuseStagedBefore: maintenance.refuse_staged_before,

@@ -110,6 +110,8 @@ def _check_fields(state: State, part: Part, context: Context) -> None:
 
 
 def _check_place(state: State, part: Part) -> None:
+    if part.bundle is not None:
+        raise InvalidUsage(f"part {part.id} is a bundle, which only persist itself makes; name the parts themselves")
     if part.key is None:
         return
     if not belongs_to(part.key, state.shard_id) or not is_part_key(part.key):

@@ -7,6 +7,7 @@ from persist.core.batch import HollowBatch, Part, Run, batch_of
 from persist.core.errors import InvalidUsage
 from persist.core.record import replace
 from persist.core.state import State
+from persist.core.transitions.bundling import check_bundle, unbundled
 from persist.core.transitions.context import Context
 from persist.core.transitions.naming import check_merged
 
@@ -14,21 +15,29 @@ from persist.core.transitions.naming import check_merged
 def replace_part(state: State, command: c.ReplacePart, context: Context) -> tuple[State, c.PartReplaced]:
     """Since, upper and the times of batches stay. Claims of merges that read the part end: they could never be applied.
 
-    The rows that were written stay counted (EVENT_COUNT): what was appended was appended.
+    Where a bundle itself goes, what it lists goes with it. The rows that were written stay counted (EVENT_COUNT): what
+    was appended was appended.
     """
-    new = command.replacement
+    new, unreadable = command.replacement, {command.part, command.within}
+    if new is not None and state.trace.holds(new.id):
+        return state, c.PartReplaced(None)  # an earlier try landed
+    if command.within is not None:
+        context.verdict.check()
+        state = unbundled(state, command.within, command.listed)
     for index, batch in enumerate(state.trace.batches):
         old = next((part for part in batch.parts() if part.id == command.part), None)
         if old is None:
             continue
         if new is not None:
             _check_like(state, old, new)
-            check_merged(state, (new,), (), context)
+            if old.bundle is None:
+                check_merged(state, (new,), (), context)
+            else:
+                check_bundle(state, new)
+                context.verdict.check()
         mended = state.trace.splice(index, 1, [_mended(batch, old, new)])
-        claims = {key: claim for key, claim in state.claims.items() if old.id not in claim.inputs}
+        claims = {key: claim for key, claim in state.claims.items() if unreadable.isdisjoint(claim.inputs)}
         return replace(state, trace=mended, claims=claims), c.PartReplaced(old)
-    if new is not None and state.trace.holds(new.id):
-        return state, c.PartReplaced(None)  # an earlier try landed
     raise InvalidUsage(f"part {command.part} is not in shard {state.name!r}; `persist repair` lists what is wrong")
 
 

@@ -46,7 +46,12 @@ def test_the_loop_of_the_manual_commits() -> None:
     index = AttributeIndex(location.blob, location.ids, NodeCache())
     parts = (queue, cached, LogWriter(NAME, location.versions, system, metrics))
     outcome_files = OutcomeFiles(location.blob, location.ids, NodeCache())
-    parts += (BlobWorker(location.versions, index, outcome_files, location.ids, metrics), upkeep, system, POLICY)
+    parts += (
+        BlobWorker(location.versions, index, outcome_files, location.ids, metrics, POLICY),
+        upkeep,
+        system,
+        POLICY,
+    )
     lead = manual_lead()
     outcomes: list[Outcome] = []
     for upper in range(1, 8):
