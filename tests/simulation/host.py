@@ -29,6 +29,7 @@ from persist.core.errors import (
     Unavailable,
 )
 from persist.core.ids import ShardId
+from persist.core.record import replace
 from persist.core.state import Policy
 from persist.core.view import ShardView, ViewRequest
 from tests.simulation.history import History
@@ -59,6 +60,7 @@ POLICY = Policy(
     outcomes_flush_at=6,
     outcomes_overlay_max=60,
 )
+BUNDLING = replace(POLICY, plain_parts_max=0, bundle_parts_max=2)  # of every other run
 HANDLES = HandleSettings(
     write=WriteSettings(lease_ms=WRITE_LEASE_MS, retry_s=4.0, part_bytes_target=PART_BYTES),
     read=ReadSettings(lease_ms=READ_LEASE_MS, retry_s=4.0, memory_bytes=64 * 1024),
@@ -222,7 +224,7 @@ class Host:
             SimBlob(world),
             SimConsensus(world, process, run.push),
             settings=LocationSettings(
-                policy=POLICY,
+                policy=POLICY if run.seed % 2 else BUNDLING,
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=self.random.random() < COLLECT_RATE,
             ),

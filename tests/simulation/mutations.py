@@ -36,8 +36,10 @@ from persist.commit.outcome_files import OutcomeFiles
 from persist.core import commands as c
 from persist.core.antichain import Antichain, meet
 from persist.core.attribute import AttributeUpdate
+from persist.core.bundles import Moves
 from persist.core.errors import Conflict, Indeterminate, Unavailable
 from persist.core.ids import SeqNo, Token, mint
+from persist.core.keys import is_bundle_key, is_part_key
 from persist.core.record import replace
 from persist.core.state import Claim, State, held_since
 from persist.core.trace import Trace
@@ -396,6 +398,39 @@ def staged_age_ignored() -> Broken:
     return patch.object(Context, "may_be_swept", lambda self, state, key: False)
 
 
+def sweep_overlooks_bundles() -> Broken:
+    """The sweep takes what bundles list for orphans."""
+    return patch.object(Sweeper, "_listed", lambda self, state, bundle: [])
+
+
+def bundle_swept_while_named() -> Broken:
+    """The sweep takes the bundles that the State names."""
+    real = Sweeper._live_keys
+    return patch.object(
+        Sweeper,
+        "_live_keys",
+        lambda self, state: {key for key in real(self, state) if not is_bundle_key(key)},
+    )
+
+
+def parts_of_a_gone_bundle_kept() -> Broken:
+    """The collector deletes bundles and leaves what they list; the sweep takes only what nothing ever named."""
+
+    def live_keys(self: Sweeper, state: State) -> set[str]:
+        return real(self, state) | {stat.key for stat in self._location.blob.list("s") if is_part_key(stat.key)}
+
+    real = Sweeper._live_keys
+    return every(
+        patch.object(Collector, "_listed", lambda self, machine, bundles: iter(())),
+        patch.object(Sweeper, "_live_keys", live_keys),
+    )
+
+
+def bundled_parts_told_as_gone() -> Broken:
+    """Parts that go to a bundle are told as gone."""
+    return patch.object(Moves, "gone", lambda self, unnamed: unnamed)
+
+
 MUTATIONS: dict[str, Callable[[], Broken]] = {
     broken.__name__: broken
     for broken in (
@@ -429,6 +464,10 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         tombstone_keeps_blobs,
         gc_never_truncates,
         sweep_overlooks_parts,
+        sweep_overlooks_bundles,
+        bundle_swept_while_named,
+        parts_of_a_gone_bundle_kept,
+        bundled_parts_told_as_gone,
         claims_never_lapse,
         tokens_forgotten,
         outcome_files_unread,

@@ -8,18 +8,19 @@ caused it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from blob.memory import MemoryBlob
 from consensus import HIDDEN
 from consensus.memory import MemoryConsensus
+from persist.commit.bundler import keys_in
 from persist.core import state_diff
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.ids import family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
-from persist.core.keys import shard_of
+from persist.core.keys import is_bundle_key, is_part_key, part_id_of, shard_of
 from persist.core.outcomes import RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
@@ -108,6 +109,7 @@ class Oracle:
         self.log: list[str] = []
         self.clock: Callable[[], int] = lambda: 0
         self.blobs: ObservedBlob | None = None
+        self.lists: dict[str, frozenset[str]] = {}  # what each bundle lists that was ever named
         self.orphan_age_ms = 0
         self.renewed: dict[str, tuple[int, int]] = {}  # readers: when they asked for what was granted, and the lease
         self.retired: set[str] = set()  # readers that asked to be
@@ -176,22 +178,36 @@ class Oracle:
         return self.blobs.get(key)
 
     def _check_blobs(self, truth: ShardTruth, new: State, change: state_diff.StateDiff) -> None:
-        now = set(new.blob_keys())
+        now = self._with_listed(new.blob_keys())
         for key in now - truth.named:
             expect(key not in truth.gone_at, "single-use", f"{key} left {truth.name} at v{truth.gone_at.get(key)}")
             self._blob(key, truth.name)
         left = truth.named - now
-        expect(set(change.gone) == left, "gone", f"v{new.seqno} says that {change.gone} left, but {left} did")
+        gone = self._with_listed(change.gone, set(change.emptied))
+        expect(gone == left, "gone", f"v{new.seqno} says that {gone} left, but {left} did")
+        self.paths["bundle left"] += any(map(is_bundle_key, change.gone))
+        self.paths["parts bundled"] += any(map(is_bundle_key, now - truth.named))
         for key in left:
             truth.gone_at[key] = int(new.seqno)
         truth.named = now
         begins = truth.first in {int(seqno) for seqno in new.rollups}
         expect(begins, "log", f"the log of {truth.name} begins at v{truth.first}, whose rollup v{new.seqno} forgets")
-        parts = {part.id for part in new.trace.parts()}
+        parts = {part.id for part in new.trace.parts()} | {part_id_of(key) for key in now if is_part_key(key)}
         back = parts & truth.dead_parts
         expect(not back, "single-use", f"parts {back} came back to {truth.name} at v{new.seqno}")
         truth.dead_parts |= truth.part_ids - parts
         truth.part_ids = set(parts)
+
+    def _with_listed(self, keys: Iterable[str], emptied: Set[str] = frozenset()) -> set[str]:
+        """The blobs, and the parts that bundles among them list."""
+        assert self.blobs is not None
+        found = set(keys)
+        for key in sorted(filter(is_bundle_key, found - emptied)):
+            if key not in self.lists:
+                expect(self.blobs.stat(key) is not None, "reachable", f"{key} is named, and is not there")
+                self.lists[key] = frozenset(keys_in(self.blobs, key))
+            found |= self.lists[key]
+        return found
 
     def _check_since(self, truth: ShardTruth, old: State, new: State) -> None:
         if new.since != old.since:
