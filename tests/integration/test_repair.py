@@ -17,6 +17,7 @@ from persist.commit.location import LocationSettings
 from persist.core.batch import Part
 from persist.core.errors import PersistError
 from persist.core.state import Policy
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0, writers_max=100))
@@ -152,3 +153,28 @@ def test_a_copy_takes_the_place_of_a_part(place: Place, capsys: pytest.CaptureFi
     assert place.ids() == [10 * number + n for number in range(3) for n in range(5)]
     assert place.ids(1) == [10 * number + n for number in range(2) for n in range(5)]
     assert place.repair("--deep") == 0
+
+
+def test_a_part_in_a_bundle_is_found_and_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundling = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4))
+    with persist.connect(f"persist://{tmp_path}", location=bundling) as client:
+        assert isinstance(client.transport, EmbeddedTransport)
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        writer = shard.open_writer()
+        staged = [writer.stage([{"id": n, "v": "x"}], None) for n in range(6)]
+        writer.commit_insert(tuple(run for runs in staged for run in runs))
+        machine = client.transport.location.machine("orders")
+        wait_until(lambda: all(part.bundle for part in machine.refresh().trace.parts()), "the parts are bundled")
+    [bad] = staged[3][0].parts
+    removed(tmp_path / "blob" / (bad.key or ""))
+    arguments = ["repair", "orders", "--dir", str(tmp_path)]
+    assert main(arguments) == 1
+    [line, _] = capsys.readouterr().out.splitlines()
+    found = json.loads(line)
+    assert (found["part"], found["rows"], found["interval"]) == (bad.id, 1, [[0], [1]])
+    assert main([*arguments, "--excise", bad.id, "--yes"]) == 0
+    assert json.loads(capsys.readouterr().out)["taken_out"]["id"] == bad.id
+    assert main(arguments) == 0
+    with persist.connect(f"persist://{tmp_path}") as client:
+        kept = client.shard("orders").snapshot().to_arrow().column("id").to_pylist()
+    assert kept == [0, 1, 2, 4, 5]
