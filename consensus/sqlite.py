@@ -7,6 +7,7 @@ import logging
 import os
 import sqlite3
 import threading
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -31,7 +32,7 @@ POLL_INTERVAL_S = 0.005
 """How often a subscribed store looks for other processes' commits; one look costs about 10 microseconds."""
 
 WAL_TRIES_MAX = 100
-"""How often turning on the write-ahead log is tried, 10 ms apart."""
+"""How often turning on the write-ahead log is tried, 10 ms apart. A try may wait for a lock: see `_use_wal`."""
 
 ALONE_TIMEOUT_S = 0.1
 """How long one try to have the file alone waits for others, on a full disk."""
@@ -112,6 +113,11 @@ class SqliteConsensus(SqlConsensus):
             return ConsensusNotWritable(f"{self.url} did not carry out a {kind}, its file system is read-only: {error}")
         if code in _DAMAGED:
             return ConsensusDamaged(f"{self.url} is damaged, or not a database of persist; restore a backup: {error}")
+        if kind == "setup" and code == sqlite3.SQLITE_BUSY and not _size(self._path):
+            return ConsensusUnavailable(
+                f"{self.url} is empty, and another process holds it: it was truncated, perhaps; end that process and "
+                "restore a backup"
+            )
         if kind == "setup" and code in _MISCONFIGURED:
             return ConsensusMisconfigured(f"the database file of {self.url} cannot be used: {error}")
         if kind == "write" and code not in _DEFINITE:
@@ -225,7 +231,7 @@ def _open(path: str, timeout_s: float) -> _Connection:
         return connection
     connection = _connection(f"file:{quote(path)}", timeout_s)
     try:
-        _use_wal(connection)
+        _use_wal(connection, timeout_s)
     except sqlite3.Error as error:  # one that stays open keeps its locks, and the next one waits for them
         connection.close()
         if error.sqlite_errorcode not in _NO_ROOM:
@@ -260,15 +266,18 @@ def _connection(url: str, timeout_s: float) -> _Connection:
     return sqlite3.connect(url, timeout_s, uri=True, check_same_thread=False, isolation_level=None, factory=_Connection)
 
 
-def _use_wal(connection: sqlite3.Connection) -> None:
-    # Turning on WAL needs the file alone for a moment and does not wait for it; its holder is doing the same.
+def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
+    # Turning on WAL needs the file alone for a moment and does not wait for it; its holder is doing the same. Where it
+    # does wait, all tries together wait as long as one may.
+    deadline = time.monotonic() + max(timeout_s, WAL_TRIES_MAX * 0.01)
     for tries in range(WAL_TRIES_MAX):
         try:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode in _NO_ROOM or tries == WAL_TRIES_MAX - 1:
+            is_over = tries == WAL_TRIES_MAX - 1 or time.monotonic() >= deadline
+            if error.sqlite_errorcode in _NO_ROOM or is_over:
                 raise
         threading.Event().wait(0.01)
 

@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from persist.commit.location import Location
-from persist.commit.machine import Machine
 from persist.core.state import State, held_since
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -42,7 +41,9 @@ class Metrics:
         self.seconds = Histogram(
             "persist_request_seconds", "Time to the answer", ["verb"], buckets=_LATENCIES_S, registry=self.registry
         )
-        self.registry.register(_Shards(location, gauges, shards_max))
+        self.registry.register(_Server(location, gauges))
+        self._location = location
+        self._shards_max = shards_max
         self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def observe(self, verb: str, status: int, seconds: float) -> None:
@@ -57,17 +58,19 @@ class Metrics:
     def failed(self, verb: str, kind: str) -> None:
         self.errors.labels(verb, kind).inc()
 
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
+    def text(self, sees: Callable[[str], bool]) -> bytes:
+        """All of the server, and the gauges of those shards of which the caller sees the name."""
+        shards = CollectorRegistry()
+        shards.register(_Shards(self._location, sees, self._shards_max))
+        return generate_latest(self.registry) + generate_latest(shards)
 
 
-class _Shards(Collector):
-    """Reads machines and cached States when it is asked; at most `shards_max` shards have gauges."""
+class _Server(Collector):
+    """Reads the counters of all machines and stores when it is asked."""
 
-    def __init__(self, location: Location, gauges: Gauges, shards_max: int) -> None:
+    def __init__(self, location: Location, gauges: Gauges) -> None:
         self._location = location
         self._gauges = gauges
-        self._shards_max = shards_max
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
@@ -83,7 +86,6 @@ class _Shards(Collector):
         for name, (text, count) in self._gauges().items():
             yield _gauge(f"persist_{name}", text, count)
         yield from self._stores()
-        yield from self._per_shard(machines)
 
     def _stores(self) -> Iterator[Metric]:
         labels = ["store", "verb", "outcome"]
@@ -95,8 +97,21 @@ class _Shards(Collector):
                 family.add_metric(key, value)
         return iter((calls, seconds, moved))
 
-    def _per_shard(self, machines: list[Machine]) -> Iterator[Metric]:
-        kept = [(m.name, s) for m in machines[-self._shards_max :] if (s := m.cached) is not None]
+
+class _Shards(Collector):
+    """Reads cached States when it is asked; at most `shards_max` shards have gauges."""
+
+    def __init__(self, location: Location, sees: Callable[[str], bool], shards_max: int) -> None:
+        self._location = location
+        self._sees = sees
+        self._shards_max = shards_max
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        seen = [machine for machine in self._location.machines() if self._sees(machine.name)]
+        kept = [(m.name, s) for m in seen[-self._shards_max :] if (s := m.cached) is not None]
         gauges: dict[str, tuple[str, Callable[[State], float]]] = {
             "upper": ("First time that is not complete (-1: closed)", lambda s: _time(s.upper.element)),
             "since": ("Earliest readable time (-1: closed)", lambda s: _time(s.since.element)),

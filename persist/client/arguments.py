@@ -19,6 +19,13 @@ def checked(what: str, value: object, *kinds: type) -> None:
         raise InvalidUsage(f"{what} is {value!a:.100}; it is no Unicode text, since it has half a surrogate pair")
 
 
+def checked_wait(what: str, value: object) -> None:
+    """Raise InvalidUsage unless `value` is a number of seconds; one that is not positive does not wait."""
+    checked(what, value, int, float)
+    if not isinstance(value, (int, float)) or not abs(value) <= NUMBER_MAX:
+        raise InvalidUsage(f"{what} is {value!r:.100}; it must be a number of seconds, at most {NUMBER_MAX}")
+
+
 def check_numbers(settings: Any) -> None:
     """Check the numbers of a dataclass of settings: whole ones are positive, seconds are not negative."""
     for field in fields(settings):

@@ -135,7 +135,11 @@ class Client:
         return mint(Token, self.transport.ids)
 
     def close(self) -> None:
-        """Release connections, and end the background work of stores that this client opened. Raises nothing."""
+        """Release connections, and end the background work of stores that this client opened. Raises nothing.
+
+        Close its snapshots, listeners and writers first. What is used afterwards all the same may open connections
+        anew, which nobody closes then.
+        """
         self.transport.close()
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.client.arguments import checked_wait
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
@@ -93,6 +94,7 @@ class Listen:
         The frontier moves as they are taken. Raises InvalidUsage (the listener is closed and not done), and what the
         class says.
         """
+        checked_wait("timeout_s", timeout_s)
         if self.done or self.frontier.element is None:
             self.close()
             return

@@ -117,7 +117,8 @@ class Shard:
                 away). A table without rows takes no time.
             token: to repeat a call whose outcome is unknown, give the token of that call (`Client.new_token` makes
                 one), on any handle, client or process: if it had happened, it is answered as it was then. What became
-                of a token is known for seven days at least. None is a fresh token, for this call's own retries.
+                of a token is known for seven days at least. None is a fresh token, for this call's own retries. A text
+                of your own is no token; `token_of_key` makes one of it.
             attributes: updates of attributes that happen together with the append, or not at all.
         Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
@@ -207,7 +208,7 @@ class Shard:
         """Declare every time before `upper` complete, without rows. None closes the shard to writes.
 
         Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
-        Raises: InvalidUsage (`upper` is no time).
+        Raises: InvalidUsage (`upper` is no time, or None where the shard is closed to reads: only `drop` closes both).
         """
         with self._writer() as writer:
             return writer.advance_upper(upper)
@@ -289,7 +290,8 @@ class Shard:
             cursor: the critical reader whose hold is moved.
             force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
         Returns: the shard's since afterwards.
-        Raises: InvalidUsage (no such time, or beyond the upper), OpaqueMismatch (somebody else moves this hold now).
+        Raises: InvalidUsage (no such time, beyond the upper, or None where the shard is closed to writes: only `drop`
+            closes both), OpaqueMismatch (somebody else moves this hold now).
         """
         return self.critical_reader(cursor).downgrade_since(since, force=force)
 

@@ -16,16 +16,16 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from blob import BlobNotFound, optional
-from persist.client.arguments import check_numbers, checked
+from persist.client.arguments import check_numbers, checked, checked_wait
 from persist.client.expanding import expanded
 from persist.client.retry import send
 from persist.client.show import html_table
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, Expired, InvalidUsage, NotReadable, Overloaded, PersistError, Unavailable
-from persist.core.ids import ReaderId, SeqNo, mint
+from persist.core.errors import Corruption, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
+from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translate, translated_but_missing
@@ -98,9 +98,9 @@ class ReadLease:
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
-        """Give up reads before `since`, and States before `seqno`. The shard's since follows.
+        """Give up reads before `since`, and States before `seqno`. The shard's since follows, but never beyond the
 
-        Raises Expired: the lease is gone.
+        latest complete time. Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
         """
         self._give_up(since, seqno, c.DowngradeSince(self.reader, since, seqno))
 
@@ -123,7 +123,7 @@ class ReadLease:
         """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
         if not self._closed:
             self._closed = True
-            with suppress(Unavailable, Overloaded, Corruption):
+            with suppress(PersistError):  # also in a forked child, where it belongs to the parent
                 self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:
@@ -132,12 +132,8 @@ class ReadLease:
         Raises nothing.
         """
 
-        def close() -> None:
-            with suppress(PersistError):
-                self.close()
-
         with suppress(RuntimeError):  # the interpreter ends: no thread can be started
-            closing = threading.Thread(target=close, name="persist-release", daemon=True)
+            closing = threading.Thread(target=self.close, name="persist-release", daemon=True)
             closing.start()
             closing.join(CLOSE_RETRY_S)
 
@@ -159,6 +155,7 @@ class SnapshotSplit:
     reader: ReaderId
     settings: ReadSettings
     columns: tuple[str, ...] | None = None
+    shard_id: ShardId | None = None
 
     def __repr__(self) -> str:
         return f"SnapshotSplit({self.shard!r}, as_of={self.as_of}, {sum(len(run.parts) for run in self.runs)} parts)"
@@ -170,8 +167,11 @@ class SnapshotSplit:
 
         `transport` is that of a client, `Client.transport`; `keeps` leaves row groups out by their statistics, as
         `PartReader` says; `batch_rows` is as `read_range` says. Memory is bounded by `settings.memory_bytes`.
-        Raises Expired (the snapshot's lease lapsed), Corruption (a part is damaged or missing).
+        Raises Expired (the snapshot's lease lapsed), UnknownShard (the shard was dropped, and its name used again),
+        Corruption (a part is damaged or missing).
         """
+        if self.shard_id is not None:
+            transport = OneShard(transport, self.shard_id)
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
         _, reader = part_reader(transport, self, self.settings, keeps)
@@ -288,8 +288,9 @@ class Held:
     def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...]) -> SnapshotSplit:
         """One key range of it, whose rows are in `runs`."""
         view, reader = self.view, self.lease.reader
+        schemas = view.schema_id, view.schemas
         return SnapshotSplit(
-            view.name, self.as_of, key_range, runs, view.schema_id, view.schemas, reader, self.settings, columns
+            view.name, self.as_of, key_range, runs, *schemas, reader, self.settings, columns, view.shard_id
         )
 
     def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:
@@ -311,7 +312,7 @@ def holding(
 
     The lease outlives the block, unless an error ends that. Raises InvalidUsage, NotReadable, Unavailable.
     """
-    checked("wait_s", wait_s, int, float)
+    checked_wait("wait_s", wait_s)
     checked("purpose", purpose, str)
     if as_of is None:
         as_of, lease = _lease_latest(transport, name, purpose, settings)
@@ -346,6 +347,13 @@ def latest(view: ShardView) -> int:
     if view.upper.element == 0:
         raise NotReadable(
             f"shard {view.name!r} has no complete time yet: nothing was written", as_of=None, since=view.since.to_json()
+        )
+    if view.upper < view.since:
+        raise NotReadable(
+            f"shard {view.name!r} has since {view.since}, beyond its upper {view.upper}: nothing can be read until "
+            "somebody writes that far",
+            as_of=None,
+            since=view.since.to_json(),
         )
     last = TIME_MAX if view.upper.element is None else view.upper.element - 1
     return max(last, view.since.element or 0)

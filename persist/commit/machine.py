@@ -99,7 +99,11 @@ class Machine(CachedState):
 
         Where a shard of this name was dropped, the next life of the name begins.
         """
-        existing = self._versions.load(self.name)
+        existing: State | None
+        try:
+            existing = self.refresh()  # not only the log: this process may have read what the log has lost
+        except UnknownShard:
+            existing = None
         if existing is None:
             data, named = self._versions.create(state, self._system.ids.uuid7())
             won, _ = self._log.compare_and_set(1, data, self._deadline())

@@ -38,6 +38,8 @@ def named_key(name: str) -> AttributeKey:
     """The key that stands for a name of any length, such as that of a streaming query. Raises InvalidUsage."""
     if not isinstance(name, str):
         raise InvalidUsage(f"the name of a key is text, not {name!r:.80}")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise InvalidUsage(f"the name of a key is Unicode text; {name!a:.80} has half a surrogate pair")
     return AttributeKey(hashlib.sha256(b"persist attribute\0" + name.encode()).hexdigest()[: 2 * KEY_BYTES])
 
 

@@ -71,7 +71,13 @@ def writer_of(token: Token) -> WriterId:
 
 
 def token_of_key(key: str) -> Token:
-    """The token that stands for a free-form key, such as an `Idempotency-Key`: a UUID of version 8 (RFC 9562)."""
+    """The token that stands for a text of your own, as the parameter `token` and `Idempotency-Key` do over HTTP.
+
+    The same text is the same token, so choose one that stands for one write, such as `load-2030-01-01`. Raises
+    InvalidUsage (`key` is no text, or empty).
+    """
+    if not isinstance(key, str) or not key or any("\ud800" <= char <= "\udfff" for char in key):
+        raise InvalidUsage(f"the text of a token is Unicode text that is not empty; {key!a:.80} is not")
     digits = hashlib.sha256(b"persist token\0" + key.encode()).hexdigest()
     return Token(f"i{digits[:12]}8{digits[13:32]}")
 

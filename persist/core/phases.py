@@ -1,8 +1,8 @@
 """The phases of a shard, and which commands are legal in each. `transitions.step` asks `check` before every command.
 
-A shard is live until its upper or its since becomes `[]`. It is dropped when both are, by `Drop` or by writers and
-readers alone. `Finalise` then takes it to its tombstone. No phase comes back in one life of the name: `Recreate` begins
-the next life, as another shard.
+A shard is live until its upper or its since becomes `[]`. It is dropped when both are, which only `Drop` brings about:
+it needs a scope that writers and readers lack. `Finalise` then takes it to its tombstone. No phase comes back in one
+life of the name: `Recreate` begins the next life, as another shard.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ EVER = frozenset(Phase)
 BEFORE_TOMBSTONE = EVER - {Phase.TOMBSTONE}
 BEFORE_DROP = BEFORE_TOMBSTONE - {Phase.DROPPED}
 
+# What these give back is gone after a drop, and they say so. That holds in the next life of the name too.
+GIVING_BACK = (c.ExpireReader, c.ExpireWriter, c.ExpireCriticalReader)
+
 # A command that is not named here is legal in every phase before the drop.
 PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
@@ -50,9 +53,7 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.ReleaseClaim: EVER,
     c.ForgetLapsed: EVER,
     c.RefuseStagedBefore: EVER,
-    c.ExpireReader: EVER,
-    c.ExpireWriter: EVER,
-    c.ExpireCriticalReader: EVER,
+    **dict.fromkeys(GIVING_BACK, EVER),
 }
 
 
@@ -64,6 +65,11 @@ def dropped(name: str) -> str:
 def outlived(name: str) -> str:
     """What is said to who holds something of an earlier life of the name."""
     return f"shard {name!r} was dropped, and its name belongs to another one now; open it anew"
+
+
+def only_drop(name: str) -> str:
+    """What is said to who would close the other frontier of a shard too."""
+    return f"shard {name!r} would be closed both to writes and to reads by this, which only a drop does; drop it"
 
 
 def phases_of(command: type[c.Command]) -> frozenset[Phase]:
@@ -97,3 +103,9 @@ def check(state: State, command: c.Command, phase: Phase) -> None:
     raise InvalidUsage(
         f"shard {state.name!r} has upper {state.upper} and since {state.since}; drop it before it can be finalised"
     )
+
+
+def check_end(before: State, after: State, command: c.Command) -> None:
+    """Raises InvalidUsage where a command other than `Drop` has closed a shard to both writes and reads."""
+    if after.is_closed and not before.is_closed and not isinstance(command, c.Drop):
+        raise InvalidUsage(only_drop(before.name))

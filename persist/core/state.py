@@ -237,10 +237,20 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
 
 
 def held_since(state: State) -> Antichain:
-    """The meet of what all readers hold; without readers the shard's since as it is."""
-    holds = [r.since for r in state.leased_readers.values()]
+    """The meet of what all readers hold; without readers the shard's since as it is.
+
+    A leased hold beyond the latest complete time counts as that time. Its reader waits for times to come, or mistook
+    the unit: the others still read what there is.
+    """
+    holds = [_reached(r.since, state.upper) for r in state.leased_readers.values()]
     holds += [r.since for r in state.critical_readers.values()]
     return meet(holds) if holds else state.since
+
+
+def _reached(hold: Antichain, upper: Antichain) -> Antichain:
+    if hold.element is None or upper.element is None:
+        return hold
+    return Antichain(min(hold.element, max(upper.element - 1, 0)))
 
 
 def blank_state(name: str) -> State:

@@ -42,16 +42,21 @@ def seen_of(request: Request) -> Seen | None:
 
 def read_seen(text: str, header: str) -> Seen:
     """Read `SEQNO.COMMIT_ID`. Raises InvalidUsage naming the header."""
-    found = re.fullmatch(r"(\d{1,18})\.([0-9a-f]{32})", text)
+    found = re.fullmatch(r"([0-9]{1,18})\.([0-9a-f]{32})", text)
     if not found:
         raise InvalidUsage(f"the header {header} has {text!r:.100}, where the seqno and the commit_id of a view belong")
     return Seen(SeqNo(int(found.group(1))), found.group(2))
 
 
 async def only_known(request: Request) -> None:
-    """Raises InvalidUsage at a query parameter that the route does not have: a misspelt one would mean its default."""
+    """Raises InvalidUsage at a query parameter that the route does not have, or that comes twice.
+
+    A misspelt one would mean its default, and of two only one would be heeded.
+    """
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
+        if len(request.query_params.getlist(name)) > 1:
+            raise InvalidUsage(f"parameter {name[:100]!r} is given more than once; give it once")
         if name not in known:
             raise InvalidUsage(f"there is no parameter {name[:100]!r} here; there is {', '.join(known) or 'none'}")
 
@@ -60,20 +65,20 @@ def frontier(text: str, name: str) -> Antichain:
     """Read `7`, `[7]`, `[]` or `closed`. Raises InvalidUsage naming the parameter."""
     if text in _CLOSED:
         return EMPTY
-    found = re.fullmatch(r"\[?(\d{1,19})\]?", text)
+    found = re.fullmatch(r"([0-9]{1,19})|\[([0-9]{1,19})\]", text)
     if not found:
         raise InvalidUsage(f"parameter {name} is {text!r}; it must be a time such as 7, or [] for closed")
-    return antichain.frontier(int(found.group(1)))
+    return antichain.frontier(int(found.group(1) or found.group(2)))
 
 
 def token_of(request: Request, parameter: str | None) -> Token | None:
     """The token that a client means: one that persist minted, or a free-form key. Raises InvalidUsage."""
-    header = request.headers.get("idempotency-key")
-    text = header if parameter is None else parameter
-    if text is None:
+    given = {*request.headers.getlist("idempotency-key"), *(() if parameter is None else (parameter,))}
+    if not given:
         return None
-    if header not in (None, text):
+    if len(given) > 1:
         raise InvalidUsage("the parameter token and the header Idempotency-Key differ; give one of them")
+    [text] = given
     if not 1 <= len(text) <= KEY_LENGTH_MAX:
         raise InvalidUsage(f"a token or Idempotency-Key has 1 to {KEY_LENGTH_MAX} characters, not {len(text)}")
     try:

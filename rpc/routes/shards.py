@@ -11,8 +11,9 @@ from starlette.responses import Response
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ, WRITE
-from persist.core.errors import Forbidden, InvalidUsage
+from persist.core.errors import Forbidden, InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name, critical_reader_id_of
+from persist.core.phases import dropped
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
@@ -104,6 +105,8 @@ async def view(
     if read := seen_of(request):
         await service.work.run(service.location.machine(name).check_seen, state, read)
     service.shard_ids.learn(name)
+    if state.is_closed and request.headers.get("accept") != RECORD:  # clients of ours are told by the record
+        raise UnknownShard(dropped(name))
     if batches and len(state.trace.batches) > BATCHES_ON_THE_LOOP_MAX:
         return await service.work.run(_state, request, state, wanted)
     return _state(request, state, wanted)

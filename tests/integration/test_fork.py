@@ -80,6 +80,7 @@ def test_every_use_of_an_inherited_client_says_that_it_was_forked(url: str) -> N
             lambda: client.shards(),
             lambda: writer.close(),
         ]
+        spare, hold = shard.listen(None), shard.open_reader()
 
         def use(_number: int) -> list[str]:
             said = []
@@ -87,7 +88,8 @@ def test_every_use_of_an_inherited_client_says_that_it_was_forked(url: str) -> N
                 with pytest.raises(InvalidUsage) as refused:
                     each()
                 said.append(str(refused.value))
-            client.close()  # it belongs to the parent: nothing happens
+            for close in (snapshot.close, listen.close, spare.close, hold.close, client.close):
+                close()  # it belongs to the parent: nothing happens
             return said
 
         for said in forked(use):

@@ -147,6 +147,60 @@ def test_a_token_makes_a_repeated_post_harmless(http: TestClient) -> None:
     assert http.get("/v1/shards/orders").json()["upper"] == [1]
 
 
+HEADER = "idempotency-key"
+BAD_TOKENS: dict[str, tuple[str, dict[str, str]]] = {
+    "a header of 201 characters": ("", {HEADER: "x" * 201}),
+    "an empty header": ("", {HEADER: ""}),
+    "an empty parameter": ("&token=", {}),
+    "both": ("&token=a", {HEADER: "b"}),
+    "the parameter twice": ("&token=a&token=b", {}),
+}
+
+
+@pytest.mark.parametrize("which", BAD_TOKENS)
+def test_a_token_that_is_not_clear_is_refused(http: TestClient, which: str) -> None:
+    """Whoever sends it means to be safe against repeating. A wrong or empty one was taken as it came."""
+    query, headers = BAD_TOKENS[which]
+    url = f"/v1/shards/orders/insert?format=csv{query}"
+    answer = http.post(url, content=b"id,amount\na,1\n", headers=headers)
+    problem(answer, 400, "invalid_usage")
+    assert http.get("/v1/shards/orders").json()["upper"] == [0]
+
+
+def test_a_token_of_200_characters_is_the_one_that_python_makes(http: TestClient, location: Location) -> None:
+    from persist.client.connect import Client
+    from persist.core.ids import token_of_key
+
+    text = "load-" + "x" * 195
+    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n", headers={HEADER: text})
+    shard = Client(EmbeddedTransport(location)).shard("orders")
+    again = shard.insert([{"id": "a", "amount": 1}], token=token_of_key(text))
+    assert again.lower.element == 0
+    assert http.get("/v1/shards/orders").json()["upper"] == [1]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "advance-upper?upper=[5",
+        "advance-upper?upper=5]",
+        "advance-upper?upper=%D9%A3",  # a digit of another script
+        "advance-upper?upper=3&upper=9",
+        "downgrade-since?since=0&since=1",
+    ],
+)
+def test_a_frontier_that_is_not_clear_is_refused(http: TestClient, path: str) -> None:
+    problem(http.post(f"/v1/shards/orders/{path}"), 400, "invalid_usage")
+    assert http.get("/v1/shards/orders").json()["upper"] == [0]
+
+
+def test_a_parameter_comes_once(http: TestClient) -> None:
+    """Only the last one was heeded."""
+    http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\na,1\n")
+    said = problem(http.get("/v1/shards/orders/snapshot?as_of=5&as_of=0"), 400, "invalid_usage")
+    assert "'as_of' is given more than once" in said
+
+
 def test_frontiers_move_by_post(http: TestClient) -> None:
     assert http.post("/v1/shards/orders/advance-upper?upper=9").json()["upper"] == [9]
     moved = http.post("/v1/shards/orders/downgrade-since?since=4").json()
@@ -155,9 +209,9 @@ def test_frontiers_move_by_post(http: TestClient) -> None:
 
 
 def test_dropping(http: TestClient) -> None:
-    assert http.delete("/v1/shards/orders").status_code == 200
-    got = http.get("/v1/shards/orders").json()
-    assert (got["since"], got["upper"]) == ([], [])
+    for _ in range(2):
+        assert http.delete("/v1/shards/orders").status_code == 200
+        problem(http.get("/v1/shards/orders"), 404, "unknown_shard")
 
 
 def test_request_ids_come_back(http: TestClient) -> None:

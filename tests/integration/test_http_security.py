@@ -137,6 +137,17 @@ def test_parts_are_behind_their_shards_prefix(http: TestClient, tokens: Tokens) 
     assert http.get(f"/v1/blobs/{key('unheard')}", headers=tokens.header("eu-reader")).status_code == 403
 
 
+def test_metrics_tell_of_no_shard_beyond_a_tokens_prefixes(http: TestClient, tokens: Tokens) -> None:
+    """A token for `eu/` was told the name, the times and the sizes of every shard."""
+    for name in ("eu/orders", "us/orders"):
+        assert http.get(f"/v1/shards/{name}", headers=tokens.header("reader")).status_code == 200
+    told = http.get("/metrics", headers=tokens.header("eu-reader")).text
+    assert 'persist_shard_upper{shard="eu/orders"}' in told
+    assert "us/orders" not in told
+    assert "persist_commits_total" in told
+    assert 'persist_shard_upper{shard="us/orders"}' in http.get("/metrics", headers=tokens.header("reader")).text
+
+
 def test_names_beyond_a_tokens_prefixes_are_not_listed(http: TestClient, tokens: Tokens) -> None:
     assert http.get("/v1/shards", headers=tokens.header("eu-reader")).status_code == 403
     listed = http.get("/v1/shards?prefix=eu/", headers=tokens.header("eu-reader")).json()

@@ -32,9 +32,9 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 PUBLIC = """
     connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ListenEvent ReadLease WriteHandle
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
-    EVENT_COUNT Antichain Appended Token HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
-    PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden Conflict
-    UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable
+    EVENT_COUNT Antichain Appended Token token_of_key HandleSettings LocationSettings PipelineSettings ReadSettings
+    WriteSettings PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
+    Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable
     Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost __version__
 """
 NAMES = PUBLIC.split()
@@ -358,6 +358,13 @@ BAD: list[tuple[str, Callable[[persist.Client, persist.Shard], object], str]] = 
     ),
     ("a key of nothing", lambda c, s: persist.named_key(5), "the name of a key is text, not 5"),  # type: ignore[arg-type]
     ("a path's ?", lambda c, s: persist.connect("persist:///a?b"), "%3F for"),
+    ("a token of no text", lambda c, s: persist.token_of_key(""), "is Unicode text that is not empty"),
+    ("a token of half a character", lambda c, s: persist.token_of_key("\ud800"), "is Unicode text"),
+    ("a key of half a character", lambda c, s: persist.named_key("\ud800"), "half a surrogate pair"),
+    ("a wait of nan seconds", lambda c, s: s.snapshot(0, wait_s=float("nan")), "wait_s is nan"),
+    ("a wait without end", lambda c, s: s.snapshot(0, wait_s=float("inf")), "wait_s is inf"),
+    ("a poll of nan seconds", lambda c, s: list(s.listen(0).next_events(float("nan"))), "timeout_s is nan"),
+    ("a poll without end", lambda c, s: list(s.listen(0).next_events(float("inf"))), "timeout_s is inf"),
     ("a token of nothing", lambda c, s: s.insert([], token="again"), "Token is 'i' and 32 hex digits"),  # type: ignore[arg-type]
     ("an attribute of nothing", lambda c, s: s.insert([], attributes=5), "AttributeUpdate, not int"),  # type: ignore[arg-type]
     ("a column as text", lambda c, s: s.snapshot(columns="id"), "columns is the string 'id'"),

@@ -6,6 +6,7 @@ Each test names what once happened instead.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import urllib.error
 import urllib.request
@@ -283,3 +284,25 @@ def test_curl_goes_on_with_the_name(tmp_path: Path) -> None:
         assert call(server.url, "orders?force=true", method="DELETE")[0] == 200
         status, made = call(server.url, "orders", fields, "PUT")
         assert (status, made["upper"]) == (200, [0])
+
+
+@pytest.mark.parametrize("recreated", [False, True], ids=["dropped", "name used again"])
+def test_what_was_held_of_a_dropped_shard_is_given_back_alike(client: persist.Client, recreated: bool) -> None:
+    """Once the name belonged to another shard, `close` raised UnknownShard, though it raises nothing."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a"}])
+    holds = [shard.open_reader(), shard.snapshot(), shard.listen(as_of=0)]
+    writer, cursor = shard.open_writer(), shard.critical_reader("billing")
+    writer.insert([{"k": "b"}])
+    split = pickle.dumps(shard.snapshot().splits[0])
+    shard.drop(force=True)
+    if recreated:
+        client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "c"}])
+    for _ in range(2):
+        for hold in holds:
+            hold.close()
+        writer.close()
+        cursor.expire()
+        shard.close()
+    with pytest.raises(UnknownShard if recreated else Expired):
+        list(pickle.loads(split).read(client.transport))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+import consensus.sqlite
 from consensus import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable, open_consensus
 from consensus.sqlite import SqliteConsensus
 
@@ -20,6 +21,26 @@ from consensus.sqlite import SqliteConsensus
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "consensus.db"
+
+
+def test_a_file_that_was_truncated_under_another_process_is_told_within_one_timeout(path: Path) -> None:
+    """Each of 100 tries waited for the lock that the other process keeps: `connect` hung for an hour."""
+    with closing(SqliteConsensus(str(path))) as other:
+        stop = other.subscribe(lambda _keys: None)
+        assert other.compare_and_set("k", 1, b"x")
+        os.truncate(path, 0)
+        pragmas: list[str] = []
+        connection = consensus.sqlite._connection(f"file:{path}", 0.2)
+        connection.set_trace_callback(pragmas.append)
+        with closing(connection), pytest.raises(sqlite3.OperationalError, match="locked"):
+            consensus.sqlite._use_wal(connection, 0.2)
+        assert pragmas.count("PRAGMA journal_mode = WAL") <= 10
+        with (
+            closing(SqliteConsensus(str(path), busy_timeout_ms=100)) as store,
+            pytest.raises(ConsensusUnavailable, match="is empty, and another process holds it"),
+        ):
+            store.check()
+        stop()
 
 
 @pytest.fixture

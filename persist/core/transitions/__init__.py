@@ -76,9 +76,13 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
     A retry is answered in any phase but the last, as its first try was: the shard may have been closed in between.
     """
     if command.shard is not None and command.shard != state.shard_id:
+        if isinstance(command, phases.GIVING_BACK):  # it went with the life that has ended
+            return state, c.Done()
         raise UnknownShard(phases.outlived(state.name))
     phase = phases.phase_of(state)
     if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command, context)) is not None:
         return state, again
     phases.check(state, command, phase)
-    return _TRANSITIONS[type(command)](state, command, context)
+    following, result = _TRANSITIONS[type(command)](state, command, context)
+    phases.check_end(state, following, command)
+    return following, result

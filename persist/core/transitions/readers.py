@@ -7,6 +7,7 @@ from persist.core.antichain import Antichain
 from persist.core.entries import with_changes
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
 from persist.core.ids import CriticalReaderId, ReaderId
+from persist.core.phases import only_drop
 from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, held_since
 from persist.core.transitions.context import RETRY_LATER_S, Context
@@ -97,6 +98,8 @@ def compare_and_downgrade_since(
     _check_opaque(state, command.reader, known, command.expected_opaque)
     if not command.force:
         _check_reached(state, known.since, since)
+    if since > known.since and since.is_empty and state.upper.is_empty:
+        raise InvalidUsage(only_drop(state.name))
     state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
     state = _with_since_recomputed(state, context)
     return state, c.CriticalReaderState(since, new_opaque, state.since)
@@ -111,10 +114,15 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
 
 
 def _with_since_recomputed(state: State, context: Context) -> State:
-    """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming."""
+    """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming.
+
+    It stays where it would drop the shard: the listeners of a closed shard reach its end, and only that.
+    """
     state = without_lapsed_readers(state, context.lease_now_ms)
     since: Antichain = max(state.since, held_since(state))
-    return state if since == state.since else replace(state, since=since)
+    if since == state.since or (since.is_empty and state.upper.is_empty):
+        return state
+    return replace(state, since=since)
 
 
 def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:

@@ -187,7 +187,8 @@ class Model:
             del self.critical[reader]
 
     def _recompute(self) -> None:
-        self.since = max(self.since, min([*self.readers.values(), *(since for since, _ in self.critical.values())]))
+        leased = [min(since, max(self.upper - 1, 0)) for since in self.readers.values()]
+        self.since = max(self.since, min([*leased, *(since for since, _ in self.critical.values())]))
 
     # --- the end
 

@@ -328,3 +328,22 @@ def test_a_commit_under_way_does_not_land_on_a_history_that_another_thread_reads
     assert head.seqno == length, "a commit landed on a history that its process had never read"
     assert ids(theirs[0])
     assert ids(stores.shard()) == ids(theirs[0])
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["was told", "is not told yet"])
+def test_a_process_that_read_a_shard_creates_no_other_where_the_whole_log_is_lost(
+    stores: Stores, is_told: bool
+) -> None:
+    """It was refused only after its entry was in the log: so it wrote to the shard that it had lost."""
+    client = Client(EmbeddedTransport(stores.open()))
+    shard = client.create_shard(NAME, SCHEMA, ["id"])
+    stores.log.lose(NAME, stores.log._heads[NAME])
+    del stores.log._heads[NAME]
+    if is_told:
+        with pytest.raises(HistoryLost):
+            shard.upper()
+    for _ in range(2):
+        with pytest.raises(HistoryLost):
+            client.create_shard(NAME, SCHEMA, ["id"])
+        assert stores.log.head(NAME) is None
+    insert(stores.shard(), 1)  # who has not read it goes on
