@@ -1,7 +1,8 @@
 """What a token stands for: a digest of the verb, the frontiers, the attributes and the rows of a command.
 
 Keys of parts do not count: an honest retry stages its rows anew. A field that a later build adds to a command must not
-count either while it has its default, so that a retry by that build is known.
+count either while it has its default, so that a retry by that build is known. The rows count by the sum of the digests
+of the parts, so it does not matter how they were cut into parts, nor whether they were staged before the command.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import hashlib
 import json
 
 from persist.core import commands as c
+from persist.core.errors import InvalidUsage
 from persist.core.outcomes import DIGEST_BYTES
-from persist.parts.digest import RowsDigest
+from persist.parts.digest import MODULUS
 
 
-def digest_of(command: c.Insert | c.CompareAndAppend | c.Append | c.UpdateAttributes, rows: RowsDigest | None) -> bytes:
-    """The digest of a command. `rows` has seen its rows; None: they were staged before, and bounds stand for them."""
+def digest_of(command: c.Insert | c.CompareAndAppend | c.Append | c.UpdateAttributes) -> bytes:
+    """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows."""
     said: list[object] = [type(command).__name__]
     if isinstance(command, c.CompareAndAppend):
         said += [command.expected_upper.to_json(), command.new_upper.to_json()]
@@ -23,14 +25,18 @@ def digest_of(command: c.Insert | c.CompareAndAppend | c.Append | c.UpdateAttrib
         said += [command.lower.to_json(), command.upper.to_json()]
     said.append([(change.key, change.verb, change.value, change.expected) for change in command.attributes])
     if not isinstance(command, c.UpdateAttributes):
-        said.append(rows.digest().hex() if rows is not None else _bounds(command))
+        said.append(_rows(command))
     return hashlib.blake2b(json.dumps(said).encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def _bounds(command: c.Insert | c.CompareAndAppend | c.Append) -> list[object]:
-    parts = [part for run in command.runs for part in run.parts]
-    return [
-        sum(part.rows for part in parts),
-        min((part.key_lower.hex() for part in parts), default=""),
-        sum(part.diff_sum or 0 for part in parts),
-    ]
+def _rows(command: c.Insert | c.CompareAndAppend | c.Append) -> list[tuple[str, int]]:
+    """The digests of the rows by the time that was chosen for them after they were staged (None: none was)."""
+    sums: dict[str, int] = {}
+    for part in (part for run in command.runs for part in run.parts):
+        if part.rows_digest is None:
+            raise InvalidUsage(
+                f"part {part.id} does not tell the digest of its rows, which a token needs; stage its rows again"
+            )
+        time = str(part.time)
+        sums[time] = (sums.get(time, 0) + part.rows_digest) % MODULUS
+    return sorted((time, found) for time, found in sums.items() if found)

@@ -238,7 +238,7 @@ class PipelinedWriter:
         while True:
             try:
                 if runs is None:
-                    runs = self._writer.stage(pa.concat_tables(batch).combine_chunks(), None)
+                    runs = self._writer.stage_for_one_commit(pa.concat_tables(batch).combine_chunks(), None)
                 self._writer.commit_insert(runs, attributes=conditions)
                 break
             except AttributeMismatch as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,7 @@ from persist.core.ids import Token, WriterId, mint, parse, writer_of
 from persist.core.record import replace
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, stage
-from persist.parts.digest import RowsDigest
 from persist.parts.given import column_of
-from persist.parts.writer import UNASSIGNED_TIME, pieces
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
@@ -90,9 +88,9 @@ class WriteHandle:
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
             Indeterminate (it may have happened: call again with this call's `token`).
         """
-        changes, seen = as_attribute_updates(attributes), _seen(token)
-        runs = self._staged(updates, None, seen)
-        return self._appended(lambda w, t: c.Insert(w, t, runs, changes), token, seen)
+        changes = as_attribute_updates(attributes)
+        runs = self._parts(updates, None, self._inline_bytes_max, digests=token is not None)
+        return self._appended(lambda w, t: c.Insert(w, t, runs, changes), token)
 
     def compare_and_append(
         self,
@@ -110,9 +108,9 @@ class WriteHandle:
             same meaning of `token`.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        changes, seen = as_attribute_updates(attributes), _seen(token)
-        runs = self._staged(updates, lower.element, seen)
-        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, runs, changes), token, seen)
+        changes = as_attribute_updates(attributes)
+        runs = self._parts(updates, lower.element, self._inline_bytes_max, digests=token is not None)
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, runs, changes), token)
 
     def append(
         self,
@@ -131,9 +129,9 @@ class WriteHandle:
             `insert` raises, with the same meaning of `token`.
         """
         since, until = frontier(lower), frontier(upper)
-        changes, seen = as_attribute_updates(attributes), _seen(token)
-        runs = self._staged(updates, since.element, seen)
-        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token, seen)
+        changes = as_attribute_updates(attributes)
+        runs = self._parts(updates, since.element, self._inline_bytes_max, digests=token is not None)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.
@@ -156,24 +154,47 @@ class WriteHandle:
     def stage(
         self, updates: Updates, default_time: int | None, on_part: Callable[[Part], None] | None = None
     ) -> tuple[Run, ...]:
-        """Write rows as parts that nothing names yet; memory stays bounded whatever the size of the input.
+        """Write rows as blobs that nothing names yet; memory stays bounded whatever the size of the input.
 
-        `default_time` None leaves the rows of `updates` without times, for `commit_insert` to set. Small inputs stay
-        inline; `on_part` hears of each part that was written. Raises InvalidUsage (the rows do not fit).
+        `default_time` None leaves the rows of `updates` without times, for `commit_insert` to set. `on_part` hears of
+        each part that was written. What it returns can be committed once, and to this shard only; a second commit is
+        refused. Raises InvalidUsage (the rows do not fit).
         """
+        return self._parts(updates, default_time, 0, on_part, digests=True)
+
+    def stage_for_one_commit(self, updates: Updates, default_time: int | None) -> tuple[Run, ...]:
+        """As `stage`, but small inputs stay inline: for who commits them once, to this shard.
+
+        The shard does not know inline rows again that come with a second command: they would count twice.
+        """
+        return self._parts(updates, default_time, self._inline_bytes_max, digests=True)
+
+    @property
+    def _inline_bytes_max(self) -> int:
+        return self._transport.policy.inline_part_bytes_max
+
+    def _parts(
+        self,
+        updates: Updates,
+        default_time: int | None,
+        inline_bytes_max: int,
+        on_part: Callable[[Part], None] | None = None,
+        *,
+        digests: bool,
+    ) -> tuple[Run, ...]:
+        transport = self._transport
         schema_id, schema = self._schema()
+        sink = PartSink(schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, digests)
         with translated():
             runs = stage(
                 as_updates(updates, schema),
-                PartSink(
-                    schema, schema_id, self._transport.blob, self._transport.shard, self.writer_id, self._transport.ids
-                ),
+                sink,
                 default_time=default_time,
-                inline_bytes_max=self._transport.policy.inline_part_bytes_max,
+                inline_bytes_max=inline_bytes_max,
                 part_bytes_target=self._settings.part_bytes_target,
                 on_part=on_part,
             )
-        return self._transport.vouched(self._transport.shard, runs)
+        return transport.vouched(transport.shard, runs)
 
     def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         """The staged `runs` with receipts. Calls the server only where a blob has none yet; repeating it is safe.
@@ -220,30 +241,16 @@ class WriteHandle:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
                 self._registered = False
 
-    def _staged(self, updates: Updates, default_time: int | None, seen: RowsDigest | None) -> tuple[Run, ...]:
-        return self.stage(updates if seen is None else self._noted(updates, default_time, seen), default_time)
-
-    def _noted(self, updates: Updates, default_time: int | None, seen: RowsDigest) -> Iterator[pa.Table]:
-        """The rows, of which the digest has seen how they will be staged."""
-        schema = self._schema()[1]
-        for piece in pieces(as_updates(updates, schema)):
-            seen.update(schema.conform(piece, UNASSIGNED_TIME if default_time is None else default_time))
-            yield piece
-
-    def _appended(
-        self, command: Callable[[WriterId, Token], _Append], token: Token | None, seen: RowsDigest | None = None
-    ) -> c.Appended:
-        result = self._commit(command, token, seen)
+    def _appended(self, command: Callable[[WriterId, Token], _Append], token: Token | None) -> c.Appended:
+        result = self._commit(command, token)
         assert isinstance(result, c.Appended)
         return result
 
-    def _commit(
-        self, command: Callable[[WriterId, Token], _Write], token: Token | None, seen: RowsDigest | None = None
-    ) -> c.Result:
+    def _commit(self, command: Callable[[WriterId, Token], _Write], token: Token | None) -> c.Result:
         self._process.check()
         if token is not None:  # it is remembered by itself, so that whoever repeats it is answered
             alone = command(writer_of(parse(Token, token)), token)
-            return self._send(replace(alone, digest=digest_of(alone, seen)))
+            return self._send(replace(alone, digest=digest_of(alone)))
         with self._lock:
             token = mint(Token, self._transport.ids)
             if not self._registered:
@@ -261,11 +268,6 @@ class WriteHandle:
 
     def _send(self, command: c.Command) -> c.Result:
         return send(self._transport, self._name, command, self._settings.retry_s)
-
-
-def _seen(token: Token | None) -> RowsDigest | None:
-    """What takes a digest of the rows, where a token is to be told from one that comes with other rows."""
-    return None if token is None else RowsDigest()
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:

@@ -58,14 +58,15 @@ class Part(Record, frozen=True):
     the rows before that time (a replicated append of which the shard had the beginning already).
     `diff_sum` is None where it is not known (clipped parts), or takes more than 64 bits. `receipt` says that the other
     fields were checked against the rows (`persist.commit.receipts`); what the State holds was, and needs none. `given`
-    is set until the part is committed, where it counts for another number of updates than `rows`.
+    is set until the part is committed, where it counts for another number of updates than `rows`. `rows_digest` is set
+    until then too, for a command with a token (`persist.parts.digest`); no receipt covers it.
 
     With `bundle` it is none of these. It stands for all the parts that the blob at `key` lists: `rows`, `size` and
     `diff_sum` are sums over them, and the bounds hold all of theirs. `checksum` is that of the list.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"receipt": 3, "given": 3, "bundle": 3}
-    droppable: ClassVar[frozenset[str]] = frozenset({"receipt", "given"})
+    levels: ClassVar[Mapping[str, int]] = {"receipt": 3, "given": 3, "bundle": 3, "rows_digest": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"receipt", "given", "rows_digest"})
 
     id: PartId
     key: str | None
@@ -90,6 +91,7 @@ class Part(Record, frozen=True):
     receipt: bytes = b""
     given: int | None = None
     bundle: Bundle | None = None
+    rows_digest: int | None = None
 
     @property
     def updates(self) -> int:
@@ -108,10 +110,11 @@ class Part(Record, frozen=True):
         """The part as it was when it got its receipt: before a time was chosen for rows that were staged without."""
         if self.time is None:
             return self.without_receipt()
-        return replace(self, receipt=b"", time=None, time_min=0, time_max=0)
+        return replace(self, receipt=b"", rows_digest=None, time=None, time_min=0, time_max=0)
 
     def without_receipt(self) -> Part:
-        return replace(self, receipt=b"") if self.receipt else self
+        """The part without what only a command needs."""
+        return replace(self, receipt=b"", rows_digest=None) if self.receipt or self.rows_digest is not None else self
 
 
 class Run(Record, frozen=True):

@@ -1,95 +1,131 @@
-"""A digest of rows: the same for the same rows in the same order, however they are cut into tables.
+"""A digest of rows: a sum of one number for each row, times how often the row comes.
 
-It tells a token that comes with other rows than before. It is no protection against somebody who looks for two inputs
-with one digest.
+So it is the same for the same rows in whatever order they come, however they are cut into tables and parts, and whether
+equal ones were added up. The digests of the parts of a command add up to that of all its rows. It tells a token that
+comes with other rows than before. It is no protection against somebody who looks for two inputs with one digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from persist.core.outcomes import DIGEST_BYTES
+from persist.parts.schema import DIFF
 
-_TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
-
-
-class RowsDigest:
-    """Takes tables of one schema, in their order. A column in which all is null does not count: it may be new."""
-
-    def __init__(self) -> None:
-        self._streams: dict[str, Any] = {}
-        self.rows = 0
-
-    def update(self, rows: pa.Table) -> None:
-        for field, column in zip(rows.schema, rows.columns, strict=True):
-            path = f"{field.name}: {field.type}"
-            if path not in self._streams:
-                if column.null_count == len(column):
-                    continue
-                self._stream(path).update(bytes(self.rows))  # the rows before had nulls here
-            for chunk in column.chunks:
-                self._feed(path, chunk)
-        self.rows += len(rows)
-
-    def digest(self) -> bytes:
-        """The digest of all rows so far."""
-        whole = hashlib.blake2b(str(self.rows).encode(), digest_size=DIGEST_BYTES)
-        for path in sorted(self._streams):
-            whole.update(path.encode("utf-8", "surrogatepass"))
-            whole.update(self._streams[path].digest())
-        return whole.digest()
-
-    def _stream(self, path: str) -> Any:
-        if path not in self._streams:
-            self._streams[path] = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        return self._streams[path]
-
-    def _feed(self, path: str, values: pa.Array) -> None:
-        """Which values are null, then the others: the first on the stream of the path, the others on those below it."""
-        kind = values.type
-        self._stream(path).update(_bytes(pc.cast(values.is_valid(), pa.uint8())))
-        values = values.drop_null() if values.null_count else values
-        if types.is_struct(kind):
-            for number, child in enumerate(values.flatten()):
-                self._feed(f"{path}.{number}", child)
-        elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-            self._stream(f"{path} lengths").update(_bytes(pc.cast(pc.list_value_length(values), pa.int64())))
-            self._feed(f"{path} items", values.flatten())
-        elif types.is_boolean(kind):
-            self._stream(f"{path} values").update(_bytes(pc.cast(values, pa.uint8())))
-        elif types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind):
-            self._stream(f"{path} values").update(_bytes(values))
-        elif (
-            types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
-        ):
-            self._stream(f"{path} lengths").update(_bytes(pc.cast(pc.binary_length(values), pa.int64())))
-            self._stream(f"{path} values").update(_text(values))
-        else:  # maps and the like
-            self._stream(f"{path} values").update(
-                "".join(map(repr, values.to_pylist())).encode("utf-8", "backslashreplace")
-            )
+PIECE_BYTES = 4 * 1024 * 1024  # of rows that are looked at together: about ten times as much memory is needed
+MODULUS = 2**64
+_STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_WORD = 8
+Numbers: TypeAlias = npt.NDArray[np.uint64]  # one for each value; sums and products wrap around
 
 
-def _bytes(values: pa.Array) -> memoryview:
-    """The bytes of values of one width, without nulls."""
+def digest_of_rows(rows: pa.Table) -> int:
+    """The digest, in [0, MODULUS). A column in which a row has a null does not count for it: it may be a new one."""
+    step = max(1, len(rows) * PIECE_BYTES // max(1, rows.nbytes))
+    return sum(_digest(rows.slice(start, step)) for start in range(0, len(rows), step)) % MODULUS
+
+
+def _digest(rows: pa.Table) -> int:
+    found = np.zeros(len(rows), np.uint64)
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if field.name != DIFF:
+            said = hashlib.blake2b(f"{field.name}: {field.type}".encode("utf-8", "surrogatepass"), digest_size=_WORD)
+            found += _numbers(column.combine_chunks(), int.from_bytes(said.digest()))
+    times = rows.column(DIFF).to_numpy().view(np.uint64)
+    return int((_mixed(found + _STEP) * times).sum())
+
+
+def _numbers(values: pa.Array, seed: int) -> Numbers:
+    """A number for each value; 0 for a null."""
+    if values.null_count == len(values):
+        return np.zeros(len(values), np.uint64)
+    found = _mixed(_raw(values) + np.uint64(seed % MODULUS))
+    if values.null_count:
+        found[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    return found
+
+
+def _raw(values: pa.Array) -> Numbers:
+    """A number for each value, of which the next step makes a random one; anything for a null."""
+    kind = values.type
+    if types.is_struct(kind):
+        return _together(values.flatten(), len(values))
+    if types.is_fixed_size_list(kind):
+        ends = np.arange(len(values) + 1, dtype=np.int64) * kind.list_size
+        return _of_lists([values.values.slice(values.offset * kind.list_size, int(ends[-1]))], ends)
+    if types.is_map(kind) or types.is_list(kind) or types.is_large_list(kind):
+        ends = values.offsets.to_numpy().astype(np.int64)
+        first, count = int(ends[0]), int(ends[-1] - ends[0])
+        children = [values.keys, values.items] if types.is_map(kind) else [values.values]
+        return _of_lists([child.slice(first, count) for child in children], ends - first)
+    if types.is_boolean(kind):
+        values = pc.cast(values, pa.uint8())
+    elif not (types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)):
+        return _of_texts(values)
     width = values.type.bit_width // 8
-    data = values.buffers()[1]
-    if data is None:
-        return memoryview(b"")
-    return memoryview(data)[values.offset * width : (values.offset + len(values)) * width]
+    data = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width : (values.offset + len(values)) * width]
+    if width in (1, 2, 4, _WORD):
+        return data.view(f"u{width}").astype(np.uint64)
+    return _of_bytes(data, np.arange(len(values) + 1, dtype=np.int64) * width)
 
 
-def _text(values: pa.Array) -> memoryview:
-    """The bytes of strings or binaries, one after another, without nulls."""
+def _together(children: list[pa.Array], count: int) -> Numbers:
+    """One number for each value, of the numbers of its children at the same place."""
+    found = np.zeros(count, np.uint64)
+    for place, child in enumerate(children, 1):
+        found += _numbers(child, place * int(_STEP))
+    return found
+
+
+def _of_lists(children: list[pa.Array], ends: npt.NDArray[np.int64]) -> Numbers:
+    """A number for each list, whose items lie in the children between one of the `ends` and the next."""
+    lengths = np.diff(ends)
+    places = np.arange(int(ends[-1])) - np.repeat(ends[:-1], lengths)
+    return _sums(_together(children, int(ends[-1])), places, ends)
+
+
+def _of_texts(values: pa.Array) -> Numbers:
+    """A number for each string or binary."""
     _, ends, data = values.buffers()
-    if data is None or not len(values):
-        return memoryview(b"")
-    wide = types.is_large_string(values.type) or types.is_large_binary(values.type)
-    offsets = np.frombuffer(ends, np.int64 if wide else np.int32)
-    return memoryview(data)[int(offsets[values.offset]) : int(offsets[values.offset + len(values)])]
+    is_wide = types.is_large_string(values.type) or types.is_large_binary(values.type)
+    offsets = np.frombuffer(ends, np.int64 if is_wide else np.int32)[values.offset : values.offset + len(values) + 1]
+    chars = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return _of_bytes(chars[offsets[0] : offsets[-1]], (offsets - offsets[0]).astype(np.int64))
+
+
+def _of_bytes(data: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> Numbers:
+    """A number for each piece of the data between one of the `ends` and the next. It takes eight bytes at a time."""
+    padded = np.concatenate([data, np.zeros(_WORD, np.uint8)])
+    words: Numbers = np.ndarray((len(data) + 1,), np.dtype("<u8"), padded.data, strides=(1,))  # one at every byte
+    lengths = np.diff(ends)
+    counts = (lengths + _WORD - 1) // _WORD
+    word_ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    places = np.arange(int(word_ends[-1])) - np.repeat(word_ends[:-1], counts)
+    found = words[np.repeat(ends[:-1], counts) + places * _WORD]
+    surplus = np.maximum(_WORD - (np.repeat(lengths, counts) - places * _WORD), 0)  # bytes of what comes after
+    found &= np.uint64(MODULUS - 1) >> (surplus * 8).astype(np.uint64)
+    return _sums(found, places, word_ends) + lengths.astype(np.uint64)
+
+
+def _sums(items: Numbers, places: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> Numbers:
+    """The sums of the items between one of the `ends` and the next, each made random with its place; and how many."""
+    mixed = _mixed(items + (places + 1).astype(np.uint64) * _STEP)
+    upto = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed)])
+    found: Numbers = upto[ends[1:]] - upto[ends[:-1]] + np.diff(ends).astype(np.uint64)
+    return found
+
+
+def _mixed(numbers: Numbers) -> Numbers:
+    """Each number as a random one (the last steps of SplitMix64), in place."""
+    numbers ^= numbers >> np.uint64(30)
+    numbers *= _FIRST
+    numbers ^= numbers >> np.uint64(27)
+    numbers *= _SECOND
+    numbers ^= numbers >> np.uint64(31)
+    return numbers

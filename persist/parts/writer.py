@@ -16,6 +16,7 @@ from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
+from persist.parts.digest import digest_of_rows
 from persist.parts.keycodec import SortedKeys
 from persist.parts.schema import TIME, ShardSchema
 
@@ -34,7 +35,10 @@ class BlobPuts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartSink:
-    """Where parts go: rows of `schema`, which is number `schema_id` of the shard, as blobs of one of its writers."""
+    """Where parts go: rows of `schema`, which is number `schema_id` of the shard, as blobs of one of its writers.
+
+    With `digests` the parts that are staged tell the digest of their rows.
+    """
 
     schema: ShardSchema
     schema_id: int
@@ -42,6 +46,7 @@ class PartSink:
     shard_id: ShardId
     writer: WriterId
     ids: IdSource
+    digests: bool = False
 
     def put(self, encoder: ParquetEncoder) -> Part:
         """Write what was encoded as a blob of its own; the part that names it."""
@@ -50,6 +55,11 @@ class PartSink:
         part, data = encoder.finish(self.schema_id, part_id, key)
         self.blob.put(key, data)
         return part
+
+    def told(self, part: Part, rows: pa.Table) -> Part:
+        """The part, of these rows as they were given, with what is to be told of them."""
+        given = None if part.rows == len(rows) else len(rows)  # before equal ones were added up
+        return replace(part, given=given, rows_digest=digest_of_rows(rows) if self.digests else None)
 
 
 def stage(
@@ -74,7 +84,7 @@ def stage(
     runs: list[list[Part]] = []
     for rows, nbytes, is_all in _buffers(updates, schema, default_time, part_bytes_target):
         if is_all and inline_bytes_max > 0 and nbytes <= 2 * inline_bytes_max:
-            part = encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids))
+            part = sink.told(encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids)), rows)
             if part.diff_sum == 0 and not len(consolidate([rows], schema)):
                 return ()  # its rows cancel out: in a blob they would not be there either
             if part.size <= inline_bytes_max:
@@ -86,7 +96,7 @@ def stage(
             continue
         encoder = ParquetEncoder(schema)
         encoder.write(sorted_rows)
-        part = _counting(sink.put(encoder), len(rows))
+        part = sink.told(sink.put(encoder), rows)
         if on_part is not None:
             on_part(part)
         if runs and _follows(runs[-1][-1], part):

@@ -22,6 +22,7 @@ from persist.core.batch import Run
 from persist.core.commands import AttributeValues, ReadAttributes
 from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
+from persist.core.phases import outlived
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema
@@ -40,6 +41,7 @@ class Staged(WriterCommitMessage):
     `claims` are runs of the keys that the task replaces, `base` what it saw of the shard, `query` the streaming query.
     """
 
+    shard_id: ShardId
     runs: Runs
     claims: Runs
     base: replacing.Base | None = None
@@ -99,11 +101,12 @@ class Job:
         rows = self._renamed(batches)
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
-            return Staged(handle.receipted(handle.stage(rows, self.options.expected_upper)), (), self.base, query)
+            runs = handle.stage_for_one_commit(rows, self.options.expected_upper)
+            return Staged(self.shard_id, handle.receipted(runs), (), self.base, query)
         assert self.base is not None
         handle = self.handle()
         runs, claims = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
-        return Staged(handle.receipted(runs), claims, self.base, query)
+        return Staged(self.shard_id, handle.receipted(runs), claims, self.base, query)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -115,6 +118,8 @@ class Job:
         one writer, and one that is this job's own is retired.
         """
         done = staged(messages)
+        if any(message.shard_id != self.shard_id for message in done):  # inline rows do not tell whose they are
+            raise UnknownShard(outlived(self.target.shard))
         runs = tuple(run for message in done for run in message.runs)
         attributes = () if progress is None else (progress_update(*progress),)
         follows = progress is not None and streams and self._follows(*progress)

@@ -103,7 +103,7 @@ class Replacement:
             pieces = [rows.filter(pc.invert(deleted))]
             span = _span(keys, self.schema)
             pieces += [_negated(semi_join(old, keys, self.schema)) for old in self.base.before(self.target, span)]
-            found.extend(self.handle.stage(_batches(pieces), None))
+            found.extend(self.handle.stage_for_one_commit(_batches(pieces), None))
         return tuple(found), tuple(claims)
 
     def publish(self, runs: Runs, claims: Runs | None, token: Token, attributes: tuple[AttributeUpdate, ...]) -> None:
@@ -115,7 +115,9 @@ class Replacement:
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
             lease.check()
-            retractions = self.handle.stage(_batches(map(_negated, self.base.before(target, ALL_KEYS))), None)
+            retractions = self.handle.stage_for_one_commit(
+                _batches(map(_negated, self.base.before(target, ALL_KEYS))), None
+            )
             runs = (*runs, *retractions)
         else:
             self._check_claims(claims)
@@ -147,7 +149,7 @@ class Replacement:
             self.target.connection.handles.write,
             self.handle.writer_id,
         )
-        return staging.stage(keys, 0)
+        return staging.stage_for_one_commit(keys, 0)
 
     def _claim_reader(self) -> PartReader:
         claimed = key_schema(self.schema)
@@ -177,7 +179,7 @@ class Replacement:
         parts = [part for batch in batches for part in batch.parts()]
         pieces = kept(reader.read_updates(parts, start, end), lease)
         opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
-        return self.handle.stage(_batches(opposite), None)
+        return self.handle.stage_for_one_commit(_batches(opposite), None)
 
     def _claimed(self, rows: pa.Table, claims: Runs | None) -> Iterator[pa.Table]:
         """The rows that the job replaces."""

@@ -69,7 +69,7 @@ def test_parts_with_receipts_are_committed_without_another_look(location: Locati
     assert not any(part.receipt for part in parts(runs))
     writer = client.shard("orders").open_writer()
     receipted = writer.receipted(runs)
-    assert [part.without_receipt() for part in parts(receipted)] == parts(runs)
+    assert [replace(part, receipt=b"") for part in parts(receipted)] == parts(runs)
     assert all(part.receipt for part in parts(receipted))
     assert isinstance(location.blob, Counting)
     location.blob.reads.clear()

@@ -15,10 +15,13 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.client.shard import HandleSettings
+from persist.client.write import WriteSettings
 from persist.core.errors import AttributeMismatch, InvalidUsage, TokenReused, UpperMismatch
 from tests.support.server import Server
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
+VALUES = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64())])
 ROWS = [{"k": "a"}]
 KEY = bytes(range(16))
 
@@ -108,6 +111,47 @@ def test_a_token_stands_for_one_verb_and_one_body(connect: Callable[[], persist.
             assert writer.insert(ROWS, token=token) == first, "by a writer of its own"
         assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "__diff": 1}]
         assert shard.attributes.get(KEY) is None
+
+
+def test_a_token_tells_other_rows_also_where_they_were_staged(connect: Callable[[], persist.Client]) -> None:
+    """Rows with the same count, least key and sum of diffs were taken for a retry: they were lost."""
+    with connect() as client:
+        shard = client.create_shard("orders", VALUES, ["k"])
+        first, other = [{"k": "a", "n": 1}, {"k": "b", "n": 2}], [{"k": "a", "n": 9}, {"k": "z", "n": 9}]
+        writer, token, again = shard.open_writer(), client.new_token(), client.new_token()
+        landed = writer.commit_insert(writer.stage(first, None), token=token)
+        with pytest.raises(TokenReused, match="was used before"):
+            writer.commit_insert(writer.stage(other, None), token=token)
+        assert writer.commit_insert(writer.stage(first, None), token=token) == landed
+        placed = writer.commit_compare_and_append(writer.stage(first, 1), 1, 5, token=again)
+        for rows in (other, pa.table({"k": ["a", "b"], "n": [1, 2], "__time": [1, 4]})):
+            with pytest.raises(TokenReused, match="was used before"):
+                writer.commit_compare_and_append(writer.stage(rows, 1), 1, 5, token=again)
+        assert writer.commit_compare_and_append(writer.stage(first, 1), 1, 5, token=again) == placed
+        assert shard.snapshot().to_arrow().column("n").to_pylist() == [1, 2]
+
+
+def test_a_retry_is_answered_however_it_brings_its_rows(connect: Callable[[], persist.Client]) -> None:
+    """A retry of an insert that staged its rows first was told that its rows are other ones."""
+    small_parts = HandleSettings(WriteSettings(part_bytes_target=2_000))
+    with connect() as client:
+        shard = client.create_shard("orders", VALUES, ["k"])
+        cut = persist.Client(client.transport, small_parts).shard("orders")
+        rows = pa.table({"k": [f"{number % 500:030}" for number in range(1_000)], "n": range(1_000)})
+        backwards = rows.take(list(reversed(range(len(rows)))))
+        ways: list[Callable[[persist.Token], object]] = [
+            lambda token: shard.insert(rows, token=token),
+            lambda token: shard.insert(iter(rows.to_batches(max_chunksize=7)), token=token),
+            lambda token: cut.insert(backwards, token=token),
+            lambda token: shard.open_writer().commit_insert(shard.open_writer().stage(rows, None), token=token),
+            lambda token: cut.open_writer().commit_insert(cut.open_writer().stage(rows, None), token=token),
+        ]
+        assert len(cut.open_writer().stage(rows, None)) > 1
+        for number, first in enumerate(ways):
+            token = client.new_token()
+            answer = first(token)
+            assert [way(token) for way in ways] == [answer] * len(ways)
+            assert shard.upper().element == number + 1
 
 
 def test_a_key_over_http_stands_for_one_verb_and_one_body(tmp_path: Path) -> None:

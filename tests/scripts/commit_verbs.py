@@ -269,7 +269,7 @@ class CommitInterpreter:
         return kind(writer, token, lower, upper, self._staged(int(rows), lower.element))
 
     def _staged(self, rows: int, time: int | None) -> tuple[Run, ...]:
-        return self._rows.stage(pa.table({"id": pa.array(range(rows), pa.int64())}), time)
+        return self._rows.stage_for_one_commit(pa.table({"id": pa.array(range(rows), pa.int64())}), time)
 
     # --- the stores
 

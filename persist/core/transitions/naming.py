@@ -2,7 +2,8 @@
 
 A part is named once, for ever. Ids of parts that are in the State show by themselves. `State.left` has those of parts
 that writers staged and that left the State; what it had to forget is refused by its age. So whoever commits staged
-parts a second time, late or by mistake, is refused, and no State names a blob that is deleted.
+parts a second time, late or by mistake, is refused, and no State names a blob that is deleted. Inline rows come with
+their command alone, which its token makes land once: their ids are not remembered.
 """
 
 from __future__ import annotations

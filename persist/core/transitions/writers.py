@@ -186,10 +186,10 @@ def _new_bytes(part: Part) -> int:
 
 
 def _stored(runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs as the State keeps them: what they count for is counted once."""
-    if all(part.given is None for part in _parts(runs)):
+    """The runs as the State keeps them: what they count for is counted once, and their token is remembered."""
+    if all(part.given is None and part.rows_digest is None for part in _parts(runs)):
         return runs
-    return tuple(Run(tuple(replace(part, given=None) for part in run.parts)) for run in runs)
+    return tuple(Run(tuple(replace(part, given=None, rows_digest=None) for part in run.parts)) for run in runs)
 
 
 def _recorded(state: State, command: Written, result: c.Appended, context: Context) -> State:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
+from persist.core.errors import UnknownShard
 from persist.spark.jobs import Job
 from persist.spark.options import Options, Target, WriteOptions
 
@@ -92,6 +93,17 @@ def test_what_others_write_meanwhile_is_replaced_under_the_job_s_keys_only(spark
     shard.insert([{"k": "a", "n": 1, "__diff": -1}])
     assert mine.publish([message], None)
     assert contents(client) == {("a", 5): 1, ("b", 1): 1, ("b", 2): 1, ("x", 5): 1}
+
+
+def test_what_a_task_staged_before_a_drop_goes_to_no_later_shard(spark: Any, client: Any, url: str) -> None:
+    """Few rows lie in the message of the task, and the next shard of the name took them."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    message = job(url, spark.createDataFrame([], DDL)).stage([batch([("a", 5)])])
+    shard.drop()
+    following = client.create_shard("orders", SCHEMA, ["k"])
+    with pytest.raises(UnknownShard, match="was dropped, and its name belongs to another one now"):
+        job(url, spark.createDataFrame([], DDL)).publish([message], None)
+    assert following.upper().element == 0
 
 
 def test_an_overwrite_replaces_what_others_wrote_meanwhile_too(spark: Any, client: Any, url: str) -> None:

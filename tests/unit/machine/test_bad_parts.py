@@ -37,7 +37,7 @@ def shard_of(policy: Policy) -> tuple[Location, Shard]:
 
 def staged(shard: Shard, rows: pa.Table = ROWS) -> Part:
     """A part without a receipt, as a client sends it that is not trusted."""
-    [run] = shard.open_writer().stage(rows, None)
+    [run] = shard.open_writer().stage_for_one_commit(rows, None)
     return run.parts[0].without_receipt()
 
 
@@ -104,7 +104,7 @@ def test_a_part_that_is_not_what_it_says_is_refused(policy: Policy, what: str) -
 @pytest.mark.parametrize("policy", [INLINE, BLOB], ids=["inline", "blob"])
 def test_a_part_that_is_what_it_says_is_taken_with_and_without_a_receipt(policy: Policy) -> None:
     location, shard = shard_of(policy)
-    for run in (Run((staged(shard),)), *shard.open_writer().stage(ROWS, None)):
+    for run in (Run((staged(shard),)), *shard.open_writer().stage_for_one_commit(ROWS, None)):
         assert isinstance(location.machine("s").apply(insert_of(location, run)), c.Appended)
     assert all(not part.receipt for part in location.machine("s").state().trace.parts())
     assert shard.snapshot().to_arrow().num_rows == 3
@@ -112,7 +112,7 @@ def test_a_part_that_is_what_it_says_is_taken_with_and_without_a_receipt(policy:
 
 def test_a_receipt_holds_for_exactly_what_it_was_given_for() -> None:
     location, shard = shard_of(BLOB)
-    [run] = shard.open_writer().stage(ROWS, None)
+    [run] = shard.open_writer().stage_for_one_commit(ROWS, None)
     [part] = run.parts
     assert part.receipt
     for changes in ({"rows": 4}, {"diff_sum": 9}, {"receipt": b"0" * 16}):
@@ -124,7 +124,7 @@ def test_a_receipt_holds_for_exactly_what_it_was_given_for() -> None:
 
 def test_a_part_whose_blob_is_gone_is_refused_also_with_a_receipt() -> None:
     location, shard = shard_of(BLOB)
-    [run] = shard.open_writer().stage(ROWS, None)
+    [run] = shard.open_writer().stage_for_one_commit(ROWS, None)
     location.blob.delete([part.key or "" for part in run.parts])
     for one in (run, Run(tuple(part.without_receipt() for part in run.parts))):
         refused(location, insert_of(location, one), "is not there")
@@ -179,7 +179,7 @@ def test_an_insert_has_no_times(policy: Policy) -> None:
     timed = ROWS.append_column("__time", pa.array([5, 5, 5]))
     with pytest.raises(InvalidUsage, match="leave the column out"):
         shard.insert(timed)
-    [run] = shard.open_writer().stage(timed, 5)
+    [run] = shard.open_writer().stage_for_one_commit(timed, 5)
     refused(location, insert_of(location, run), "the service chooses the time")
     shard.compare_and_append(timed, shard.upper(), 6)
 
@@ -195,7 +195,7 @@ def test_sums_of_multiplicities_stay_exact() -> None:
 
 def test_a_staged_part_that_left_the_shard_never_comes_back() -> None:
     location, shard = shard_of(BLOB)
-    [first] = shard.open_writer().stage(ROWS, None)
+    [first] = shard.open_writer().stage_for_one_commit(ROWS, None)
     machine = location.machine("s")
     machine.apply(insert_of(location, first))
     shard.insert([{"id": 7, "v": "x"}])

@@ -179,7 +179,8 @@ def test_inserts_that_arrive_together_share_one_time_and_one_commit(consensus: M
     for writer in writers:
         machine.apply(c.RegisterWriter(writer, 60_000))
     commands = [
-        c.Insert(writer, mint(Token, location.ids), staging.stage(rows(n), None)) for n, writer in enumerate(writers)
+        c.Insert(writer, mint(Token, location.ids), staging.stage_for_one_commit(rows(n), None))
+        for n, writer in enumerate(writers)
     ]
     before = machine.refresh().seqno
     results: list[object] = []
@@ -317,7 +318,7 @@ def test_a_group_with_many_inline_rows_leaves_one_blob_in_its_own_commit(consens
     for writer in writers:
         machine.apply(c.RegisterWriter(writer, 60_000))
     for number, writer in enumerate(writers):
-        runs = shard.open_writer().stage(rows(*range(100 * number, 100 * number + 100)), None)
+        runs = shard.open_writer().stage_for_one_commit(rows(*range(100 * number, 100 * number + 100)), None)
         command = c.Insert(writer, Token(f"i1{number:031x}"), runs)
         machine.submit(command, leads.append, answers.append)
     before = machine.state()
@@ -350,7 +351,11 @@ def test_rows_that_find_room_nowhere_are_refused_and_cost_nothing_that_is_there(
     writer = WriterId("w" + "0" * 32)
     machine.apply(c.RegisterWriter(writer, 60_000))
     commands = [
-        c.Insert(writer, Token(f"i1{n:031x}"), shard.open_writer().stage(rows(*range(100 * n, 100 * n + 100)), None))
+        c.Insert(
+            writer,
+            Token(f"i1{n:031x}"),
+            shard.open_writer().stage_for_one_commit(rows(*range(100 * n, 100 * n + 100)), None),
+        )
         for n in range(3)
     ]
     blob.full = True
