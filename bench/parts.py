@@ -154,8 +154,8 @@ def opening(held: int, each: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, count in (("big", held), ("small", FEW)):
             in_process(grown, folder, name, count, each)
-        big = [in_process(opened, folder, "big") for _ in range(rounds)]
-        small = [in_process(opened, folder, "small") for _ in range(rounds)]
+        turns = [[in_process(opened, folder, name) for name in ("big", "small")] for _ in range(rounds)]
+    big, small = zip(*turns, strict=True)
     seconds, opens, peaks, inserts = (list(column) for column in zip(*big, strict=True))
     print(f"{held} parts: loaded, appended and planned in {median(seconds):.3f} s, loaded in {median(opens):.3f} s")
     label = "1m" if held == 1_000_000 else str(held)
