@@ -163,9 +163,10 @@ class WriteHandle:
         return self._parts(updates, default_time, 0, on_part, digests=True)
 
     def stage_for_one_commit(self, updates: Updates, default_time: int | None) -> tuple[Run, ...]:
-        """As `stage`, but small inputs stay inline: for who commits them once, to this shard.
+        """As `stage`, but small `updates` stay inline: for a caller who commits them once, to this shard.
 
         The shard does not know inline rows again that come with a second command: they would count twice.
+        `default_time` as in `stage`. Raises InvalidUsage (the rows do not fit).
         """
         return self._parts(updates, default_time, self._inline_bytes_max, digests=True)
 

@@ -134,6 +134,7 @@ def commands(place: Place) -> list[c.Command]:
         c.ForgetLapsed(),
         c.RefuseStagedBefore(1),
         c.MergeResult((), (), Antichain(9)),
+        c.BundleParts((), ()),
         c.ReplacePart(next(place.state.trace.parts()).id),
     ]
 
