@@ -20,6 +20,10 @@ from persist.core import commands as c
 from persist.core.errors import Overloaded
 from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 
+# After these, what was read for the group is void, or does not tell yet which parts have left the State. So each is
+# the last of its group.
+ENDING = (c.FlushAttributes, c.FlushOutcomes, c.MergeResult, c.ReplacePart, c.Finalise, c.Recreate)
+
 
 class Pending(Struct, frozen=True, eq=False):
     """A queued command, and how to tell its caller, on any thread.
@@ -100,15 +104,18 @@ class CommandQueue:
             return self._leader is pending
 
     def next_group(self) -> list[Pending]:
-        """Take the commands to commit together, in order.
+        """Take the commands to commit together, in order. One of ENDING ends its group.
 
-        A flush of attributes is always the last of its group: what was read in the index before it is void after it.
+        The commit that begins the next life of a name does nothing else.
         """
         with self._lock:
             while self._queue and len(self._group) < self._group_max:
-                self._group.append(self._queue[0])
+                following = self._queue[0]
+                if self._group and isinstance(following.command, c.Recreate):
+                    break
+                self._group.append(following)
                 self._queue.popleft()
-                if isinstance(self._group[-1].command, c.FlushAttributes):
+                if isinstance(following.command, ENDING):
                     break
             return list(self._group)
 

@@ -107,6 +107,7 @@ class Given(Struct, frozen=True):
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
     `renewed` is as in `Context`. `long_diff` is the key of the blob to which the state diff goes, if it goes to one.
     `store_ms` is as in `Context`.
+    `unread` has the errors of the commands for which the index or the files could not be read, by place.
     """
 
     now_ms: int
@@ -122,6 +123,7 @@ class Given(Struct, frozen=True):
     level: int = NEWEST_LEVEL
     long_diff: str = ""
     store_ms: int = 0
+    unread: Mapping[int, PersistError] = {}
 
 
 class Commit(Struct, frozen=True):
@@ -169,8 +171,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
     wanted = held + sum(map(_inline_bytes, commands))
     roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
-    verdicts = given.verdicts or [UNCHECKED] * len(commands)
-    state, outcomes = yield from _stepped(begun, commands, verdicts, roomy)
+    state, outcomes = yield from _stepped(begun, commands, given, roomy)
     added = state.trace.inline_bytes - held
     if added > 0:
         for turn in range(RELIEFS_MAX):
@@ -181,7 +182,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
             with contextlib.suppress(PersistError):
                 state = step(state, merge, replace(context, verdict=SOUND))[0]
         if state.trace.inline_bytes > room:
-            state, outcomes = yield from _stepped(begun, commands, verdicts, context)
+            state, outcomes = yield from _stepped(begun, commands, given, context)
     if state is begun:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
@@ -214,12 +215,16 @@ def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
 
 
 def _stepped(
-    base: State, commands: list[c.Command], verdicts: Sequence[Verdict], context: Context
+    base: State, commands: list[c.Command], given: Given, context: Context
 ) -> Generator[Count | Spill, Supply, tuple[State, list[Outcome]]]:
     """The State after all commands, and their outcomes. A command that is spilled takes the place of the first one."""
     state = base
     outcomes: list[Outcome] = []
+    verdicts = given.verdicts or [UNCHECKED] * len(commands)
     for index, command in enumerate(commands):
+        if index in given.unread:
+            outcomes.append(given.unread[index])
+            continue
         if verdicts[index] is not context.verdict:
             context = replace(context, verdict=verdicts[index])
         try:

@@ -9,7 +9,7 @@ shard: they only meet in the compare-and-set. The README of this package is the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -21,6 +21,7 @@ from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import Collect, Commit, Given, Merge, Outcome, Supply, Task, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
+from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
@@ -30,11 +31,10 @@ from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import Corruption, Indeterminate, PersistError, Unavailable, UnknownShard
+from persist.core.errors import Indeterminate, PersistError, Unavailable, UnknownShard
 from persist.core.keys import diff_key
-from persist.core.outcomes import Outcome as Remembered
 from persist.core.state import Policy, State
-from persist.core.transitions.context import SOUND, Context, Indexed, Verdict
+from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import is_of_the_future
 
@@ -80,6 +80,7 @@ class Machine(CachedState):
         self._system = system
         self._settings = settings
         self._queue = CommandQueue(name, settings.queue_max, settings.group_max)
+        self._nodes = nodes
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
@@ -272,23 +273,24 @@ class Machine(CachedState):
         And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit
         that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
-        base, indexed, remembered = self._known(base, commands)
+        base, read = self._read(base, commands)
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
         now_ms = self._system.clock.now_ms()
         given = Given(
             now_ms,
             ids[0],
             self.policy,
-            indexed,
+            read.indexed,
             self._upkeep.merging if self._settings.small_merges and not lost else None,
             self._settings.check_all,
             verdicts,
             self._leases.now_ms(base) if has_clock else None,
             self._leases.renewed() if has_clock else (),
-            remembered,
+            read.remembered,
             self._versions.level,
             ids[1],
             self._store_ms(commands, now_ms),
+            read.unread,
         )
         counted_s = self._system.clock.monotonic()
         return supplied(plan_commit(base, commands, given), self._supply), counted_s
@@ -307,26 +309,31 @@ class Machine(CachedState):
         except PersistError as error:
             return error
 
-    def _known(self, base: State, commands: Sequence[c.Command]) -> tuple[State, Indexed, Mapping[str, Remembered]]:
+    def _read(self, base: State, commands: Sequence[c.Command]) -> tuple[State, GroupRead]:
         """What the commands need of the attribute index and of files of outcomes.
 
         It is read for a newer State than `base` where a blob of that one is gone.
         """
         while True:
             try:
-                return base, self._attributes.indexed(base, commands), self._outcomes.remembered(base, commands)
-            except StaleIndex as error:
+                indexed = self._attributes.indexed(base, commands)
+                return base, GroupRead(indexed, self._outcomes.remembered(base, commands))
+            except StaleIndex:
                 newer = self.refresh()
-                if newer.attribute_root == base.attribute_root and newer.outcome_files == base.outcome_files:
-                    raise Corruption(f"shard {self.name!r} has lost a blob of its metadata: {error}") from error
-                base = newer
+                if newer.attribute_root != base.attribute_root or newer.outcome_files != base.outcome_files:
+                    base = newer
+                    continue
+            except PersistError:
+                pass  # each command that needs it is told below
+            return base, read_apart(base, commands, self._versions.blob, self._system.ids, self._nodes)
 
     def _warm(self, command: c.Command) -> None:
-        """Read into the cache what the command will need of the attribute index; failing that is no harm."""
+        """Read into the cache what the command will need of the blob store; failing that is no harm."""
         state = self.cached
-        if state is not None and state.attribute_root.height:
+        if state is not None and (state.attribute_root.height or state.outcome_files):
             with contextlib.suppress(PersistError, StaleIndex):
                 self._attributes.indexed(state, [command])
+                self._outcomes.remembered(state, [command])
 
     def _begin_upkeep(self, state: State) -> None:
         """Have done in the background what the State asks for. Does not wait."""

@@ -13,13 +13,12 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import IndexRoot
 from persist.core.errors import Overloaded, Unavailable
+from persist.core.ids import PartId
+from tests.support.shard import SCHEMA
 
 
 def pending(upper: int = 1, answer: Callable[[Outcome], None] = print, lead: Callable[[], None] = print) -> Pending:
     return Pending(c.AdvanceUpper(Antichain(upper)), answer, lead)
-
-
-FLUSH = Pending(c.FlushAttributes(IndexRoot(), IndexRoot(), {}, {}), print, print)
 
 
 @pytest.fixture
@@ -60,13 +59,33 @@ def test_a_full_queue_refuses_at_once(queue: CommandQueue) -> None:
     queue.enqueue(pending())
 
 
-def test_a_flush_ends_its_group(queue: CommandQueue) -> None:
-    queued = [pending(), FLUSH, pending(), FLUSH]
+ENDING = [
+    c.FlushAttributes(IndexRoot(), IndexRoot(), {}, {}),
+    c.FlushOutcomes((), (), None),
+    c.MergeResult((), (), Antichain(0)),
+    c.ReplacePart(PartId("p" + "1" * 32), None),
+    c.Finalise(),
+]
+
+
+@pytest.mark.parametrize("command", ENDING, ids=[type(command).__name__ for command in ENDING])
+def test_what_voids_what_was_read_ends_its_group(queue: CommandQueue, command: c.Command) -> None:
+    ending = Pending(command, print, print)
+    queued = [pending(), ending, pending(), ending]
     for each in queued:
         queue.enqueue(each)
     assert queue.next_group() == queued[:2]
     queue.answer([c.Done()] * 2)
     assert queue.next_group() == queued[2:]
+
+
+def test_the_next_life_begins_in_a_commit_of_its_own(queue: CommandQueue) -> None:
+    queued = [pending(), Pending(c.Recreate(SCHEMA), print, print), pending()]
+    for each in queued:
+        queue.enqueue(each)
+    for each in queued:
+        assert queue.next_group() == [each]
+        queue.answer([c.Done()])
 
 
 def test_a_waiting_caller_is_told_that_it_is_answered() -> None:
