@@ -28,7 +28,7 @@ from persist.core.merge_plan import (
     tier_overdue,
 )
 from persist.core.record import replace
-from persist.core.state import Policy, State
+from persist.core.state import Policy, State, at_level
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
 from persist.core.transitions.context import NEWEST_LEVEL, SOUND, UNCHECKED, Indexed, Renewed, Verdict
@@ -191,7 +191,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if given.long_diff:
         following = replace(following, long_diffs={**following.long_diffs, following.seqno: given.long_diff})
     gone = state_diff.gone_between(base, following)
-    following = departed(following, gone, given.policy)
+    # What another process would not read in the log must not stay in the State of this one.
+    following = at_level(departed(following, gone, given.policy), given.level)
     moved = moves(base, following, commands)
     invariants.check_step(base, following)
     if given.check_all or following.trace.batches[: len(base.trace.batches)] != base.trace.batches:

@@ -30,8 +30,9 @@ from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
 from persist.core import commands as c
+from persist.core import invariants
 from persist.core.batch import Run
-from persist.core.errors import Indeterminate, PersistError, Unavailable, UnknownShard
+from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
 from persist.core.keys import diff_key
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context, Verdict
@@ -212,18 +213,21 @@ class Machine(CachedState):
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
 
-        A command that is too large by itself goes to a blob, to which the log refers.
+        A command that is too large by itself goes to a blob, to which the log refers. A value that cannot be written
+        is refused only to the command that brings it.
         """
         is_long = False
         while True:
             commands, verdicts = [pending.command for pending in group], [pending.verdict for pending in group]
             try:
                 return self._commit(commands, verdicts, is_long)
-            except TooLarge:
-                if is_long:
+            except InvalidUsage as error:
+                if len(group) > 1:
+                    group = self._queue.halve_group()
+                elif is_long or not isinstance(error, TooLarge):
                     raise
-                is_long = len(group) == 1
-                group = group if is_long else self._queue.halve_group()
+                else:
+                    is_long = True
 
     def _knowing(self, command: c.Command) -> State:
         """The cached State, or a newer one where that does not know the schema of a part."""
@@ -273,7 +277,7 @@ class Machine(CachedState):
         And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit
         that has lost races takes no overdue merge along: it would merge anew for each of them.
         """
-        base, read = self._read(base, commands)
+        base, read = self._known(base, commands)
         has_clock = base.lease_clock_ms > 0 or self._versions.level >= LEASE_CLOCK_LEVEL
         now_ms = self._system.clock.now_ms()
         given = Given(
@@ -293,7 +297,11 @@ class Machine(CachedState):
             read.unread,
         )
         counted_s = self._system.clock.monotonic()
-        return supplied(plan_commit(base, commands, given), self._supply), counted_s
+        commit = supplied(plan_commit(base, commands, given), self._supply)
+        if self._settings.check_all and commit.diff is not None:
+            written = self._versions.decode(self._versions.encode(commit.diff))
+            invariants.check_diff(written, base, commit.following)
+        return commit, counted_s
 
     def _store_ms(self, commands: Sequence[c.Command], now_ms: int) -> int:
         """The blob store's time if a token seems to come from the future: this clock may be behind. 0: not asked."""
@@ -309,7 +317,7 @@ class Machine(CachedState):
         except PersistError as error:
             return error
 
-    def _read(self, base: State, commands: Sequence[c.Command]) -> tuple[State, GroupRead]:
+    def _known(self, base: State, commands: Sequence[c.Command]) -> tuple[State, GroupRead]:
         """What the commands need of the attribute index and of files of outcomes.
 
         It is read for a newer State than `base` where a blob of that one is gone.

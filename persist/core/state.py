@@ -236,6 +236,16 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
     yield from state.long_diffs.values()
 
 
+def at_level(state: State, level: int) -> State:
+    """The State as it is read at a location of this level: without the fields that are left out of its bytes.
+
+    `commit_id` stays, since every log entry tells it.
+    """
+    later = [name for name in State.droppable - {"commit_id"} if State.levels[name] > level]
+    blank = blank_state(state.name) if later else state
+    return replace(state, **{name: getattr(blank, name) for name in later}) if later else state
+
+
 def held_since(state: State) -> Antichain:
     """The meet of what all readers hold; without readers the shard's since as it is.
 

@@ -19,6 +19,8 @@ RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer 
 
 NEWEST_LEVEL = 3  # of which the core knows
 OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
+SWEEPS_LEVEL = 3  # from which on it says what may have been swept
+LIVES_LEVEL = 3  # from which on a name has more than one life
 
 
 class IndexPage(Record, frozen=True):
@@ -95,6 +97,13 @@ class Context(Record, frozen=True):
     @property
     def lease_now_ms(self) -> int:
         return self.now_ms if self.lease_clock_ms is None else self.lease_clock_ms
+
+    def check_level(self, what: str, level: int) -> None:
+        """Refuse what only a location of this level or a later one can hold: the others of the commit go on."""
+        if self.level < level:
+            raise InvalidUsage(
+                f"{what} need level {level}, and this location has level {self.level}: run `persist upgrade`"
+            )
 
     def may_be_swept(self, state: State, key: str) -> bool:
         """Whether the orphan sweep may have taken a blob that nothing names yet."""

@@ -12,7 +12,7 @@ from persist.core.outcomes import births
 from persist.core.record import replace
 from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
-from persist.core.transitions.context import Context
+from persist.core.transitions.context import LIVES_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
 
@@ -84,6 +84,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
     """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
+    context.check_level("names that are used again", LIVES_LEVEL)
     incarnation = state.incarnation + 1
     if incarnation > INCARNATION_MAX:
         raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")

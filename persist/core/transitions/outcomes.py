@@ -48,10 +48,7 @@ def outcome_of(state: State, key: str, context: Context) -> Outcome | None:
 
 def answered(state: State, command: Written, context: Context) -> c.Appended | None:
     """What the command was answered the first time; None: it is new. Raises TokenReused, OutcomeForgotten."""
-    if context.level < OUTCOMES_LEVEL:
-        raise InvalidUsage(
-            f"tokens need level {OUTCOMES_LEVEL}, and this location has level {context.level}: run `persist upgrade`"
-        )
+    context.check_level("tokens", OUTCOMES_LEVEL)
     known = outcome_of(state, key_of(command.token), context)
     if known is None:
         _check_known(state, command.token, context)

@@ -26,7 +26,8 @@ from persist.core.errors import Corruption, Expired, InvalidUsage, TokenReused, 
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of
 from persist.core.outcomes import FUTURE_MS_MAX
 from persist.core.state import Policy, initial_state
-from tests.support.location import TestClock, memory_location
+from persist.formats.state_frames import Build
+from tests.support.location import AscendingIds, TestClock, memory_location
 from tests.support.shard import NAME, SCHEMA
 
 KEY = AttributeKey("ab" * 16)
@@ -226,3 +227,24 @@ def test_a_damaged_index_of_attributes_fails_only_who_needs_it() -> None:
     outcomes = together(restarted(location), adds(token_of_key("c")), *neighbours()[:2], replaced)
     assert isinstance(outcomes[0], Corruption)
     assert [type(outcome) for outcome in outcomes[1:]] == [c.Appended, c.ReaderRegistered, c.Done]
+
+
+def test_a_value_that_nobody_could_read_fails_only_who_brings_it() -> None:
+    location = opened()
+    machine = location.machine(NAME)
+    wrong = c.RegisterWriter(mint(WriterId, location.ids), 60_000.5)  # type: ignore[arg-type]
+    *before, refused, after = together(machine, *neighbours()[:2], wrong, neighbours()[2])
+    assert isinstance(refused, InvalidUsage)
+    assert [type(other) for other in (*before, after)] == [c.Appended, c.ReaderRegistered, c.Done]
+
+
+def test_what_a_location_of_level_2_cannot_hold_fails_only_who_asks_for_it() -> None:
+    old = memory_location(build=Build(levels=(2,)))
+    old.machine(NAME).create(initial_state(NAME, SCHEMA, 0))
+    machine = memory_location(blob=old.blob, consensus=old.consensus, ids=AscendingIds(9)).machine(NAME)
+    sweep, token = c.RefuseStagedBefore(5), adds(token_of_key("a"))
+    *others, swept, written = together(machine, *neighbours()[:2], sweep, token)
+    assert [type(other) for other in others] == [c.Appended, c.ReaderRegistered]
+    for refused in (swept, written):
+        assert isinstance(refused, InvalidUsage)
+        assert "this location has level 2: run `persist upgrade`" in refused.message

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blob.memory import MemoryBlob
+from compactor.orphans import Sweeper, SweepSettings
 from consensus.memory import MemoryConsensus
 from persist.cli.__main__ import main
 from persist.commit.levels import raise_level, read_level
@@ -15,9 +16,12 @@ from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, UpgradeNeeded
+from persist.core.ids import Token, WriterId, mint, token_of_key, writer_of
 from persist.core.record import replace
-from persist.core.state import State, initial_state
+from persist.core.state import Policy, State, initial_state
 from persist.formats.state_frames import Build, level_of
+from tests.support.clocks import HOUR_MS
+from tests.support.clocks import World as Timed
 from tests.support.location import AscendingIds, memory_location
 from tests.support.shard import NAME, SCHEMA
 
@@ -98,6 +102,38 @@ def test_a_running_process_writes_the_new_level_once_it_has_seen_it(world: World
     advance(world.process(NEXT).machine(NAME), 3)
     advance(early.machine(NAME), 4)
     assert world.levels() == [2, 2, 2, 3, 3]
+
+
+def test_nothing_that_level_2_does_not_hold_is_carried_over_into_level_3() -> None:
+    """A process kept outcomes, and a file of them, that no log named. Its later commits named the file, then swept."""
+    world = Timed(OLD, Policy(outcomes_flush_at=20, outcomes_overlay_max=40))
+    first = world.machine().location.machine(NAME)
+    first.create(initial_state(NAME, SCHEMA, world.true_ms))
+    world.build = NEXT
+    ours, theirs = world.machine().location, world.machine().location
+    machine = ours.machine(NAME)
+    for _ in range(25):
+        world.pass_ms(1000)
+        writer = mint(WriterId, ours.ids)
+        machine.apply(c.RegisterWriter(writer, 60_000))
+        machine.apply(c.UpdateAttributes(writer, mint(Token, ours.ids), ()))
+        machine.apply(c.ExpireWriter(writer))
+    assert machine.cached == theirs.machine(NAME).refresh()
+    flushed = [stat.key for stat in ours.blob.list("") if stat.key.endswith(".outcomes")]
+    assert flushed == []
+    world.pass_ms(30 * HOUR_MS)
+    raise_level(ours.blob, NEXT)
+    restarted = world.machine().location
+    advance(restarted.machine(NAME), 1)
+    Sweeper(restarted, SweepSettings()).sweep(NAME)
+    for number in range(60):
+        world.pass_ms(1000)
+        token = token_of_key(f"{number}")
+        (ours, theirs)[number % 2].machine(NAME).apply(c.UpdateAttributes(writer_of(token), token, ()))
+    state = world.machine().location.machine(NAME).refresh()
+    assert state.outcome_files
+    assert all(ours.blob.stat(key) is not None for key in state.blob_keys())
+    assert machine.refresh() == state
 
 
 def test_a_feature_waits_for_its_level_and_stops_builds_that_do_not_know_it(world: World) -> None:
