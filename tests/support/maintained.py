@@ -103,7 +103,8 @@ class World:
         with closing(self.shard.open_writer()) as writer:
             for number in range(first, first + count):
                 fresh = [(f"k{number:05}", expected * 1000 + n, expected, 1) for n in range(rows)]
-                runs += writer.stage(pa.Table.from_pylist([{"k": k, "v": v} for k, v, _, _ in fresh]), expected)
+                table = pa.Table.from_pylist([{"k": k, "v": v} for k, v, _, _ in fresh])
+                runs += writer.stage_for_one_commit(table, expected)
                 self.rows += fresh
             writer.commit_compare_and_append(tuple(runs), expected, upper)
 
