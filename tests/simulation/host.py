@@ -24,6 +24,7 @@ from persist.core.antichain import EMPTY
 from persist.core.errors import (
     Corruption,
     Indeterminate,
+    InvalidUsage,
     Overloaded,
     ShardExists,
     Unavailable,
@@ -281,6 +282,13 @@ def expect_damage(host: Host) -> None:
     damaged = {"flip", "truncate"} & set(host.run.world.fired())
     expect(bool(damaged), "corruption", "bytes that nobody damaged were called corrupt")
     host.run.path("damage noticed")
+
+
+def expect_damaged_part(host: Host, error: InvalidUsage) -> None:
+    """A part that was staged is refused only where its blob was read damaged: it was staged without a receipt."""
+    if not error.message.endswith("; write its rows again"):
+        raise error
+    expect_damage(host)
 
 
 def me(host: Host) -> str:

@@ -16,6 +16,7 @@ from persist.core.errors import (
     Corruption,
     Expired,
     Indeterminate,
+    InvalidUsage,
     Overloaded,
     Unavailable,
     UpperMismatch,
@@ -29,6 +30,7 @@ from tests.simulation.host import (
     WEATHER,
     Host,
     expect_damage,
+    expect_damaged_part,
     extras_of,
     lived,
     me,
@@ -101,6 +103,9 @@ def attempted(host: Host, write: Write) -> Iterator[Token | None]:
     except Corruption:
         expect_damage(host)
         write.answer = "unknown"
+    except InvalidUsage as error:
+        expect_damaged_part(host, error)
+        write.answer = "refused"
     write.returned = run.oracle.tick()
     run.oracle.note(f"{write.who} #{write.number} -> {write.answer} {write.told or write.actual or ''}")
 
@@ -156,6 +161,8 @@ def retried(host: Host, write: Write, again: Callable[[Token], c.Appended | None
             return
         except Corruption:
             expect_damage(host)
+        except InvalidUsage as error:
+            expect_damaged_part(host, error)
         finally:
             write.returned = host.run.oracle.tick()
 
