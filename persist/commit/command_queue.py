@@ -22,7 +22,15 @@ from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 
 # After these, what was read for the group is void, or does not tell yet which parts have left the State. So each is
 # the last of its group.
-ENDING = (c.FlushAttributes, c.FlushOutcomes, c.MergeResult, c.ReplacePart, c.Finalise, c.Recreate)
+ENDING = (
+    c.FlushAttributes,
+    c.FlushOutcomes,
+    c.MergeResult,
+    c.BundleParts,
+    c.ReplacePart,
+    c.Finalise,
+    c.Recreate,
+)
 
 
 class Pending(Struct, frozen=True, eq=False):

@@ -172,6 +172,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     wanted = held + sum(map(_inline_bytes, commands))
     roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
     state, outcomes = yield from _stepped(begun, commands, given, roomy)
+    stepped = state
     added = state.trace.inline_bytes - held
     if added > 0:
         for turn in range(RELIEFS_MAX):
@@ -191,6 +192,9 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if given.long_diff:
         following = replace(following, long_diffs={**following.long_diffs, following.seqno: given.long_diff})
     gone = state_diff.gone_between(base, following)
+    if state is not stepped:  # a merge that this commit takes along may have taken what came only now
+        came = stepped.trace.blob_keys - base.trace.blob_keys
+        gone = tuple(sorted({*gone, *(came - following.trace.blob_keys)}))
     # What another process would not read in the log must not stay in the State of this one.
     following = at_level(departed(following, gone, given.policy), given.level)
     moved = moves(base, following, commands)

@@ -70,6 +70,9 @@ def _raw(values: pa.Array) -> Numbers:
         return _of_texts(values)
     width = values.type.bit_width // 8
     data = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width : (values.offset + len(values)) * width]
+    if types.is_floating(kind):  # every NaN is the same value
+        numbers = data.view(f"f{width}")
+        data = np.where(np.isnan(numbers), numbers.dtype.type(np.nan), numbers).view(np.uint8)
     if width in (1, 2, 4, _WORD):
         return data.view(f"u{width}").astype(np.uint64)
     return _of_bytes(data, np.arange(len(values) + 1, dtype=np.int64) * width)

@@ -15,6 +15,7 @@ from persist.attributes.storage import NodeCache
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.blob_worker import merged
+from persist.commit.bundler import Bundler
 from persist.commit.commit_plan import Outcome
 from persist.commit.location import Location
 from persist.commit.machine import Machine
@@ -27,7 +28,7 @@ from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writ
 from persist.core.outcomes import FUTURE_MS_MAX
 from persist.core.state import Policy, initial_state
 from persist.formats.state_frames import Build
-from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
 from tests.support.shard import NAME, SCHEMA
 
 KEY = AttributeKey("ab" * 16)
@@ -161,6 +162,53 @@ def test_a_part_that_leaves_by_a_merge_is_not_named_again_beside_it() -> None:
     assert applied == c.MergeApplied(True)
     assert isinstance(again, InvalidUsage), "its rows would count twice"
     assert shard.snapshot().to_arrow().num_rows == 4
+
+
+def test_a_part_that_moves_to_a_bundle_is_not_named_again_beside_it() -> None:
+    plain = Policy(inline_part_bytes_max=0, plain_parts_max=1_000)
+    location = memory_location(policy=plain, small_merges=False)
+    shard = Client(EmbeddedTransport(location)).create_shard("s", ROWS.schema, key=["id"])
+    machine, writer = location.machine("s"), shard.open_writer()
+    runs = tuple(run for number in range(3) for run in writer.stage(ROWS.slice(number, 1), None))
+    writer.commit_insert(runs)
+    few = Policy(plain_parts_max=2, bundle_parts_max=4)
+    state, token = machine.state(), mint(Token, location.ids)
+    bundling = Bundler(location.versions, location.ids, few).bundled(state, state.trace.batches[0])
+    assert bundling is not None
+    applied, again = together(machine, bundling, c.Insert(writer_of(token), token, runs, digest=b"x" * 16))
+    assert applied == c.Bundled(True)
+    assert isinstance(again, InvalidUsage), "its rows would count twice"
+    assert shard.snapshot().to_arrow().num_rows == 3
+
+
+class Behind(InlineBackground):
+    """Upkeep that never comes to its work: commits take overdue merges along."""
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        return False
+
+
+def test_a_part_that_comes_and_leaves_in_one_commit_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit took along a merge of the part that it had just named: no State ever had it."""
+    monkeypatch.setattr("tests.support.location.InlineBackground", Behind)
+    location = memory_location()
+    shard = Client(EmbeddedTransport(location)).create_shard("s", ROWS.schema, key=["id"])
+    machine, writer = location.machine("s"), shard.open_writer()
+    for _ in range(31):
+        writer.commit_insert(writer.stage(ROWS, None))
+    staged, inline = writer.stage([{"id": 9, "v": "x"}], None), writer.stage_for_one_commit(ROWS, None)
+    tokens = [mint(Token, location.ids) for _ in range(3)]
+    digest = b"x" * 16
+    inserts = [
+        c.Insert(writer_of(t), t, runs, digest=digest) for t, runs in zip(tokens, (staged, inline), strict=False)
+    ]
+    together(machine, *inserts)
+    assert machine.metrics.reliefs == 1
+    assert not machine.state().trace.holds(staged[0].parts[0].id)
+    [change] = location.versions.diffs("s", machine.state().seqno, 1)
+    assert staged[0].parts[0].key in change.gone
+    [again] = together(machine, c.Insert(writer_of(tokens[2]), tokens[2], staged, digest=digest))
+    assert isinstance(again, InvalidUsage), "its rows would count twice"
 
 
 def neighbours() -> list[c.Command]:

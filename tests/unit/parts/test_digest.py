@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -79,3 +80,17 @@ def test_what_lies_under_a_null_does_not_count() -> None:
 def test_a_column_without_values_does_not_count() -> None:
     assert digest(TABLE) == digest(TABLE.append_column("new", pa.nulls(ROWS, pa.string())))
     assert digest(TABLE) != digest(TABLE.append_column("new", pa.array(["x"] * ROWS)))
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_every_nan_is_the_same_value(kind: pa.DataType) -> None:
+    """What a processor makes of 0/0 has other bits than the one that JSON is read to."""
+    width = kind.bit_width // 8
+    ones = {2: "fffe", 4: "ffc00000", 8: "fff8000000000000"}[width]
+    computed = pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes.fromhex(ones)[::-1])])
+    read = pa.array([np.float16("nan") if width == 2 else float("nan")], kind)
+    assert computed.buffers()[1].to_pybytes()[:width] != read.buffers()[1].to_pybytes()[:width]
+    for wrap in (lambda a: a, lambda a: pa.ListArray.from_arrays([0, 1], a)):
+        assert digest(pa.table({"f": wrap(computed)})) == digest(pa.table({"f": wrap(read)}))
+    zeros = [pa.table({"f": pa.array([np.float16(zero) if width == 2 else zero], kind)}) for zero in (0.0, -0.0)]
+    assert digest(zeros[0]) != digest(zeros[1])
