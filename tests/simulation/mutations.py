@@ -487,13 +487,15 @@ MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_
 # Broken builds that show only where this fault strikes; seeds without it are passed over and do not count.
 NEEDED = {"staged_age_ignored": "hibernate"}
 
-# Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Scripts show
-# the same in a moment: staged_age.txt. So does tests/regressions/test_wrong_clocks.py.
+# Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
+# their own show the same in a moment: staged_age.txt, test_wrong_clocks.py and test_outcomes.py.
 RARE = {
     "staged_age_ignored",
     "frontier_not_committed",
     "heartbeats_by_the_lease_clock",
     "lost_holds_unnoticed",
+    "outcome_files_unread",
+    "sweep_by_its_own_clock",
 }
 
 
