@@ -71,15 +71,11 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class OneShard:
-    """A transport for the handles of one shard: another life of its name, after a drop, neither hears nor tells them.
+class ForwardingTransport:
+    """A transport that does what the inner one does; those around it change what they need to."""
 
-    It borrows the transport of the client, and is not closed.
-    """
-
-    def __init__(self, inner: Transport, shard: ShardId) -> None:
+    def __init__(self, inner: Transport) -> None:
         self.inner = inner
-        self.shard = shard
 
     def __repr__(self) -> str:
         return repr(self.inner)
@@ -121,15 +117,32 @@ class OneShard:
         return self.inner.receipted(name, runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
-        return self.inner.apply(name, replace(command, shard=self.shard))
+        return self.inner.apply(name, command)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
-        found = self.inner.view(name, request)
+        return self.inner.view(name, request)
+
+    def close(self) -> None:
+        """Nothing: the inner one is borrowed, and its owner closes it."""
+
+
+class OneShard(ForwardingTransport):
+    """A transport for the handles of one shard: another life of its name, after a drop, neither hears nor tells them.
+
+    It borrows the transport of the client, and is not closed.
+    """
+
+    def __init__(self, inner: Transport, shard: ShardId) -> None:
+        super().__init__(inner)
+        self.shard = shard
+
+    def apply(self, name: str, command: c.Command) -> c.Result:
+        return super().apply(name, replace(command, shard=self.shard))
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        found = super().view(name, request)
         if found.shard_id != self.shard:
             raise UnknownShard(outlived(name))
         if found.is_dropped:
             raise UnknownShard(dropped(name))
         return found
-
-    def close(self) -> None:
-        """Nothing: the client closes its transport."""

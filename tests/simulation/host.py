@@ -6,19 +6,17 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
-from blob import Blob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
+from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
-from persist.core import batch
 from persist.core import commands as c
 from persist.core.antichain import EMPTY
 from persist.core.errors import (
@@ -29,10 +27,8 @@ from persist.core.errors import (
     ShardExists,
     Unavailable,
 )
-from persist.core.ids import ShardId
 from persist.core.record import replace
 from persist.core.state import Policy
-from persist.core.view import ShardView, ViewRequest
 from tests.simulation.history import History
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, life_of
 from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
@@ -70,44 +66,12 @@ HANDLES = HandleSettings(
 WEATHER = (Unavailable, Overloaded, Indeterminate)
 
 
-class RecordingTransport:
+class RecordingTransport(ForwardingTransport):
     """The embedded transport; the oracle hears of every command before it is sent."""
 
     def __init__(self, inner: EmbeddedTransport, run: Run) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._run = run
-
-    @property
-    def blob(self) -> Blob:
-        return self.inner.blob
-
-    @property
-    def clock(self) -> Any:
-        return self.inner.clock
-
-    @property
-    def ids(self) -> Any:
-        return self.inner.ids
-
-    @property
-    def policy(self) -> Policy:
-        return self.inner.policy
-
-    @property
-    def listening_moves_since(self) -> bool:
-        return self.inner.listening_moves_since
-
-    def create(self, name: str, schema: Any) -> ShardView:
-        return self.inner.create(name, schema)
-
-    def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        return self.inner.names(prefix, after, limit)
-
-    def vouched(self, shard: ShardId, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
-        return self.inner.vouched(shard, runs)
-
-    def receipted(self, name: str, runs: tuple[batch.Run, ...]) -> tuple[batch.Run, ...]:
-        return self.inner.receipted(name, runs)
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         task = self._run.world.scheduler.current
@@ -130,12 +94,6 @@ class RecordingTransport:
         if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
-
-    def view(self, name: str, request: ViewRequest) -> ShardView:
-        return self.inner.view(name, request)
-
-    def close(self) -> None:
-        return
 
 
 def lived(shard: Shard) -> str:
