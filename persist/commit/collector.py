@@ -17,10 +17,10 @@ location.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Protocol
 
 from blob import BlobNotFound
@@ -174,25 +174,23 @@ class Collector:
             raise Corruption(f"rollup {key} of shard {state.name!r} is missing: its log is left as it is")
         return False
 
-    def _gone(self, machine: Committer, first: SeqNo, last: SeqNo) -> Iterator[str]:
-        """What the state diffs in `[first, last]` say is gone, without what the State names (nothing, if all is well).
-
-        The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
-        """
-        named = frozenset(machine.refresh().blob_keys())
-        for change in self._diffs_upto(machine.name, first, last):
-            for key in change.gone:
-                if key in named:
-                    log.error("gone but named", extra={"shard": machine.name, "blob": key})
-                else:
-                    yield key
-
     def _delete_gone(self, machine: Committer, first: SeqNo, last: SeqNo) -> int:
-        """Delete what `_gone` tells, and what bundles among it list, before these; how many blobs."""
+        """Delete what the state diffs in `[first, last]` say is gone; how many blobs.
+
+        What bundles among it list goes before these.
+        """
         bundles: list[str] = []
+        emptied: set[str] = set()
+
+        def gone() -> Iterator[str]:
+            for change in self._diffs_after(machine.name, SeqNo(first - 1)):
+                if change.seqno > last:
+                    return
+                emptied.update(change.emptied)
+                yield from change.gone
 
         def others() -> Iterator[str]:
-            for key in self._gone(machine, first, last):
+            for key in self._unnamed(machine, gone()):
                 if is_bundle_key(key):
                     bundles.append(key)
                 else:
@@ -201,16 +199,27 @@ class Collector:
         deleted = self._delete(others())
         if not bundles:
             return deleted
-        emptied = {key for change in self._diffs_upto(machine.name, first, last) for key in change.emptied}
-        deleted += self._delete(self._listed(machine, [key for key in bundles if key not in emptied]))
+        listed = self._listed(machine, [key for key in bundles if key not in emptied])
+        deleted += self._delete(self._unnamed(machine, listed))
         return deleted + self._delete(iter(bundles))
 
-    def _listed(self, machine: Committer, bundles: Sequence[str]) -> Iterator[str]:
+    def _unnamed(self, machine: Committer, keys: Iterable[str]) -> Iterator[str]:
+        """What is gone, without what the State names (nothing, if all is well).
+
+        The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
+        """
+        named = frozenset(machine.refresh().blob_keys())
+        for key in keys:
+            if key in named:
+                log.error("gone but named", extra={"shard": machine.name, "blob": key})
+            else:
+                yield key
+
+    def _listed(self, machine: Committer, bundles: Iterable[str]) -> Iterator[str]:
         """The parts that these bundles list. One that is gone was collected before, after its parts.
 
         One that is damaged tells nothing: its parts are left to the orphan sweep.
         """
-        named = frozenset(machine.refresh().blob_keys())
         for bundle in bundles:
             try:
                 with translated_but_missing():
@@ -220,11 +229,7 @@ class Collector:
             except Corruption as error:
                 log.error("damaged bundle", extra={"shard": machine.name, "blob": bundle, "why": str(error)})
                 continue
-            for key in listed:
-                if key in named:
-                    log.error("gone but named", extra={"shard": machine.name, "blob": key})
-                else:
-                    yield key
+            yield from listed
 
     def _delete(self, keys: Iterator[str]) -> int:
         """Delete blobs, several batches at a time; how many. Returns only when all are gone."""
@@ -337,9 +342,6 @@ class Collector:
             ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
             if ended and key not in named and (key in gone or not is_rollup_key(key)):
                 yield key
-
-    def _diffs_upto(self, name: str, first: SeqNo, last: SeqNo) -> Iterator[StateDiff]:
-        return takewhile(lambda change: change.seqno <= last, self._diffs_after(name, SeqNo(first - 1)))
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
         while page := self._versions.diffs(name, SeqNo(seqno + 1), SCAN_LIMIT):

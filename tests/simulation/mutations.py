@@ -65,8 +65,10 @@ def gc_ignores_leases() -> Broken:
 
 def gc_reads_beyond_its_horizon() -> Broken:
     """The collector deletes what any later state diff says is gone."""
-    real = Collector._gone
-    return patch.object(Collector, "_gone", lambda self, machine, first, last: real(self, machine, first, SeqNo(10**9)))
+    real = Collector._delete_gone
+    return patch.object(
+        Collector, "_delete_gone", lambda self, machine, first, last: real(self, machine, first, SeqNo(10**9))
+    )
 
 
 def gc_forgets_the_rollup_of_the_log() -> Broken:
