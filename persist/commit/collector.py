@@ -27,7 +27,7 @@ from blob import BlobNotFound
 from persist.commit.bundler import keys_in
 from persist.commit.place import Committer, CommitterOf, Place
 from persist.commit.silence import Silence
-from persist.commit.store_clock import StoreClock
+from persist.commit.store_clock import StoreClock, probed
 from persist.core import commands as c
 from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
@@ -98,8 +98,7 @@ class Collector:
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
-        self._store_clock = StoreClock(location.blob, location.clock, location.ids)
-        self._silence = Silence(location, self._store_clock)
+        self._silence = Silence(location, StoreClock(location.blob, location.clock, location.ids))
 
     def run(self, name: str) -> GcReport:
         """One epoch of one shard; for a dropped shard also its end. Commits nothing where there is nothing to do.
@@ -281,7 +280,8 @@ class Collector:
 
     def _finalise(self, machine: Committer, state: State) -> State:
         """The State after bounded steps towards the tombstone, or of the next life of the name, if that has begun."""
-        finalise = c.Finalise(shard=state.shard_id, store_ms=self._store_clock.now_ms())
+        # Not the time of a minute ago: tokens that were born since then would be taken for ones from the future.
+        finalise = c.Finalise(shard=state.shard_id, store_ms=probed(self._location.blob, self._location.ids))
         for _ in range(self.settings.finalise_steps_max):
             try:
                 result = machine.apply(finalise)

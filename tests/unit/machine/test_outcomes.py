@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from blob.memory import MemoryBlob
+from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.core import commands as c
@@ -160,6 +161,28 @@ def test_a_drop_ends_the_tokens_of_this_life_and_no_others_by_whichever_clock(
         machine.apply(command(token, 1))
     world.clock.advance_ms(1)
     assert machine.apply(command(minted(world.clock.now_ms(), 6), 1)) == c.Done()
+
+
+def test_a_collector_that_asked_for_the_stores_time_before_ends_the_tokens_that_came_since() -> None:
+    """It took that time again for a minute: of the tokens born since then only some were known in the next life."""
+    world = World()
+    machine, collector = world.first.machine(NAME), Collector(world.first)
+    other = memory_location(blob=world.first.blob, consensus=world.first.consensus, clock=world.clock)
+    other.machine("earlier").create(initial_state("earlier", SCHEMA, world.clock.now_ms()))
+    other.machine("earlier").apply(c.Drop())
+    collector.run("earlier")
+    tokens = []
+    for number in range(40):  # twenty of them, at least, are in a file
+        world.clock.advance_ms(1_000)
+        tokens.append(minted(world.clock.now_ms(), number))
+        machine.apply(command(tokens[-1], 1))
+    assert machine.state().outcome_files
+    machine.apply(c.Drop())
+    collector.run(NAME)
+    machine.create(initial_state(NAME, SCHEMA, world.clock.now_ms()))
+    for token in tokens:
+        with pytest.raises(OutcomeForgotten, match="or than a drop of the shard"):
+            machine.apply(command(token, 1))
 
 
 def test_time_in_which_a_commit_looks_things_up_counts_once() -> None:
