@@ -41,8 +41,8 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
     Every byte is read once and compared with its checksum; `deep`: every row is decoded too. Raises Unavailable: the
     store does not answer. Memory: `THREADS` pieces of `PIECE_BYTES`, with `deep` as many row groups.
     """
-    checks = {number: PartCheck(ShardSchema.from_record(record)) for number, record in state.schemas.items()}
     schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
+    checks = {number: PartCheck(schema) for number, schema in schemas.items()}
 
     def look(part: Part) -> str | None:
         try:
