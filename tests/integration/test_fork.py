@@ -13,7 +13,7 @@ import pytest
 
 import persist
 from persist.core.errors import InvalidUsage
-from tests.support.server import Server
+from tests.support.server import url_of
 from tests.support.waiting import WAIT_S
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -23,13 +23,10 @@ INSERTS = 25
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-@pytest.fixture(params=["embedded", "http"])
+@pytest.fixture(params=["directory", "server"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "embedded":
-        yield f"persist://{tmp_path}/d"
-        return
-    with Server(tmp_path / "d") as server:
-        yield server.url
+    with url_of(request.param, tmp_path) as url:
+        yield url
 
 
 def forked(work: Callable[[int], object]) -> list[object]:

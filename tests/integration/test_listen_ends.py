@@ -19,19 +19,15 @@ from persist.client.listen import ListenEvent
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
-from tests.support.server import Server
+from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-@pytest.fixture(params=["embedded", "http"])
+@pytest.fixture(params=["directory", "server"])
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
-    if request.param == "embedded":
-        with persist.connect(f"persist://{tmp_path}/d") as client:
-            yield client
-        return
-    with Server(tmp_path / "d") as server, persist.connect(server.url) as client:
+    with url_of(request.param, tmp_path) as url, persist.connect(url) as client:
         yield client
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import pytest
@@ -64,6 +64,14 @@ class Place:
             shard.insert([{"id": number, "v": "x"}])
         shard.attributes.update(AttributeUpdate.replace(KEY, 7))
 
+    def __enter__(self) -> Self:
+        self.http.__enter__()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.http.__exit__()
+        self.location.close()
+
     @property
     def state(self) -> State:
         return self.location.machine(NAME).refresh()
@@ -89,10 +97,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    found = Place(tmp_path)
-    with found.http:
+    with Place(tmp_path) as found:
         yield found
-    found.location.close()
 
 
 def commands(place: Place) -> list[c.Command]:

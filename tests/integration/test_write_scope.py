@@ -40,10 +40,8 @@ CLOSE_READS: list[str | c.Command] = [
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    found = Place(tmp_path)
-    with found.http:
+    with Place(tmp_path) as found:
         yield found
-    found.location.close()
 
 
 def knock(place: Place, door: str | c.Command) -> int:

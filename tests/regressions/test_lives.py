@@ -30,7 +30,7 @@ from persist.core import commands as c
 from persist.core.errors import Expired, InvalidUsage, UnknownShard
 from persist.core.ids import family_of, shard_id_of
 from persist.core.state import State
-from tests.support.server import Server
+from tests.support.server import Server, url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
 OTHER = pa.schema([pa.field("id", pa.int64()), pa.field("amount", pa.int64())])
@@ -62,11 +62,11 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
 def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[persist.Client, persist.Client]]:
     """Two clients of the same shards."""
     with (
-        Server(tmp_path / "data") if request.param == "server" else persist.connect(f"persist://{tmp_path}/data") as it
+        url_of(request.param, tmp_path) as url,
+        persist.connect(url, handles=IMPATIENT) as one,
+        persist.connect(url, handles=IMPATIENT) as other,
     ):
-        url = it.url if isinstance(it, Server) else f"persist://{tmp_path}/data"
-        with persist.connect(url, handles=IMPATIENT) as one, persist.connect(url, handles=IMPATIENT) as other:
-            yield one, other
+        yield one, other
 
 
 class Held:

@@ -14,7 +14,7 @@ import pytest
 
 import persist
 from persist.core.errors import InvalidUsage
-from tests.support.server import Server
+from tests.support.server import url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
 SMALL, LARGE = pa.table({"k": ["staged"]}), pa.table({"k": [f"{number:030}" for number in range(10_000)]})
@@ -23,11 +23,7 @@ MERGED_AFTER = 40  # inserts after which the first rows have been merged with ot
 
 @pytest.fixture(params=["directory", "server"])
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[persist.Client]:
-    if request.param == "directory":
-        with persist.connect(f"persist://{tmp_path}/data") as opened:
-            yield opened
-        return
-    with Server(tmp_path / "data") as server, persist.connect(server.url) as opened:
+    with url_of(request.param, tmp_path) as url, persist.connect(url) as opened:
         yield opened
 
 

@@ -18,7 +18,7 @@ import persist
 from persist.client.shard import HandleSettings
 from persist.client.write import WriteSettings
 from persist.core.errors import AttributeMismatch, InvalidUsage, TokenReused, UpperMismatch
-from tests.support.server import Server
+from tests.support.server import Server, url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.string())])
 VALUES = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64())])
@@ -35,11 +35,8 @@ WRITES: dict[str, Callable[[persist.Shard, Any], object]] = {
 @pytest.fixture(params=["directory", "server"])
 def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], persist.Client]]:
     """Opens one more client of the same shards."""
-    if request.param == "directory":
-        yield lambda: persist.connect(f"persist://{tmp_path}/data")
-        return
-    with Server(tmp_path / "data") as server:
-        yield lambda: persist.connect(server.url)
+    with url_of(request.param, tmp_path) as url:
+        yield lambda: persist.connect(url)
 
 
 def fail(shard: persist.Shard) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -91,3 +93,13 @@ class Server:
             self.kill()
         elif self.process.stdout is not None and not self.process.stdout.closed:
             self._ended()
+
+
+@contextmanager
+def url_of(kind: str, directory: Path) -> Iterator[str]:
+    """The URL of an empty location in the directory; `kind`: of the "directory" itself, or of a "server" over it."""
+    if kind == "directory":
+        yield f"persist://{directory}/data"
+        return
+    with Server(directory / "data") as server:
+        yield server.url
