@@ -249,6 +249,12 @@ def expect_damaged_part(host: Host, error: InvalidUsage) -> None:
     expect_damage(host)
 
 
+def expect_wrong_clock(host: Host) -> None:
+    """A token that is new is refused only if a clock was set days ahead."""
+    expect("wild_clock" in host.run.world.fired(), "clocks", "a token was refused by its age, and no clock was wrong")
+    host.run.path("token of a wrong clock")
+
+
 def me(host: Host) -> str:
     """The actor that runs now, and which life of its process it is."""
     task = host.run.world.scheduler.current

@@ -6,8 +6,8 @@ from collections import Counter
 
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.core.attribute import named_key
-from persist.core.errors import AttributeMismatch, Corruption, Expired, PersistError
-from tests.simulation.host import MAIN, WEATHER, Host, Run, expect_damage, extras_of, piped_rows
+from persist.core.errors import AttributeMismatch, Corruption, Expired, OutcomeForgotten, PersistError
+from tests.simulation.host import MAIN, WEATHER, Host, Run, expect_damage, expect_wrong_clock, extras_of, piped_rows
 from tests.simulation.oracle import expect
 from tests.simulation.writers import as_table
 
@@ -61,6 +61,8 @@ def _append(host: Host, writer: PipelinedWriter, extras: tuple[str, ...]) -> Non
         run.path("pipe broken")
     except (AttributeMismatch, Expired):
         run.path("pipe fenced")
+    except OutcomeForgotten:
+        expect_wrong_clock(host)
     except Corruption:
         expect_damage(host)
     except PersistError as error:

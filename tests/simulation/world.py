@@ -102,7 +102,7 @@ class SimClock:
 
 
 class SimIds:
-    """Ids that ascend within a process, as UUIDs of version 7 do."""
+    """UUIDs of version 7: they ascend within a process, and tell when its clock says that they were minted."""
 
     def __init__(self, clock: SimClock, seed: int) -> None:
         self._clock = clock
@@ -110,8 +110,9 @@ class SimIds:
         self._last = 0
 
     def uuid7(self) -> str:
-        self._last = max(self._last + 1, self._clock.now_ms() << 16)
-        return f"{self._last:016x}{self._random.getrandbits(64):016x}"
+        self._last = max(self._last + 1, self._clock.now_ms() << 12)
+        high = (self._last >> 12) << 16 | 0x7000 | (self._last & 0xFFF)
+        return f"{high:016x}{0b10 << 62 | self._random.getrandbits(62):016x}"
 
 
 class SimBackground:

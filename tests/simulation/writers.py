@@ -17,6 +17,7 @@ from persist.core.errors import (
     Expired,
     Indeterminate,
     InvalidUsage,
+    OutcomeForgotten,
     Overloaded,
     Unavailable,
     UpperMismatch,
@@ -31,6 +32,7 @@ from tests.simulation.host import (
     Host,
     expect_damage,
     expect_damaged_part,
+    expect_wrong_clock,
     extras_of,
     lived,
     me,
@@ -100,6 +102,9 @@ def attempted(host: Host, write: Write) -> Iterator[Token | None]:
     except Expired:
         write.answer = "unknown"
         run.path("write expired")
+    except OutcomeForgotten:
+        expect_wrong_clock(host)
+        write.answer = "refused"
     except Corruption:
         expect_damage(host)
         write.answer = "unknown"
@@ -159,6 +164,9 @@ def retried(host: Host, write: Write, again: Callable[[Token], c.Appended | None
         except Expired:
             host.run.path("retry expired")
             return
+        except OutcomeForgotten:  # what has landed would be answered
+            expect_wrong_clock(host)
+            write.answer = "refused"
         except Corruption:
             expect_damage(host)
         except InvalidUsage as error:
