@@ -1,43 +1,72 @@
-"""How many seeds each broken build survives: `python -m tests.simulation.controls [first_seed [seeds_max]]`."""
+"""Which seed shows each broken build: `python -m tests.simulation.controls [first_seed [seeds_max]]`.
+
+`caught.txt` remembers the seed that showed each one last, so that tests begin there. A change of the code deals other
+runs to the seeds; then the search goes on from seed 0. `--write` makes the file anew.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import multiprocessing
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests.simulation.mutations import MEANT_FOR, MUTATIONS, NEEDED, mutated
 from tests.simulation.runner import Plan, run_plan
 
 SEEDS_MAX = 500
+REMEMBERED = Path(__file__).with_name("caught.txt")
 
 
-def caught(name: str, first: int = 0, seeds_max: int = SEEDS_MAX) -> tuple[int, str]:
-    """Seeds until the broken build was caught (0: never), and the check that caught it."""
-    plans = (Plan.of(seed) for seed in itertools.count(first))
-    needed = (plan for plan in plans if NEEDED.get(name) in (None, *plan.faults))
+def remembered() -> dict[str, int]:
+    """The seed that showed each broken build when the file was made; those that no seed showed are not in it."""
+    lines = (line.split() for line in REMEMBERED.read_text().splitlines() if not line.startswith("#"))
+    return {name: int(seed) for name, seed, _ in lines if seed != "never"}
+
+
+def caught(name: str, first: int | None = None, seeds_max: int = SEEDS_MAX) -> tuple[int | None, str]:
+    """The first seed that catches the broken build (None: no seed does), and the check that caught it.
+
+    Without `first` the remembered seed is tried, then those from 0 on.
+    """
     with mutated(name):
-        for count, plan in enumerate(itertools.islice(needed, seeds_max), 1):
-            outcome = run_plan(plan)
+        for seed in itertools.islice(_seeds(name, first), seeds_max):
+            outcome = run_plan(Plan.of(seed))
             if outcome.violation is None or outcome.check == "vacuity":  # that tells of the run, not of the build
                 continue
             if MEANT_FOR.get(name) in (None, outcome.check):
-                return count, outcome.check
-    return 0, ""
+                return seed, outcome.check
+    return None, ""
+
+
+def _seeds(name: str, first: int | None) -> Iterator[int]:
+    known = remembered().get(name) if first is None else None
+    if known is not None:
+        yield known
+    for seed in itertools.count(first or 0):
+        if NEEDED.get(name) in (None, *Plan.of(seed).faults):
+            yield seed
 
 
 def main() -> int:
-    first = int(sys.argv[1]) if len(sys.argv) > 1 else 0
-    seeds_max = int(sys.argv[2]) if len(sys.argv) > 2 else SEEDS_MAX
-    names = list(MUTATIONS)
-    missed = 0
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.controls", description=__doc__)
+    parser.add_argument("first", type=int, nargs="?", help="begin here, whatever is remembered")
+    parser.add_argument("seeds_max", type=int, nargs="?", default=SEEDS_MAX)
+    parser.add_argument("--write", action="store_true", help="remember what is found")
+    options = parser.parse_args()
+    lines = []
     with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        tasks = [(name, pool.apply_async(caught, (name, first, seeds_max))) for name in names]
+        tasks = [(name, pool.apply_async(caught, (name, options.first, options.seeds_max))) for name in MUTATIONS]
         for name, task in tasks:
-            count, check = task.get()
-            missed += not count
-            print(f"| `{name}` | {count or 'never'} | {check} |", flush=True)
-    return 1 if missed else 0
+            seed, check = task.get()
+            lines.append(f"{name} {'never' if seed is None else seed} {check or '-'}")
+            print(lines[-1], flush=True)
+    if options.write:
+        head = "# broken build, seed that showed it, check that caught it: python -m tests.simulation.controls --write"
+        REMEMBERED.write_text("\n".join([head, *lines]) + "\n")
+    return 1 if any(" never " in line for line in lines) else 0
 
 
 if __name__ == "__main__":

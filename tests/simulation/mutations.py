@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pyarrow.compute as pc
 
 import compactor.orphans
+import persist.client.listen
 import persist.client.pipelined
 import persist.client.retry
 import persist.client.snapshot
@@ -188,7 +189,7 @@ def since_ignores_leased_readers() -> Broken:
 
 
 def listen_downgrades_before_reading() -> Broken:
-    """A listener gives up its hold on the updates that it is about to read, and is slow to read them."""
+    """A listener gives up its hold on the updates that it is about to read, is slow, and does not ask what is left."""
     real = Listen.next_events
 
     def next_events(self: Listen, timeout_s: float) -> Iterator[Any]:
@@ -200,7 +201,7 @@ def listen_downgrades_before_reading() -> Broken:
             lease.keep()
         yield from real(self, timeout_s)
 
-    return patch.object(Listen, "next_events", next_events)
+    return every(patch.object(Listen, "next_events", next_events), patch.object(persist.client.listen, "check_held"))
 
 
 def listen_moves_before_reading() -> Broken:

@@ -21,7 +21,7 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.ids import family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
 from persist.core.keys import is_bundle_key, is_part_key, part_id_of, shard_of
-from persist.core.outcomes import RETIRED, Outcome
+from persist.core.outcomes import ENDED, RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth
@@ -391,6 +391,6 @@ def _landed(old: State, change: state_diff.StateDiff) -> dict[str, WriterState |
         if entry.token is not None and (before is None or before.token != entry.token):
             fresh[str(entry.token)] = entry
     for key, outcome in (change.outcomes.set if change.outcomes else {}).items():
-        if outcome.digest != RETIRED:
+        if outcome.digest not in (RETIRED, ENDED):  # these tell of what landed before
             fresh[f"i{key}"] = outcome
     return fresh

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.simulation.batch import run_here
-from tests.simulation.controls import caught
+from tests.simulation.controls import caught, remembered
 from tests.simulation.mutations import MUTATIONS, RARE
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
@@ -82,9 +82,13 @@ def test_every_seed_keeps_every_promise(seeds: range) -> None:
     ],
 )
 def test_a_broken_build_is_caught(mutation: str) -> None:
-    count, check = caught(mutation)
-    print(f"{mutation}: caught by {check!r} after {count} seeds")
-    assert count, f"{mutation} survives"
+    seed, check = caught(mutation)
+    print(f"{mutation}: caught by {check!r} at seed {seed}")
+    assert seed is not None, f"{mutation} survives"
+
+
+def test_every_broken_build_has_a_seed_to_begin_with() -> None:
+    assert MUTATIONS.keys() - RARE <= remembered().keys() <= MUTATIONS.keys()
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
