@@ -47,8 +47,8 @@ class Listen:
 
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
     is closed, and when a `for` loop over it is left. A listener that is only polled and then forgotten lapses.
-    Both raise Expired (the lease lapsed or the shard was dropped: listen anew from `frontier`), before they give
-    anything that may be wrong, Unavailable (retrying is safe) and Corruption.
+    Both raise Expired (the lease lapsed: listen anew from `frontier`) and UnknownShard (the shard was dropped), before
+    they give anything that may be wrong, Unavailable (retrying is safe) and Corruption.
     """
 
     def __init__(

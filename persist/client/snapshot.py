@@ -100,7 +100,8 @@ class ReadLease:
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
         """Give up reads before `since`, and States before `seqno`. The shard's since follows, but never beyond the
 
-        latest complete time. Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
+        latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
+        Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
         """
         self._give_up(since, seqno, c.DowngradeSince(self.reader, since, seqno))
 
@@ -167,7 +168,7 @@ class SnapshotSplit:
 
         `transport` is that of a client, `Client.transport`; `keeps` leaves row groups out by their statistics, as
         `PartReader` says; `batch_rows` is as `read_range` says. Memory is bounded by `settings.memory_bytes`.
-        Raises Expired (the snapshot's lease lapsed), UnknownShard (the shard was dropped, and its name used again),
+        Raises Expired (the snapshot's lease lapsed), UnknownShard (the shard was dropped),
         Corruption (a part is damaged or missing).
         """
         if self.shard_id is not None:

@@ -14,7 +14,7 @@ from persist.core.ids import IdSource
 from persist.core.keys import outcomes_key
 from persist.core.outcomes import Outcome, OutcomeFile, births, key_of, to_merge
 from persist.core.state import Policy, State
-from persist.core.transitions.outcomes import Written, flush_is_due, is_alone, is_outlived
+from persist.core.transitions.outcomes import Written, flush_is_due, is_alone, is_outlived, to_flush
 from persist.formats.outcome_frames import HEADER_BYTES, PREFIX_BYTES, decode, encode, places, read_prefixes
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -47,7 +47,7 @@ class OutcomeFiles:
         """
         if not flush_is_due(state, policy):
             return None
-        outcomes = dict(state.outcomes)
+        outcomes = to_flush(state)
         if len(outcomes) < policy.outcomes_flush_at:
             return c.FlushOutcomes((), (), None, self._store_ms(state, policy))
         merged = to_merge(state.outcome_files, len(outcomes), state.lease_now_ms, policy.outcome_kept_ms)

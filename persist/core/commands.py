@@ -223,7 +223,8 @@ class HeartbeatReader(ReadCommand, frozen=True):
 class DowngradeSince(ReadCommand, frozen=True):
     """Move a reader's holds forward to `since` and `seqno`, and the shard's since to the meet. -> SinceDowngraded
 
-    The reader vouches that it needs no State before `seqno` any more. Extends the lease.
+    The reader vouches that it needs no State before `seqno` any more. Extends the lease. At `[]` it holds no time any
+    more, and the shard's since goes by the other readers.
     """
 
     reader: _Reader

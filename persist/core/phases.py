@@ -37,10 +37,6 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),
     c.Recreate: frozenset({Phase.TOMBSTONE}),
-    # Whoever held something of a dropped shard hears that it is gone.
-    c.HeartbeatReader: BEFORE_TOMBSTONE,
-    c.DowngradeSince: BEFORE_TOMBSTONE,
-    c.MoveHold: BEFORE_TOMBSTONE,
     c.Drop: EVER,
     # What was begun before the drop may end.
     c.FlushAttributes: BEFORE_TOMBSTONE,

@@ -247,12 +247,14 @@ def at_level(state: State, level: int) -> State:
 
 
 def held_since(state: State) -> Antichain:
-    """The meet of what all readers hold; without readers the shard's since as it is.
+    """The meet of what all readers hold; the shard's since as it is, where nobody holds anything.
 
     A leased hold beyond the latest complete time counts as that time. Its reader waits for times to come, or mistook
-    the unit: the others still read what there is.
+    the unit: the others still read what there is. A lease at `[]` holds nothing, as one that has lapsed: it cannot
+    close the shard to reads.
     """
-    holds = [_reached(r.since, state.upper) for r in state.leased_readers.values()]
+    leased = (r.since for r in state.leased_readers.values() if not r.since.is_empty)
+    holds = [_reached(since, state.upper) for since in leased]
     holds += [r.since for r in state.critical_readers.values()]
     return meet(holds) if holds else state.since
 

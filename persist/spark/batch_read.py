@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from persist.client.expanding import expanded, first_negative
 from persist.client.snapshot import ReadLease, SnapshotSplit, check_held, wait_for_upper
+from persist.client.transport import OneShard
 from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
 from persist.core.view import ViewRequest
@@ -108,7 +109,7 @@ class ChangesReader(DataSourceReader):
         if upper <= frontier(lower):
             return [InputPartition(None)]
         interval = Interval(lower, upper, starting is None)
-        transport = executors.transport(target.connection)
+        transport = OneShard(executors.transport(target.connection), view.shard_id)
         lease = ReadLease.open(transport, target.shard, interval.held, "spark changes", target.connection.handles.read)
         try:
             if ending is None:

@@ -12,11 +12,11 @@ from pyspark.sql.types import StructType
 
 from persist.client.expanding import expanded, first_negative
 from persist.client.snapshot import ReadLease, ReadSettings, kept, leased_blobs, part_reader
-from persist.client.transport import Transport
+from persist.client.transport import OneShard, Transport
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part
 from persist.core.errors import InvalidUsage
-from persist.core.ids import ReaderId
+from persist.core.ids import ReaderId, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, KeyRange, ShardSchema
@@ -64,9 +64,14 @@ class ChangesSplit:
     reader: ReaderId
     settings: ReadSettings
     columns: tuple[str, ...]
+    shard_id: ShardId
 
     def read(self, transport: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
-        """The updates, consolidated: the columns, `__time` and `__diff`. Expired when the lease lapsed."""
+        """The updates, consolidated: the columns, `__time` and `__diff`.
+
+        Raises Expired (the lease lapsed), UnknownShard (the shard was dropped), Corruption.
+        """
+        transport = OneShard(transport, self.shard_id)
         lease = ReadLease(transport, self.shard, self.reader, self.settings)
         lease.check()
         keeps = None if wanted is None else wanted.may_match
@@ -115,7 +120,16 @@ def plan_changes(
     for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted, lease):
         parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
-            target.shard, interval, one, parts, view.schema_id, view.schemas, lease.reader, settings, columns
+            target.shard,
+            interval,
+            one,
+            parts,
+            view.schema_id,
+            view.schemas,
+            lease.reader,
+            settings,
+            columns,
+            view.shard_id,
         )
         splits.append(ChangesPartition(split))
     return splits

@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.snapshot import ReadLease, ReadSettings, SnapshotSplit, check_held, kept, part_reader
+from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
-from persist.core.ids import ReaderId, Token
+from persist.core.ids import ReaderId, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, consolidate
@@ -46,32 +47,45 @@ class Base:
     upper: int
     reader: ReaderId
     schema_id: int
+    shard_id: ShardId
 
     @classmethod
     def take(cls, target: Target, view: ShardView) -> Base:
         """Raises InvalidUsage when the shard is closed to writes."""
         if view.upper.element is None:
             raise InvalidUsage(f"shard {target.shard!r} is closed: nothing in it can be replaced")
-        transport = executors.transport(target.connection)
+        transport = OneShard(executors.transport(target.connection), view.shard_id)
         held = Antichain(max(view.upper.element - 1, view.since.element or 0))
         lease = ReadLease.open(transport, target.shard, held, "spark replace", target.connection.handles.read)
-        return cls(view.upper.element, lease.reader, view.schema_id)
+        return cls(view.upper.element, lease.reader, view.schema_id, view.shard_id)
+
+    def transport(self, target: Target) -> OneShard:
+        """Of this process, to the shard that the job began with. It raises UnknownShard once that was dropped."""
+        return OneShard(executors.transport(target.connection), self.shard_id)
 
     def lease(self, target: Target) -> ReadLease:
-        transport = executors.transport(target.connection)
-        return ReadLease(transport, target.shard, self.reader, target.connection.handles.read)
+        return ReadLease(self.transport(target), target.shard, self.reader, target.connection.handles.read)
 
     def before(self, target: Target, key_range: KeyRange) -> Iterator[pa.Table]:
-        """The contents at the base, in key order: all columns and `__diff`."""
+        """The contents at the base, in key order: all columns and `__diff`. Raises what reading a split may."""
         if self.upper == 0:
             return
-        transport = executors.transport(target.connection)
+        transport = self.transport(target)
         view = transport.view(target.shard, ViewRequest())
         as_of = self.upper - 1
         runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
         settings = target.connection.handles.read
         split = SnapshotSplit(
-            target.shard, as_of, key_range, runs, view.schema_id, view.schemas, self.reader, settings, None
+            target.shard,
+            as_of,
+            key_range,
+            runs,
+            view.schema_id,
+            view.schemas,
+            self.reader,
+            settings,
+            None,
+            self.shard_id,
         )
         yield from split.read(transport)
 
@@ -110,7 +124,8 @@ class Replacement:
         """Commit `runs` with retractions: of the whole shard (`claims` None), or of what others wrote under them.
 
         Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
-        won every one of `TRIES_MAX` races. Nothing is changed then.
+        won every one of `TRIES_MAX` races, Expired when the base's lease lapsed, UnknownShard when the shard was
+        dropped. Nothing is changed then.
         """
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
@@ -123,7 +138,7 @@ class Replacement:
             self._check_claims(claims)
         seen = self.base.upper
         for _ in range(TRIES_MAX):
-            upper = executors.view_of(target).upper.element
+            upper = self.base.transport(target).view(target.shard, ViewRequest(with_batches=False)).upper.element
             if upper is None:
                 raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
             if upper > seen:
@@ -170,7 +185,7 @@ class Replacement:
 
     def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
         """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
-        transport = executors.transport(self.target.connection)
+        transport = self.base.transport(self.target)
         view = transport.view(self.target.shard, ViewRequest(lower=Antichain(lower)))
         check_held(view, max(lower - 1, 0))
         _, reader = part_reader(transport, view, self._settings)

@@ -18,6 +18,7 @@ from persist.client.connect import Client
 from persist.client.listen import ListenEvent
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
+from persist.core.antichain import EMPTY
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
@@ -105,6 +106,22 @@ def test_a_listener_that_goes_on_holds_what_it_needs(client: Client) -> None:
             shard.drop()
         shard.insert([{"id": 2}])
         assert sum(event.updates.num_rows for event in listen.next_events(WAIT_S)) == 1
+    shard.drop()
+
+
+def test_a_lease_that_is_moved_to_the_end_closes_the_shard_to_nobody(client: Client) -> None:
+    """Who listened to the end of a life of their own, and said so, closed the shard to everybody's reads for ever."""
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    for _ in range(2):
+        with closing(shard.open_reader()) as reader:
+            for _ in range(2):
+                reader.downgrade(EMPTY, reader.seqno)
+                reader.move(EMPTY, reader.seqno)
+            assert shard.snapshot(0).to_arrow().num_rows == 1
+        assert shard.since().element == 0
+        shard.advance_upper(None)  # the second time all of it is complete
+    assert shard.snapshot().to_arrow().num_rows == 1
     shard.drop()
 
 

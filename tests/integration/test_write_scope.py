@@ -83,6 +83,18 @@ def test_a_listener_that_reaches_the_end_of_a_closed_shard_does_not_drop_it(plac
     assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
 
 
+@pytest.mark.parametrize("scope", ["read", "write"])
+def test_no_leased_reader_closes_a_shard_to_reads(place: Place, scope: str) -> None:
+    """One command of the scope `write` did, where nobody else held anything: for everybody, for ever."""
+    place.sent(scope, c.RegisterReader(READER, None, 60_000))
+    place.sent(scope, c.RegisterReader(OTHER, EMPTY, 60_000))
+    for reader in (READER, OTHER, READER):
+        for command in (c.MoveHold, c.DowngradeSince):
+            told = place.sent(scope, command(reader, EMPTY, FAR))
+            assert told == c.SinceDowngraded(EMPTY, Antichain(0))
+    assert place.call("read", "GET", f"/v1/shards/{NAME}/snapshot?format=ndjson").status_code == 200
+
+
 def test_a_hold_beyond_the_upper_takes_no_history_from_others(place: Place) -> None:
     """A listener with times of a wrong unit took since with it, without force: all history was unreadable for good."""
     place.sent("write", c.RegisterReader(READER, Antichain(BEYOND), 60_000))

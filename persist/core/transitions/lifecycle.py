@@ -74,7 +74,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.
-        outcomes=of_ended_life(state, store_ms, context.lease_now_ms),
+        outcomes=of_ended_life(state, store_ms, context),
         outcome_files=(),
         forgotten_ms=max(state.forgotten_ms, min(max(born, default=0), store_ms)),
         tombstone=True,

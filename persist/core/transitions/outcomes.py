@@ -83,13 +83,15 @@ def is_retired(state: State, writer: WriterId, context: Context) -> bool:
     return outcome_of(state, key_of(writer), context) is not None or (born is not None and born <= state.forgotten_ms)
 
 
-def of_ended_life(state: State, store_ms: int, now_ms: int) -> dict[str, Outcome]:
+def of_ended_life(state: State, store_ms: int, context: Context) -> dict[str, Outcome]:
     """What the next life of the name must know of minted tokens that were born later than the store's time.
 
-    Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead.
+    Their makers' clocks are ahead, by seconds mostly. At most `ENDED_MAX`, those that are the least ahead. They stay in
+    the State, so they are fewer than a flush waits for.
     """
+    kept_max = min(ENDED_MAX, context.policy.outcomes_flush_at // 2)
     ahead = ((born, key) for key in state.outcomes if (born := born_ms(key)) is not None and born > store_ms)
-    return {key: Outcome(EMPTY, EMPTY, ENDED, now_ms) for _, key in sorted(ahead)[:ENDED_MAX]}
+    return {key: Outcome(EMPTY, EMPTY, ENDED, context.lease_now_ms) for _, key in sorted(ahead)[:kept_max]}
 
 
 def retired(state: State, writers: Iterable[WriterId], now_ms: int) -> State:
@@ -136,10 +138,16 @@ def is_outlived(file: OutcomeFile, now_ms: int, policy: Policy) -> bool:
     return now_ms - file.last_ms > policy.outcome_kept_ms
 
 
+def to_flush(state: State) -> dict[str, Outcome]:
+    """The outcomes that may go to a file. What an ended life has left stays: the next drop carries it on."""
+    return {key: outcome for key, outcome in state.outcomes.items() if outcome.digest != ENDED}
+
+
 def flush_is_due(state: State, policy: Policy) -> bool:
     """Whether outcomes of the State should be moved to a file, or a file has been kept long enough."""
-    outlived = any(is_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files)
-    return outlived or len(state.outcomes) >= policy.outcomes_flush_at
+    if any(is_outlived(file, state.lease_now_ms, policy) for file in state.outcome_files):
+        return True
+    return len(state.outcomes) >= policy.outcomes_flush_at and len(to_flush(state)) >= policy.outcomes_flush_at
 
 
 def _last(writer: WriterState, now_ms: int) -> Outcome:

@@ -50,9 +50,9 @@ def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tup
 
 
 def downgrade_since(state: State, command: c.DowngradeSince, context: Context) -> tuple[State, c.SinceDowngraded]:
+    """Since is what the holds say, also where this one stays: `MoveHold` moves a hold and leaves since behind."""
     following, moved = move_hold(state, command, context)
-    if following is not state:
-        following = _with_since_recomputed(following, context)
+    following = _with_since_recomputed(following, context)
     return following, c.SinceDowngraded(moved.reader_since, following.since)
 
 
@@ -116,13 +116,13 @@ def expire_critical(state: State, command: c.ExpireCriticalReader, context: Cont
 def _with_since_recomputed(state: State, context: Context) -> State:
     """Since as those hold it whose leases have not lapsed: the next downgrade may be long in coming.
 
-    It stays where it would drop the shard: the listeners of a closed shard reach its end, and only that.
+    It stays where it would drop the shard, which only a drop does.
     """
-    state = without_lapsed_readers(state, context.lease_now_ms)
-    since: Antichain = max(state.since, held_since(state))
+    live = without_lapsed_readers(state, context.lease_now_ms)
+    since: Antichain = max(state.since, held_since(live))
     if since == state.since or (since.is_empty and state.upper.is_empty):
         return state
-    return replace(state, since=since)
+    return replace(live, since=since)
 
 
 def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:

@@ -75,6 +75,7 @@ class Model:
         if self.upper != expected:
             raise Refused("upper_mismatch")
         if expected != upper:
+            self._check_end(upper)
             self._push(known, token, upper, updates)
         return (expected, upper)
 
@@ -89,6 +90,7 @@ class Model:
             return (lower, upper)
         if self.upper < lower:
             raise Refused("upper_mismatch")
+        self._check_end(upper)
         self._push(known, token, upper, [update for update in updates if update[1] >= self.upper])
         return known.answer
 
@@ -120,6 +122,7 @@ class Model:
         self._open()
         if upper <= self.upper:
             return (upper, upper)
+        self._check_end(upper)
         before, self.upper = self.upper, upper
         return (before, upper)
 
@@ -153,10 +156,18 @@ class Model:
     def expire_reader(self, reader: str) -> None:
         self.readers.pop(reader, None)
 
-    def downgrade(self, reader: str, since: float, is_noted: bool) -> None:
+    def move_hold(self, reader: str, since: float) -> tuple[float, float]:
+        self._alive()
+        if reader not in self.readers:
+            raise Refused("expired")
+        self._check_reached(self.readers[reader], since)
         self.readers[reader] = max(self.readers[reader], since)
-        if is_noted:
-            self._recompute()
+        return (self.readers[reader], self.since)
+
+    def downgrade(self, reader: str, since: float) -> tuple[float, float]:
+        self.move_hold(reader, since)
+        self._recompute()
+        return (self.readers[reader], self.since)
 
     def register_critical(self, reader: str, opaque: str) -> tuple[float, str, float]:
         self._open()
@@ -174,7 +185,9 @@ class Model:
         if not retried:
             if held != expected:
                 raise Refused("opaque_mismatch")
-            if not force and max(held_since, self.upper) < since:
+            if not force:
+                self._check_reached(held_since, since)
+            if since > held_since and since == self.upper == CLOSED:
                 raise Refused("invalid_usage")
             self.critical[reader] = (max(held_since, since), opaque)
             self._recompute()
@@ -186,11 +199,23 @@ class Model:
                 raise Refused("opaque_mismatch")
             del self.critical[reader]
 
+    def _check_reached(self, held: float, since: float) -> None:
+        if since != CLOSED and max(held, self.upper) < since:
+            raise Refused("invalid_usage")
+
     def _recompute(self) -> None:
-        leased = [min(since, max(self.upper - 1, 0)) for since in self.readers.values()]
-        self.since = max(self.since, min([*leased, *(since for since, _ in self.critical.values())]))
+        """A lease holds at most the latest complete time, and at the end nothing. Only a drop closes both frontiers."""
+        leased = [min(since, max(self.upper - 1, 0)) for since in self.readers.values() if since != CLOSED]
+        held = min([*leased, *(since for since, _ in self.critical.values())], default=self.since)
+        if not held == self.upper == CLOSED:
+            self.since = max(self.since, held)
 
     # --- the end
+
+    def _check_end(self, upper: float) -> None:
+        """Only a drop closes both frontiers."""
+        if upper == self.since == CLOSED:
+            raise Refused("invalid_usage")
 
     def drop(self, force: bool) -> None:
         if self.upper == self.since == CLOSED:

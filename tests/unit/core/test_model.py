@@ -31,9 +31,10 @@ readers = st.sampled_from(READERS)
 criticals = st.sampled_from(CRITICAL)
 aheads = st.sampled_from([1, 1, 1, 1, 0, -1])  # of a token to its writer's last one: new, a retry, too old
 opaques = st.sampled_from("ab")
-times = st.integers(0, 25)
+sinces = st.sampled_from([*range(9), *range(4), 25, CLOSED, CLOSED])
 keys = st.sampled_from("xyz")
 diffs = st.sampled_from([1, 1, 1, -1, 2])
+aheads_of_upper = st.sampled_from([*[-1, 0, 1, 2, 5] * 3, CLOSED])
 lengths = st.sampled_from([*[0, 1, 1, 2, 3, 5] * 5, CLOSED])
 offsets = st.lists(st.tuples(keys, st.integers(0, 4), diffs), max_size=6)
 rows = st.lists(st.tuples(keys, diffs), min_size=1, max_size=3)
@@ -47,16 +48,15 @@ def number(held: Antichain) -> float:
     return CLOSED if held.element is None else held.element
 
 
-class ShardAgainstModel(RuleBasedStateMachine):
-    @initialize(inline=st.booleans())
-    def create(self, inline: bool) -> None:
+class HoldsAgainstModel(RuleBasedStateMachine):
+    """What moves since: every path by which holds come, move and go, on a shard without rows."""
+
+    @initialize()
+    def create(self) -> None:
         self.shard = Shard(Policy(finalise_batches_per_step=2))
         self.model = Model()
-        self.inline = inline
-        self.contents: dict[str, list[Update]] = {}  # the rows of every part ever made, by part id
-        self.merges: list[c.MergeResult] = []  # prepared, to be applied later or again
-        self.register_writer(WRITERS[0])
         self.register_reader(READERS[0], 0)
+        self.advance_upper(5)
 
     # --- what both are told
 
@@ -68,6 +68,97 @@ class ShardAgainstModel(RuleBasedStateMachine):
             expected = refused.kind
         [result] = self.shard.commit(command)
         assert (result.kind if isinstance(result, PersistError) else seen(result)) == expected
+
+    def behind(self, by: int) -> float:
+        """A time near the upper; near zero once the shard is closed."""
+        return max(0, (0 if self.model.upper == CLOSED else self.model.upper) - by)
+
+    @rule(ahead=aheads_of_upper)
+    def advance_upper(self, ahead: int) -> None:
+        time = self.behind(-ahead)
+        self.told(c.AdvanceUpper(frontier(time)), lambda: self.model.advance_upper(time), appended)
+
+    @rule(reader=readers, since=st.none() | sinces)
+    def register_reader(self, reader: ReaderId, since: float | None) -> None:
+        self.told(
+            c.RegisterReader(reader, None if since is None else frontier(since), LEASE_MS),
+            lambda: self.model.register_reader(reader, since),
+            lambda r: number(r.since),
+        )
+
+    @rule(reader=readers)
+    def heartbeat_reader(self, reader: ReaderId) -> None:
+        self.told(c.HeartbeatReader(reader), lambda: self.model.heartbeat_reader(reader), lambda r: None)
+
+    @rule(reader=readers)
+    def expire_reader(self, reader: ReaderId) -> None:
+        self.told(c.ExpireReader(reader), lambda: self.model.expire_reader(reader), lambda r: None)
+
+    @rule(reader=readers, since=sinces, seqno=st.integers(1, 100))
+    def downgrade_since(self, reader: ReaderId, since: float, seqno: int) -> None:
+        command = c.DowngradeSince(reader, frontier(since), SeqNo(seqno))
+        self.told(command, lambda: self.model.downgrade(reader, since), downgraded)
+
+    @rule(reader=readers, since=sinces, seqno=st.integers(1, 100))
+    def move_hold(self, reader: ReaderId, since: float, seqno: int) -> None:
+        command = c.MoveHold(reader, frontier(since), SeqNo(seqno))
+        self.told(command, lambda: self.model.move_hold(reader, since), downgraded)
+
+    @rule(reader=criticals, opaque=opaques)
+    def register_critical(self, reader: CriticalReaderId, opaque: str) -> None:
+        command = c.RegisterCriticalReader(reader, opaque)
+        self.told(command, lambda: self.model.register_critical(reader, opaque), critical)
+
+    @rule(reader=criticals, expected=opaques, opaque=opaques, since=sinces, force=st.booleans())
+    def downgrade_critical(
+        self, reader: CriticalReaderId, expected: str, opaque: str, since: float, force: bool
+    ) -> None:
+        self.told(
+            c.CompareAndDowngradeSince(reader, expected, opaque, frontier(since), force),
+            lambda: self.model.downgrade_critical(reader, expected, opaque, since, force),
+            critical,
+        )
+
+    @rule(reader=criticals, expected=opaques)
+    def expire_critical(self, reader: CriticalReaderId, expected: str) -> None:
+        command = c.ExpireCriticalReader(reader, expected)
+        self.told(command, lambda: self.model.expire_critical(reader, expected), lambda r: None)
+
+    @rule(passed=st.sampled_from([1, LEASE_MS // 4, LEASE_MS // 2, LEASE_MS + 1]))
+    def tick(self, passed: int) -> None:
+        """Leases that lapsed are gone; what they held is not forgotten by that."""
+        self.shard.now_ms += passed
+        before = self.shard.state
+        self.shard.expire_lapsed()
+        after = self.shard.state
+        assert (after.trace, after.since, after.critical_readers) == (
+            before.trace,
+            before.since,
+            before.critical_readers,
+        )
+        for gone in set(before.leased_readers) - set(after.leased_readers):
+            assert before.leased_readers[gone].lapsed(self.shard.now_ms)
+            del self.model.readers[gone]
+        for lapsed in set(before.writers) - set(after.writers):
+            self.model.expire_writer(lapsed)
+
+    @invariant()
+    def frontiers_agree(self) -> None:
+        state = self.shard.state
+        assert (number(state.upper), number(state.since)) == (self.model.upper, self.model.since)
+        assert state.tombstone == self.model.tombstone
+
+
+class ShardAgainstModel(HoldsAgainstModel):
+    @initialize(inline=st.booleans())
+    def create(self, inline: bool) -> None:  # type: ignore[override]
+        self.shard = Shard(Policy(finalise_batches_per_step=2))
+        self.model = Model()
+        self.inline = inline
+        self.contents: dict[str, list[Update]] = {}  # the rows of every part ever made, by part id
+        self.merges: list[c.MergeResult] = []  # prepared, to be applied later or again
+        self.register_writer(WRITERS[0])
+        self.register_reader(READERS[0], 0)
 
     def token(self, writer: WriterId, ahead: int) -> Token:
         known = self.model.writers.get(writer)
@@ -145,10 +236,6 @@ class ShardAgainstModel(RuleBasedStateMachine):
             appended,
         )
 
-    def behind(self, by: int) -> float:
-        """A time near the upper; near zero once the shard is closed."""
-        return max(0, (0 if self.model.upper == CLOSED else self.model.upper) - by)
-
     @staticmethod
     def within(lower: float, upper: float, data: list[tuple[str, int, int]]) -> list[Update]:
         return [(key, int(lower) + offset, diff) for key, offset, diff in data if lower + offset < upper]
@@ -162,64 +249,6 @@ class ShardAgainstModel(RuleBasedStateMachine):
         expected = self.model.insert_together([(str(writer), str(token), held) for writer, token, held in told])
         results = self.shard.commit(*commands)
         assert [r.kind if isinstance(r, PersistError) else appended(r) for r in results] == expected
-
-    @rule(ahead=st.sampled_from([-1, 0, 1, 2, 5]))
-    def advance_upper(self, ahead: int) -> None:
-        time = self.behind(-ahead)
-        self.told(c.AdvanceUpper(frontier(time)), lambda: self.model.advance_upper(time), appended)
-
-    @rule(reader=readers, since=st.none() | times)
-    def register_reader(self, reader: ReaderId, since: int | None) -> None:
-        self.told(
-            c.RegisterReader(reader, None if since is None else Antichain(since), LEASE_MS),
-            lambda: self.model.register_reader(reader, since),
-            lambda r: number(r.since),
-        )
-
-    @rule(reader=readers)
-    def heartbeat_reader(self, reader: ReaderId) -> None:
-        self.told(c.HeartbeatReader(reader), lambda: self.model.heartbeat_reader(reader), lambda r: None)
-
-    @rule(reader=readers)
-    def expire_reader(self, reader: ReaderId) -> None:
-        self.told(c.ExpireReader(reader), lambda: self.model.expire_reader(reader), lambda r: None)
-
-    @rule(reader=readers, since=times, seqno=st.integers(1, 100))
-    def downgrade_since(self, reader: ReaderId, since: int, seqno: int) -> None:
-        before, held = self.shard.state, self.model.readers.get(reader, 0)
-        [result] = self.shard.commit(c.DowngradeSince(reader, Antichain(since), SeqNo(seqno)))
-        if isinstance(result, c.SinceDowngraded):
-            # A hold that stays where it is, soon after the last heartbeat, is not worth a commit.
-            is_noted = self.shard.state is not before
-            assert is_noted or since <= held
-            self.model.downgrade(reader, since, is_noted)
-            assert number(result.reader_since) == self.model.readers[reader]
-            assert number(result.shard_since) == self.model.since
-            return
-        assert isinstance(result, PersistError)
-        if result.kind == "invalid_usage":
-            assert max(self.model.readers[reader], self.model.upper) < since
-        else:
-            assert result.kind == ("unknown_shard" if self.model.tombstone else "expired")
-            assert reader not in self.model.readers
-
-    @rule(reader=criticals, opaque=opaques)
-    def register_critical(self, reader: CriticalReaderId, opaque: str) -> None:
-        command = c.RegisterCriticalReader(reader, opaque)
-        self.told(command, lambda: self.model.register_critical(reader, opaque), critical)
-
-    @rule(reader=criticals, expected=opaques, opaque=opaques, since=times, force=st.booleans())
-    def downgrade_critical(self, reader: CriticalReaderId, expected: str, opaque: str, since: int, force: bool) -> None:
-        self.told(
-            c.CompareAndDowngradeSince(reader, expected, opaque, Antichain(since), force),
-            lambda: self.model.downgrade_critical(reader, expected, opaque, since, force),
-            critical,
-        )
-
-    @rule(reader=criticals, expected=opaques)
-    def expire_critical(self, reader: CriticalReaderId, expected: str) -> None:
-        command = c.ExpireCriticalReader(reader, expected)
-        self.told(command, lambda: self.model.expire_critical(reader, expected), lambda r: None)
 
     @precondition(lambda self: len(self.contents) > 8)
     @rule(force=st.booleans(), steps=st.integers(0, 3))
@@ -239,24 +268,6 @@ class ShardAgainstModel(RuleBasedStateMachine):
         assert self.shard.state.shard_id != before.shard_id
         self.told(command, self.model.recreated_again, lambda r: None)
         self.merges.clear()
-
-    @rule(passed=st.sampled_from([1, LEASE_MS // 4, LEASE_MS // 2, LEASE_MS + 1]))
-    def tick(self, passed: int) -> None:
-        """Leases that lapsed are gone; what they held is not forgotten by that."""
-        self.shard.now_ms += passed
-        before = self.shard.state
-        self.shard.expire_lapsed()
-        after = self.shard.state
-        assert (after.trace, after.since, after.critical_readers) == (
-            before.trace,
-            before.since,
-            before.critical_readers,
-        )
-        for gone in set(before.leased_readers) - set(after.leased_readers):
-            assert before.leased_readers[gone].lapsed(self.shard.now_ms)
-            del self.model.readers[gone]
-        for lapsed in set(before.writers) - set(after.writers):
-            self.model.expire_writer(lapsed)
 
     # --- merges, which change nothing that can be seen
 
@@ -300,12 +311,6 @@ class ShardAgainstModel(RuleBasedStateMachine):
                 yield key, time, diff
 
     @invariant()
-    def frontiers_agree(self) -> None:
-        state = self.shard.state
-        assert (number(state.upper), number(state.since)) == (self.model.upper, self.model.since)
-        assert state.tombstone == self.model.tombstone
-
-    @invariant()
     def every_readable_time_reads_the_same(self) -> None:
         latest = max((update[1] for update in self.model.updates), default=0) + 1
         if self.model.since == CLOSED:
@@ -330,9 +335,15 @@ def appended(result: Any) -> tuple[float, float]:
     return number(result.lower), number(result.upper)
 
 
+def downgraded(result: Any) -> tuple[float, float]:
+    return number(result.reader_since), number(result.shard_since)
+
+
 def critical(result: Any) -> tuple[float, str, float]:
     return number(result.since), result.opaque, number(result.shard_since)
 
 
+HoldsAgainstModel.TestCase.settings = examples(5, stateful_step_count=20)
+TestHoldsAgainstModel = HoldsAgainstModel.TestCase
 ShardAgainstModel.TestCase.settings = examples(2.5, stateful_step_count=40)
 TestShardAgainstModel = ShardAgainstModel.TestCase

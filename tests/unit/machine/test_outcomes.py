@@ -126,6 +126,23 @@ def test_what_was_kept_for_its_time_is_forgotten_and_its_blobs_leave_the_state()
     assert machine.apply(command(fresh, 1)) == c.Done()
 
 
+def test_a_token_of_an_ended_life_is_refused_by_every_later_one() -> None:
+    """Its clock was ahead by an hour. The second life had moved it to a file, and the third one let it land."""
+    world = World()
+    machine, token = world.first.machine(NAME), minted(1_900_003_600_000, 1)
+    machine.apply(command(token, 1))
+    for life in range(1, 4):
+        machine.apply(c.Drop(force=True))
+        machine.create(initial_state(NAME, SCHEMA, world.clock.now_ms()))
+        assert machine.state().incarnation == life
+        for number in range(30):
+            world.clock.advance_ms(1)
+            machine.apply(command(minted(world.clock.now_ms(), 100 * life + number), 1))
+        assert sum(file.count for file in machine.state().outcome_files) >= 20, "and there are tokens of its own"
+        with pytest.raises(OutcomeForgotten, match="than a drop of the shard"):
+            world.restarted().apply(command(token, 1))
+
+
 def test_ids_from_the_future_hold_up_nobody_when_they_are_forgotten() -> None:
     """One machine of 2099 made a shard take no new writer and no new token, for ever."""
     world = World(SHORT)
