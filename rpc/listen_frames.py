@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,20 +19,23 @@ from rpc.json_rows import encode, plain_rows
 FRAMES = "application/vnd.persist.listen"
 EVENTS = "text/event-stream"
 HEARTBEAT_S = 15.0
+SEEN = r"([0-9]{1,18}\.[0-9a-f]{32})?"
 HEADER_BYTES_MAX = 1024 * 1024
 FRAME_BYTES_MAX = 2 * 1024**3
 
 
-def frame(event: ListenEvent) -> bytes:
+def frame(event: ListenEvent, seen: Seen) -> bytes:
     """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC.
 
-    A heartbeat has no bytes; progress without rows has the columns.
+    A heartbeat has no bytes; progress without rows has the columns. `seen` is as in `sse`.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, event.updates.schema) as writer:
         writer.write_table(event.updates)
     data = sink.getvalue()
-    header = _framed({**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": data.size})
+    header = _framed(
+        {**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": data.size, "seen": _seen(seen)}
+    )
     return b"".join((header, data))
 
 
@@ -69,13 +73,18 @@ def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
 def _id(frontier: Antichain, seen: Seen) -> str:
     if frontier.element is None:
         return "closed"
-    return f"{frontier.element}.{int(seen.seqno)}.{seen.commit_id}"
+    return f"{frontier.element}.{_seen(seen)}"
 
 
-def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
-    """The events of a stream; None for a heartbeat. A frame that is cut is not given.
+def _seen(seen: Seen) -> str:
+    return f"{int(seen.seqno)}.{seen.commit_id}"
 
-    Raises Unavailable where no frame comes: what was given before is good, so go on from there.
+
+def frames(pieces: Iterator[bytes]) -> Iterator[tuple[ListenEvent | None, str]]:
+    """The events of a stream, None for a heartbeat, and what was seen to make them ("": the server does not tell).
+
+    A frame that is cut is not given. Raises Unavailable where no frame comes: what was given before is good, so go on
+    from there.
     """
     buffer = bytearray()
 
@@ -96,6 +105,9 @@ def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
         try:
             header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
             lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
+            seen = header.get("seen", "")
+            if not re.fullmatch(SEEN, seen):
+                raise ValueError(f"seen is {seen!r:.100}")
             total = 4 + size + int(header["bytes"])
             if not 4 + size <= total <= FRAME_BYTES_MAX:
                 raise ValueError(f"a frame of {total} bytes")
@@ -115,4 +127,4 @@ def frames(pieces: Iterator[bytes]) -> Iterator[ListenEvent | None]:
         ) as error:
             raise Unavailable(f"the stream holds a frame that cannot be read: {error}") from error
         del buffer[:total]
-        yield event
+        yield event, seen

@@ -123,7 +123,7 @@ class Listeners:
     ) -> Iterator[tuple[Antichain, bytes]]:
         """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
         seen = Seen(state.seqno, state.commit_id)
-        encode: _Encode = partial(sse, seen=seen) if form == EVENTS else frame
+        encode: _Encode = partial(sse if form == EVENTS else frame, seen=seen)
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
-from persist.commit.examine import all_parts, faults
+from persist.commit.examine import Named, all_parts, faults
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Part
@@ -21,7 +21,6 @@ from persist.core.keys import COMPACTOR, bundle_key, part_key
 from persist.core.record import asdict, replace
 from persist.core.state import State
 from persist.formats.store_errors import translated
-from persist.parts.bundles import read_bundle
 
 EXIT_FOUND = 1
 
@@ -65,17 +64,19 @@ def _examine(location: Location, name: str, deep: bool) -> int:
 
 def _excise(location: Location, name: str, part_id: PartId, is_meant: bool) -> int:
     state = location.machine(name).refresh()
-    part, within = _named(location, state, part_id)
+    named = _named(location, state, part_id)
+    part = named.part
     if not is_meant:
         print(f"would take {part.rows} rows out of shard {name!r}, for ever; with --yes it is done")
-        print(json.dumps(_shown(part, state, within)))
+        print(json.dumps(_shown(named, state)))
         return EXIT_FOUND
-    return _done(location, c.ReplacePart(part_id), state, (part, within))
+    return _done(location, c.ReplacePart(part_id), state, named)
 
 
 def _replace(location: Location, name: str, part_id: PartId, file: Path, is_meant: bool) -> int:
     state = location.machine(name).refresh()
-    part, within = _named(location, state, part_id)
+    named = _named(location, state, part_id)
+    part = named.part
     if part.is_inline:
         raise InvalidUsage(f"part {part_id} lies in the State itself: there is no file of it")
     try:
@@ -92,30 +93,27 @@ def _replace(location: Location, name: str, part_id: PartId, file: Path, is_mean
     key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, fresh)
     with translated():
         location.blob.put(key, data)
-    return _done(location, c.ReplacePart(part_id, replace(part, id=fresh, key=key)), state, (part, within))
+    return _done(location, c.ReplacePart(part_id, replace(part, id=fresh, key=key)), state, named)
 
 
-def _done(location: Location, command: c.ReplacePart, before: State, found: tuple[Part, Part | None]) -> int:
+def _done(location: Location, command: c.ReplacePart, before: State, named: Named) -> int:
     """Commit it, and print what was taken out as a receipt to be kept. A part in a bundle is taken out of that first.
 
     A later commit bundles the other parts again.
     """
-    part, within = found
-    if within is not None:
-        with translated():
-            command = replace(command, within=within.id, listed=read_bundle(within, location.blob))
+    if named.within is not None:
+        command = replace(command, within=named.within.id, listed=named.listed)
     result = location.machine(before.name).apply(command)
     assert isinstance(result, c.PartReplaced)
     by = None if command.replacement is None else command.replacement.key
-    print(json.dumps({"shard": before.name, "taken_out": _shown(part, before, within), "in_its_place": by}))
+    print(json.dumps({"shard": before.name, "taken_out": _shown(named, before), "in_its_place": by}))
     return 0
 
 
-def _named(location: Location, state: State, part_id: PartId) -> tuple[Part, Part | None]:
-    """The part, and the bundle that lists it, if one does."""
-    for part, within in all_parts(state, location.blob):
-        if part.id == part_id:
-            return part, within
+def _named(location: Location, state: State, part_id: PartId) -> Named:
+    for named in all_parts(state, location.blob):
+        if named.part.id == part_id:
+            return named
     raise InvalidUsage(
         f"part {part_id} is not in shard {state.name!r}; `persist repair {state.name}` lists what is wrong"
     )
@@ -131,11 +129,11 @@ def _place(state: State, part: Part, within: Part | None) -> dict[str, Any]:
     return {"part": part.id, "rows": part.rows, "bytes": part.size, "interval": interval, "keys": keys}
 
 
-def _shown(part: Part, state: State, within: Part | None) -> dict[str, Any]:
+def _shown(named: Named, state: State) -> dict[str, Any]:
     """All that the State says of a part, as JSON: bytes are base64."""
     fields = {
         k: b64encode(v).decode() if isinstance(v, bytes) else v
-        for k, v in asdict(part).items()
+        for k, v in asdict(named.part).items()
         if k not in ("receipt", "bundle")
     }
-    return {**fields, "interval": _place(state, part, within)["interval"]}
+    return {**fields, "interval": _place(state, named.part, named.within)["interval"]}

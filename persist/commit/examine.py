@@ -10,6 +10,7 @@ from itertools import islice
 
 from blob import Blob, BlobError, BlobNotFound
 from persist.core.batch import Part
+from persist.core.bundles import Listed
 from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translate, translated_but_missing
@@ -35,6 +36,19 @@ class Fault:
     within: Part | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A part that the State names. `within` is the bundle that lists it, `listed` all that this lists.
+
+    `failed` is why it cannot be read, where it is a bundle.
+    """
+
+    part: Part
+    within: Part | None = None
+    listed: Listed = ()
+    failed: BlobNotFound | Corruption | None = None
+
+
 def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
     """What is wrong with the blobs and inline parts that the State names, in their order.
 
@@ -44,11 +58,14 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
     schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
     checks = {number: PartCheck(schema) for number, schema in schemas.items()}
 
-    def look(part: Part) -> str | None:
+    def look(named: Named) -> str | None:
+        part = named.part
         try:
+            if named.failed is not None:
+                raise named.failed
             if part.bundle is not None:
-                read_bundle(part, blob)
-            elif part.key is None:
+                return None
+            if part.key is None:
                 decode_inline(part, schemas)
             else:
                 check_presence(part, blob)
@@ -66,10 +83,9 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
     with ThreadPoolExecutor(THREADS, thread_name_prefix="persist-examine") as pool:
         parts = all_parts(state, blob)
         while window := list(islice(parts, WINDOW)):
-            found = pool.map(look, (part for part, _ in window))
-            for (part, within), what in zip(window, found, strict=True):
+            for named, what in zip(window, pool.map(look, window), strict=True):
                 if what is not None:
-                    yield Fault(part.key or "inline", what, part, within)
+                    yield Fault(named.part.key or "inline", what, named.part, named.within)
     for key in auxiliary_blob_keys(state):
         try:
             if blob.stat(key) is None:
@@ -78,22 +94,25 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
             raise translate(error) from error
 
 
-def all_parts(state: State, blob: Blob) -> Iterator[tuple[Part, Part | None]]:
-    """The parts that the State names, each bundle before what it lists; beside a part the bundle that lists it.
+def all_parts(state: State, blob: Blob) -> Iterator[Named]:
+    """The parts that the State names, each bundle before what it lists. A bundle is read once.
 
     What a bundle that cannot be read lists is left out. Raises Unavailable.
     """
     for part in state.trace.parts():
-        yield part, None
-        if part.bundle is not None:
-            try:
-                with translated_but_missing():
-                    listed = read_bundle(part, blob)
-            except (BlobNotFound, Corruption):
-                continue
-            for run in listed:
-                for inner in run.parts:
-                    yield inner, part
+        if part.bundle is None:
+            yield Named(part)
+            continue
+        try:
+            with translated_but_missing():
+                listed = read_bundle(part, blob)
+        except (BlobNotFound, Corruption) as error:
+            yield Named(part, failed=error)
+            continue
+        yield Named(part)
+        for run in listed:
+            for inner in run.parts:
+                yield Named(inner, part, listed)
 
 
 def _check_of(checks: Mapping[int, PartCheck], part: Part) -> PartCheck:

@@ -23,16 +23,18 @@ def follow(
 
     Goes on from where it was when a server ends, for as long as one is found within the connection's timeout.
     A step of several events that was cut begins anew: `lower == upper` still says "more to come", so count on a step
-    only when its frontier has moved.
+    only when its frontier has moved. Raises HistoryLost: what it has read is not in the log any more.
     """
     frontier = Antichain(0 if after is None else after + 1)
     end = until or Antichain(None)
     deadline: float | None = None
+    seen = ""
     while frontier.element is not None and frontier < end:
         for server in calls.servers.order(name):
             try:
-                for event in _events(calls, server, name, frontier, end):
+                for event, told in _events(calls, server, name, frontier, end, seen):
                     deadline = None
+                    seen = told or seen
                     if event is None:
                         continue
                     yield event
@@ -45,14 +47,18 @@ def follow(
 
 
 def _events(
-    calls: HttpCalls, server: str, name: str, frontier: Antichain, until: Antichain
-) -> Iterator[ListenEvent | None]:
+    calls: HttpCalls, server: str, name: str, frontier: Antichain, until: Antichain, seen: str
+) -> Iterator[tuple[ListenEvent | None, str]]:
+    """`seen`: of what was read, by which another server tells whether its log has that too."""
     assert frontier.element is not None
     query = f"until={'[]' if until.element is None else until.element}"
     if frontier.element > 0:
         query += f"&after={frontier.element - 1}"
     path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
-    with calls.stream(server, path, {"accept": FRAMES}, SILENCE_S) as (reply, pieces):
+    headers = {"accept": FRAMES}
+    if seen:
+        headers["last-event-id"] = f"{frontier.element}.{seen}"
+    with calls.stream(server, path, headers, SILENCE_S) as (reply, pieces):
         calls.servers.worked(server)
         if reply.status >= 400:
             raise error_of(server, reply, safe=True)

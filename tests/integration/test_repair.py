@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob import Blob
+from blob.forwarding import ForwardingBlob
 from persist import Corruption
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
+from persist.commit.examine import faults
 from persist.commit.location import LocationSettings
 from persist.core.batch import Part
 from persist.core.errors import PersistError
+from persist.core.keys import is_bundle_key
 from persist.core.state import Policy
 from tests.support.waiting import wait_until
 
@@ -64,6 +69,19 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path / "data")
+
+
+class Reads(ForwardingBlob):
+    """Counts reads of bundles."""
+
+    def __init__(self, inner: Blob) -> None:
+        super().__init__(inner)
+        self.keys: Counter[str | None] = Counter()
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if is_bundle_key(key):
+            self.keys[key] += 1
+        return super().get_range(key, start, length)
 
 
 def removed(file: Path) -> None:
@@ -165,6 +183,9 @@ def test_a_part_in_a_bundle_is_found_and_taken_out(tmp_path: Path, capsys: pytes
         writer.commit_insert(tuple(run for runs in staged for run in runs))
         machine = client.transport.location.machine("orders")
         wait_until(lambda: all(part.bundle for part in machine.refresh().trace.parts()), "the parts are bundled")
+        reads = Reads(client.transport.location.blob)
+        assert list(faults(machine.state(), reads)) == []
+        assert reads.keys == Counter(part.key for part in machine.state().trace.parts()), "each bundle is read once"
     [bad] = staged[3][0].parts
     removed(tmp_path / "blob" / (bad.key or ""))
     arguments = ["repair", "orders", "--dir", str(tmp_path)]

@@ -12,6 +12,8 @@ import pytest
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, Unavailable
+from persist.core.ids import SeqNo
+from persist.core.view import Seen
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.client.calls import HttpCalls
 from rpc.client.follow import follow
@@ -28,7 +30,8 @@ def event(lower: int, upper: int, *ids: str) -> ListenEvent:
     return ListenEvent(Antichain(lower), Antichain(upper), pa.Table.from_pylist(rows, schema=COLUMNS))
 
 
-FIRST, SECOND, THIRD = (frame(event(n, n + 1, name)) for n, name in enumerate("abc"))
+SEEN = Seen(SeqNo(7), "0" * 31 + "a")
+FIRST, SECOND, THIRD = (frame(event(n, n + 1, name), SEEN) for n, name in enumerate("abc"))
 QUIET = heartbeat(Antichain(1), FRAMES)
 
 
@@ -76,10 +79,11 @@ def test_it_goes_on_at_another_server_from_where_it_was() -> None:
         other.say(chunked(SECOND, THIRD))
         assert ids(events) == ["a", "b", "c"]
         assert other.targets == ["GET /v1/shards/eu%2Forders/listen?until=3&after=0"]
+        assert f"last-event-id: 1.7.{SEEN.commit_id}".encode() in other.requests[0].lower()
 
 
 def test_a_step_of_several_events_counts_only_when_the_frontier_has_moved() -> None:
-    part = frame(ListenEvent(Antichain(0), Antichain(0), event(0, 1, "a").updates))
+    part = frame(ListenEvent(Antichain(0), Antichain(0), event(0, 1, "a").updates), SEEN)
     with Answering(chunked(part), chunked(part, FIRST, SECOND, THIRD)) as server, following(server.url) as events:
         found = list(events)
         assert [each.upper.element for each in found] == [0, 0, 1, 2, 3]
@@ -113,7 +117,11 @@ def cut(data: bytes, size: int) -> Iterator[bytes]:
 @pytest.mark.parametrize("size", [1, 3, 1_000_000])
 def test_frames_are_read_however_they_arrive(size: int) -> None:
     found = list(frames(cut(FIRST + QUIET + SECOND, size)))
-    assert [each if each is None else each.updates["id"].to_pylist() for each in found] == [["a"], None, ["b"]]
+    assert [each and (each.updates["id"].to_pylist(), seen) for each, seen in found] == [
+        (["a"], f"7.{SEEN.commit_id}"),
+        None,
+        (["b"], f"7.{SEEN.commit_id}"),
+    ]
 
 
 def test_a_frame_that_is_cut_is_not_given() -> None:
@@ -138,6 +146,8 @@ BAD: Sequence[bytes] = [
     header(upper=7),
     header(upper=[1, 2]),
     header(bytes=3) + b"xyz",
+    header(seen="7.0\r\nx: y"),
+    header(seen=7),
 ]
 
 

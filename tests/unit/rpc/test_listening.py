@@ -69,7 +69,7 @@ async def events(listening: Listeners, until: Antichain, name: str = "orders") -
     """([lower, upper], ids) of each event from 0 on."""
     async with listening.leases.hold(name, Antichain(0)) as hold:
         async for data in listening.stream(name, hold, Antichain(0), until, FRAMES):
-            for event in frames(iter([data])):
+            for event, _ in frames(iter([data])):
                 if event is not None:
                     yield [event.lower.element, event.upper.element], event.updates.column("id").to_pylist()
 
