@@ -11,8 +11,11 @@ import pytest
 from pyspark.errors import PySparkException
 
 from persist.core.errors import UnknownShard
+from persist.parts import ALL_KEYS
+from persist.spark.batch_read import ChangesReader
+from persist.spark.changes import changes_schema
 from persist.spark.jobs import Job
-from persist.spark.options import Options, Target, WriteOptions
+from persist.spark.options import Options, ReadOptions, Target, WriteOptions
 
 pytestmark = pytest.mark.spark
 
@@ -104,6 +107,27 @@ def test_what_a_task_staged_before_a_drop_goes_to_no_later_shard(spark: Any, cli
     with pytest.raises(UnknownShard, match="was dropped, and its name belongs to another one now"):
         job(url, spark.createDataFrame([], DDL)).publish([message], None)
     assert following.upper().element == 0
+
+
+@pytest.mark.parametrize("recreated", [False, True], ids=["dropped", "name used again"])
+def test_splits_of_a_dropped_shard_say_so(spark: Any, client: Any, url: str, recreated: bool) -> None:
+    """They said Expired: neither those of changes nor those that a job replaces knew which shard they were of."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}])
+    mine = job(url, spark.createDataFrame([], DDL), overwrite=True)
+    options = ReadOptions.of(Options({"readChangeFeed": "true", "startingVersion": "0"}))
+    changes = ChangesReader(mine.target, options, changes_schema(mine.target, options))
+    [split] = changes.partitions()
+    assert sum(len(rows) for rows in changes.read(split)) == 1
+    shard.drop(force=True)
+    if recreated:
+        client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "b", "n": 1}])
+    assert mine.base is not None
+    for read in (lambda: mine.base.before(mine.target, ALL_KEYS), lambda: changes.read(split)):
+        with pytest.raises(UnknownShard, match="was dropped"):
+            list(read())
+    with pytest.raises(UnknownShard, match="was dropped"):
+        mine.publish([], None)
 
 
 def test_an_overwrite_replaces_what_others_wrote_meanwhile_too(spark: Any, client: Any, url: str) -> None:
