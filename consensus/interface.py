@@ -20,7 +20,7 @@ SEQNO_MAX = 2**63 - 1
 """Largest seqno: every store keeps it as a signed 64-bit integer."""
 
 HIDDEN = "\x7f"
-"""The first character of a hidden key: every call takes such a key, and `keys` never lists it."""
+"""The first character of a hidden key: every call takes such a key; no list has it, and no subscriber hears of it."""
 
 ENDED = b"PSSTE"
 """A log whose head begins with these bytes has ended for now; `keys` leaves such a key out where it is asked to."""
@@ -149,7 +149,7 @@ class Consensus(ABC):
 
     def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
         """Have `callback(key)` called when a key may have moved; returns what unsubscribes, or None if the
-        store has no push channel.
+        store has no push channel. Of hidden keys nobody hears.
 
         An accelerator only: calls come from a background thread, late, twice, for nothing, or never. The
         callback must be quick; what it raises is logged and dropped. A key for which `wanted(key)` is false may be

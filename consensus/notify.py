@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from consensus.interface import Wanted
+from consensus.interface import HIDDEN, Wanted
 
 PENDING_KEYS_MAX = 100_000
 """Keys waiting for slow subscribers; more are dropped, which the contract allows."""
@@ -40,9 +40,10 @@ class Notifier:
         self._closed = False
 
     def publish(self, keys: Iterable[str]) -> None:
-        """Tell the subscribers that these keys may have moved. Never blocks, never fails."""
+        """Tell the subscribers that these keys, but for hidden ones, may have moved. Never blocks, never fails."""
         cares = [wanted for _, wanted in tuple(self._callbacks.values())]  # a copy: no lock is worth waiting for here
-        keys = [key for key in keys if any(wanted(key) for wanted in cares)]
+        listed = (key for key in keys if not key.startswith(HIDDEN))
+        keys = [key for key in listed if any(wanted(key) for wanted in cares)]
         if not keys:
             return
         with self._changed:

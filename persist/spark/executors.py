@@ -14,7 +14,9 @@ from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
+from persist.core.errors import UnknownShard
 from persist.core.ids import ShardId
+from persist.core.phases import dropped
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
 from persist.spark.options import Target
@@ -78,8 +80,11 @@ def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
 
 
 def view_of(target: Target) -> ShardView:
-    """Frontiers and schemas of the shard as of now. Raises UnknownShard."""
-    return transport(target.connection).view(target.shard, ViewRequest(with_batches=False))
+    """Frontiers and schemas of the shard as of now. Raises UnknownShard (also where it was dropped)."""
+    view = transport(target.connection).view(target.shard, ViewRequest(with_batches=False))
+    if view.is_dropped:
+        raise UnknownShard(dropped(target.shard))
+    return view
 
 
 def current_schema(view: ShardView) -> ShardSchema:

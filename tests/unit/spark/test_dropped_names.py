@@ -1,0 +1,40 @@
+"""What Spark finds under a name whose shard was dropped: nothing, so that a write makes the shard anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+import persist
+from persist.core.antichain import Antichain
+from persist.core.errors import UnknownShard
+from persist.spark import executors
+from persist.spark.jobs import Job
+from persist.spark.options import Options, Target, WriteOptions
+
+SCHEMA = StructType([StructField("id", LongType(), False), StructField("s", StringType())])
+
+
+@pytest.mark.parametrize("overwrite", [False, True], ids=["append", "overwrite"])
+@pytest.mark.parametrize("more", [{}, {"txnAppId": "q", "txnVersion": "1"}, {"envelope": "upsert"}], ids=str)
+def test_a_write_to_the_name_of_a_dropped_shard_makes_it_anew(
+    tmp_path: Path, more: dict[str, str], overwrite: bool
+) -> None:
+    """It took the dead shard for the one to write to, and failed at its commit whenever it was repeated."""
+    if overwrite and "envelope" in more:
+        pytest.skip("an overwrite takes no such option")
+    url = f"persist://{tmp_path}"
+    options = Options({"url": url, "path": "a", "key": "id", **more})
+    with persist.connect(url) as client:
+        old = client.create_shard("a", pa.schema([("id", pa.int64())]), ["id"])
+        old.insert([{"id": 9}])
+        old.drop(force=True)
+    with pytest.raises(UnknownShard, match="was dropped"):
+        executors.view_of(Target.of(options))
+    job = Job.open(Target.of(options), WriteOptions.of(options), SCHEMA, overwrite)
+    assert job.schema.arrow.names == ["id", "s"]
+    with persist.connect(url) as client:
+        assert client.shard("a").upper() == Antichain(0)
