@@ -61,7 +61,6 @@ class Edge:
             await send(message)
             answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
 
-        kind = ""
         try:
             if FULL in scope:
                 raise Unavailable("this server has too many connections; try again, or another server")
@@ -73,16 +72,16 @@ class Edge:
                 await self._app(scope, receive, answering)
         except ClientDisconnect:
             status = status or CLIENT_GONE
-        except Exception as error:
-            scope[TOLD] = error
-            kind = _kind(error)
-            if status and not answered:  # the answer has begun: cutting it off is the only way to tell
-                raise
-            if not answered:
+        except Exception as raised:
+            scope[TOLD] = error = _cause(raised)
+            if not status:
                 known = error if isinstance(error, PersistError) else from_bug()
                 await problem(known)(scope, receive, answering)
+            # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
-            self._count(verb, status, kind, time.perf_counter() - started)
+            self._service.metrics.observe(verb, status, time.perf_counter() - started)
+            if TOLD in scope:
+                self._service.metrics.failed(verb, _kind(scope[TOLD]))
             if TOLD in scope and (status >= 500 or not answered):
                 _log_failure(scope[TOLD], self._fields(scope, shard, verb, status, request_id))
             if self._service.settings.access_log:
@@ -122,13 +121,6 @@ class Edge:
         given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
         return given if _REQUEST_ID.match(given) else self._service.location.ids.uuid7()
 
-    def _count(self, verb: str, status: int, kind: str, seconds: float) -> None:
-        self._service.metrics.observe(verb, status, seconds)
-        if kind:
-            self._service.metrics.failed(verb, kind)
-        elif status >= 400:
-            self._service.metrics.failed(verb, str(status))
-
     def _fields(
         self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str
     ) -> dict[str, object]:
@@ -140,6 +132,12 @@ class Edge:
             "principal": getattr(scope.get("persist.principal"), "name", None),
             "status": status,
         }
+
+
+def _cause(error: Exception) -> Exception:
+    """What went wrong. Starlette wraps what a handler could have told, had the answer not begun already."""
+    cause = error.__cause__
+    return cause if isinstance(error, RuntimeError) and isinstance(cause, PersistError) else error
 
 
 def _kind(error: Exception) -> str:

@@ -20,7 +20,7 @@ from rpc.blob_errors import BlobMissing
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0
 TOLD = "persist.error"
-"""The key of a request's scope that holds the error which its answer tells of, for the log."""
+"""The key of a request's scope that holds the error which its answer tells of, for the log and the counters."""
 
 
 class BodyTooLarge(e.InvalidUsage):
@@ -97,6 +97,12 @@ def from_validation(error: RequestValidationError) -> e.InvalidUsage:
     return e.InvalidUsage(f"parameter {'.'.join(place) or 'body'} is not valid: {first.get('msg', 'unreadable')}")
 
 
+def _path(request: Request) -> str:
+    """The path as it was asked for: that of the scope is what the router is to see."""
+    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    return raw.partition(b"?")[0].decode("latin-1")
+
+
 def install(app: FastAPI) -> None:
     """Make every error of the app a problem+json response."""
 
@@ -107,11 +113,13 @@ def install(app: FastAPI) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return problem(from_http(error, request.method, request.url.path), error.status_code)
+        request.scope[TOLD] = told = from_http(error, request.method, _path(request))
+        return problem(told, error.status_code)
 
-    async def on_validation(_request: Request, error: Exception) -> Response:
+    async def on_validation(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return problem(from_validation(error), 422)
+        request.scope[TOLD] = told = from_validation(error)
+        return problem(told, 422)
 
     async def on_bug(_request: Request, error: Exception) -> Response:
         if isinstance(error, ClientDisconnect):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow as pa
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
+from persist.core.ids import ShardId
 from persist.core.view import Seen
 from persist.formats.http_messages import error_to_json
 from rpc.json_rows import encode, plain_rows
@@ -19,34 +20,50 @@ from rpc.json_rows import encode, plain_rows
 FRAMES = "application/vnd.persist.listen"
 EVENTS = "text/event-stream"
 HEARTBEAT_S = 15.0
-SEEN = r"([0-9]{1,18}\.[0-9a-f]{32})?"
 HEADER_BYTES_MAX = 1024 * 1024
 FRAME_BYTES_MAX = 2 * 1024**3
+ID_LENGTH_MAX = 200
 
 
-def frame(event: ListenEvent, seen: Seen) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an event was made from: the version that was read, and which shard of its name that is."""
+
+    seen: Seen
+    shard: ShardId
+
+    def id_at(self, frontier: Antichain) -> str:
+        """By which a listener that has everything before `frontier` goes on, at this server or at another one."""
+        time = "closed" if frontier.element is None else frontier.element
+        return f"{time}.{int(self.seen.seqno)}.{self.seen.commit_id}.{self.shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that was read: its event (None: a heartbeat), and the id by which to go on after it, if it has one."""
+
+    event: ListenEvent | None
+    id: str | None
+
+
+def frame(event: ListenEvent, source: Source) -> bytes:
     """Four bytes (big-endian) that give the length of a JSON header, the header, then `bytes` bytes of Arrow IPC.
 
-    A heartbeat has no bytes; progress without rows has the columns. `seen` is as in `sse`.
+    A heartbeat has no bytes; progress without rows has the columns.
     """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, event.updates.schema) as writer:
         writer.write_table(event.updates)
     data = sink.getvalue()
-    header = _framed(
-        {**_progress(event.lower, event.upper), "rows": event.updates.num_rows, "bytes": data.size, "seen": _seen(seen)}
-    )
+    counts = {"rows": event.updates.num_rows, "bytes": data.size}
+    header = _framed({**_progress(event.lower, event.upper), **counts, "id": source.id_at(event.upper)})
     return b"".join((header, data))
 
 
-def sse(event: ListenEvent, seen: Seen) -> bytes:
-    """A server-sent event: progress and the rows as JSON.
-
-    Its id is the frontier, from which to resume, and what was `seen` to make it, so that another server can compare.
-    """
+def sse(event: ListenEvent, source: Source) -> bytes:
+    """A server-sent event: progress and the rows as JSON, and the id by which a browser resumes by itself."""
     data = encode({**_progress(event.lower, event.upper), "rows": plain_rows(event.updates)}).decode()
-    number = "" if event.lower == event.upper else f"id: {_id(event.upper, seen)}\n"
-    return f"event: updates\n{number}data: {data}\n\n".encode()
+    return f"event: updates\nid: {source.id_at(event.upper)}\ndata: {data}\n\n".encode()
 
 
 def sse_error(error: PersistError, status: int) -> bytes:
@@ -54,11 +71,14 @@ def sse_error(error: PersistError, status: int) -> bytes:
     return f"event: error\ndata: {json.dumps(error_to_json(error, status))}\n\n".encode()
 
 
-def heartbeat(frontier: Antichain, form: str) -> bytes:
-    """What is sent when nothing happens, so that both sides notice when the other is gone."""
+def heartbeat(frontier: Antichain, form: str, source: Source) -> bytes:
+    """What is sent when nothing happens, so that both sides notice when the other is gone.
+
+    It has an id too: who has been given nothing yet must not go on in another shard of the name either.
+    """
     if form == EVENTS:
-        return b": nothing yet\n\n"
-    return _framed({**_progress(frontier, frontier), "rows": 0, "bytes": 0})
+        return f": nothing yet\nid: {source.id_at(frontier)}\n\n".encode()
+    return _framed({**_progress(frontier, frontier), "rows": 0, "bytes": 0, "id": source.id_at(frontier)})
 
 
 def _framed(header: dict[str, Any]) -> bytes:
@@ -70,21 +90,19 @@ def _progress(lower: Antichain, upper: Antichain) -> dict[str, Any]:
     return {"lower": lower.to_json(), "upper": upper.to_json()}
 
 
-def _id(frontier: Antichain, seen: Seen) -> str:
-    if frontier.element is None:
-        return "closed"
-    return f"{frontier.element}.{_seen(seen)}"
+def _id_in(header: dict[str, Any]) -> str | None:
+    found = header.get("id")
+    if found is None:
+        return None
+    if not isinstance(found, str) or len(found) > ID_LENGTH_MAX or not (found.isascii() and found.isprintable()):
+        raise ValueError("an id that is none")
+    return found
 
 
-def _seen(seen: Seen) -> str:
-    return f"{int(seen.seqno)}.{seen.commit_id}"
+def frames(pieces: Iterator[bytes]) -> Iterator[Frame]:
+    """The frames of a stream. One that is cut is not given.
 
-
-def frames(pieces: Iterator[bytes]) -> Iterator[tuple[ListenEvent | None, str]]:
-    """The events of a stream, None for a heartbeat, and what was seen to make them ("": the server does not tell).
-
-    A frame that is cut is not given. Raises Unavailable where no frame comes: what was given before is good, so go on
-    from there.
+    Raises Unavailable where no frame comes: what was given before is good, so go on from there.
     """
     buffer = bytearray()
 
@@ -105,9 +123,6 @@ def frames(pieces: Iterator[bytes]) -> Iterator[tuple[ListenEvent | None, str]]:
         try:
             header: dict[str, Any] = json.loads(bytes(buffer[4 : 4 + size]))
             lower, upper = Antichain.from_json(header["lower"]), Antichain.from_json(header["upper"])
-            seen = header.get("seen", "")
-            if not re.fullmatch(SEEN, seen):
-                raise ValueError(f"seen is {seen!r:.100}")
             total = 4 + size + int(header["bytes"])
             if not 4 + size <= total <= FRAME_BYTES_MAX:
                 raise ValueError(f"a frame of {total} bytes")
@@ -115,6 +130,7 @@ def frames(pieces: Iterator[bytes]) -> Iterator[tuple[ListenEvent | None, str]]:
                 return
             body = bytes(buffer[4 + size : total])
             event = ListenEvent(lower, upper, pa.ipc.open_stream(body).read_all()) if body else None
+            found = Frame(event, _id_in(header))
         except (
             ValueError,
             LookupError,
@@ -127,4 +143,4 @@ def frames(pieces: Iterator[bytes]) -> Iterator[tuple[ListenEvent | None, str]]:
         ) as error:
             raise Unavailable(f"the stream holds a frame that cannot be read: {error}") from error
         del buffer[:total]
-        yield event, seen
+        yield found

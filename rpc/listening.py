@@ -24,7 +24,7 @@ from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import Seen
 from rpc.leases import LEASE_MS, Hold, Leases
-from rpc.listen_frames import EVENTS, HEARTBEAT_S, frame, heartbeat, sse
+from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
 from rpc.settings import Limits
 from rpc.watching import Watcher, is_past
 from rpc.work import Work
@@ -55,8 +55,11 @@ class Listeners:
     async def stream(
         self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str
     ) -> AsyncGenerator[bytes]:
-        """The frames from the frontier `start` on, until `until`, the shard's end, or the server's."""
-        frontier = start
+        """The frames from the frontier `start` on, until `until`, the shard's end, or the server's.
+
+        The first one comes at once: it tells the id by which to resume.
+        """
+        frontier, is_first = start, True
         with self._watcher.watch(name) as watch:
             while frontier.element is not None and frontier < until and not self._watcher.stopping.is_set():
                 state = watch.machine.cached
@@ -67,13 +70,14 @@ class Listeners:
                 if state.is_closed:
                     raise UnknownShard(dropped(name))
                 if not is_past(state, frontier.element):
-                    if not await watch.wait(HEARTBEAT_S):
-                        yield heartbeat(frontier, form)
+                    if is_first or not await watch.wait(HEARTBEAT_S):
+                        yield heartbeat(frontier, form, _source(state))
+                    is_first = False
                     continue
                 with hold.reading(state.seqno):
                     async for upper, frame in self._step(state, frontier, min(state.upper, until), form):
                         yield frame
-                        frontier = upper
+                        frontier, is_first = upper, False
                 hold.move(frontier)
 
     async def _step(
@@ -122,8 +126,7 @@ class Listeners:
         self, state: State, frontier: Antichain, until: Antichain, form: str
     ) -> Iterator[tuple[Antichain, bytes]]:
         """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
-        seen = Seen(state.seqno, state.commit_id)
-        encode: _Encode = partial(sse if form == EVENTS else frame, seen=seen)
+        encode: _Encode = partial(sse if form == EVENTS else frame, source=_source(state))
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1
@@ -140,6 +143,10 @@ class _HeldElsewhere(ReadLease):
 
     def _send(self, command: c.Command, retry_s: float | None = None) -> None:
         return
+
+
+def _source(state: State) -> Source:
+    return Source(Seen(state.seqno, state.commit_id), state.shard_id)
 
 
 def _bounded(events: Iterator[tuple[Antichain, bytes]]) -> _Step | None:

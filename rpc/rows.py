@@ -144,7 +144,8 @@ def write(tables: Iterator[pa.Table], empty: pa.Table, form: str) -> Iterator[by
     if form == "ndjson":
         yield from map(ndjson, tables)
     elif form == "csv":
-        yield _csv(empty, is_first=True)
+        first = next(tables, empty)  # before the header: what cannot be read must not look like a table without rows
+        yield _csv(first, is_first=True)
         yield from map(_csv, tables)
     else:
         sink = io.BytesIO()

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from persist.core.errors import Unavailable
 from rpc.work import Work
 
 
@@ -34,8 +35,11 @@ class HeldStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
-            async with asyncio.timeout(self._slow_s):
-                await send(message)
+            try:
+                async with asyncio.timeout(self._slow_s):
+                    await send(message)
+            except TimeoutError as error:
+                raise Unavailable(f"the client took nothing for {self._slow_s:g} seconds; it can resume") from error
 
         async with self._held:
             await super().__call__(scope, receive, bounded)

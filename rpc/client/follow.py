@@ -11,7 +11,7 @@ from persist.core.errors import Unavailable
 from rpc.client.answers import Broken
 from rpc.client.calls import HttpCalls, error_of
 from rpc.client.connections import NotSent
-from rpc.listen_frames import FRAMES, HEARTBEAT_S, frames
+from rpc.listen_frames import FRAMES, HEARTBEAT_S, Frame, frames
 
 SILENCE_S = 3 * HEARTBEAT_S  # after so long without even a heartbeat the server counts as gone
 
@@ -21,24 +21,25 @@ def follow(
 ) -> Iterator[ListenEvent]:
     """Every update after a time, once and in order, until `until` or the shard's end; heartbeats are left out.
 
-    Goes on from where it was when a server ends, for as long as one is found within the connection's timeout.
+    Goes on from where it was when a server ends, for as long as one is found within the connection's timeout. The id of
+    the last frame tells the server what was read, and of which shard.
     A step of several events that was cut begins anew: `lower == upper` still says "more to come", so count on a step
-    only when its frontier has moved. Raises HistoryLost: what it has read is not in the log any more.
+    only when its frontier has moved. Raises UnknownShard (the name belongs to another shard now), HistoryLost (what it
+    has read is not in the log any more).
     """
     frontier = Antichain(0 if after is None else after + 1)
     end = until or Antichain(None)
     deadline: float | None = None
-    seen = ""
+    place: str | None = None  # the id at `frontier`
     while frontier.element is not None and frontier < end:
         for server in calls.servers.order(name):
             try:
-                for event, told in _events(calls, server, name, frontier, end, seen):
+                for frame in _frames(calls, server, name, (frontier, end), place):
                     deadline = None
-                    seen = told or seen
-                    if event is None:
-                        continue
-                    yield event
-                    frontier = event.upper
+                    if frame.event is not None:
+                        yield frame.event
+                        frontier = frame.event.upper
+                    place = frame.id
                 break
             except (NotSent, Broken, Unavailable):
                 calls.servers.failed(server)
@@ -46,18 +47,16 @@ def follow(
             deadline = calls.still(deadline, name)
 
 
-def _events(
-    calls: HttpCalls, server: str, name: str, frontier: Antichain, until: Antichain, seen: str
-) -> Iterator[tuple[ListenEvent | None, str]]:
-    """`seen`: of what was read, by which another server tells whether its log has that too."""
+def _frames(
+    calls: HttpCalls, server: str, name: str, interval: tuple[Antichain, Antichain], place: str | None
+) -> Iterator[Frame]:
+    frontier, until = interval
     assert frontier.element is not None
     query = f"until={'[]' if until.element is None else until.element}"
     if frontier.element > 0:
         query += f"&after={frontier.element - 1}"
     path = f"/v1/shards/{quote(name, safe='')}/listen?{query}"
-    headers = {"accept": FRAMES}
-    if seen:
-        headers["last-event-id"] = f"{frontier.element}.{seen}"
+    headers = {"accept": FRAMES} if place is None else {"accept": FRAMES, "last-event-id": place}
     with calls.stream(server, path, headers, SILENCE_S) as (reply, pieces):
         calls.servers.worked(server)
         if reply.status >= 400:

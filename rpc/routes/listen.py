@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -12,13 +13,14 @@ from starlette.responses import Response
 from persist.core import antichain
 from persist.core.antichain import Antichain
 from persist.core.commands import READ, WRITE
-from persist.core.errors import PersistError
-from persist.core.ids import check_shard_name
+from persist.core.errors import InvalidUsage, PersistError, UnknownShard
+from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
+from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
 from rpc.errors import status_of
-from rpc.listen_frames import EVENTS, FRAMES, sse_error
+from rpc.listen_frames import EVENTS, FRAMES, ID_LENGTH_MAX, sse_error
 from rpc.routes.parameters import frontier, read_seen
-from rpc.service import principal_of, service_of, shard_of
+from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream
 
 router = APIRouter(prefix="/v1/shards", tags=["listen"])
@@ -30,12 +32,24 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
             FRAMES: {"schema": {"type": "string", "format": "binary"}},
             EVENTS: {
                 "schema": {"type": "string"},
-                "example": 'event: updates\nid: 8.17.0192…\ndata: {"lower": [7], "upper": [8], "rows": []}\n\n',
+                "example": 'event: updates\nid: 8.17.0192….s2c4…\ndata: {"lower": [7], "upper": [8], "rows": []}\n\n',
             },
         },
     },
     204: {"description": "The header Last-Event-ID names the end of a closed shard: no more will come."},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a stream is to begin: a frontier, and, in a stream that goes on, what was read of which shard until then.
+
+    `shard` is None for who begins, who takes whichever shard has the name.
+    """
+
+    frontier: Antichain
+    seen: Seen | None = None
+    shard: ShardId | None = None
 
 
 @router.get(
@@ -48,24 +62,24 @@ async def listen(
 ) -> Response:
     """Server-sent events with `Accept: text/event-stream` (rows as JSON), else frames with Arrow IPC.
 
-    Resume with the header Last-Event-ID, or with `after` = the last event's upper - 1. The shard's since follows a
-    listener only if its token has the scope `write`. A stream of events that fails ends with an event `error`.
+    Resume with the header Last-Event-ID, or with `after` = the last event's upper - 1. An id is good for the shard that
+    gave it: 404 (`unknown_shard`) where that was dropped, also where its name belongs to another one now. The shard's
+    since follows a listener only if its token has the scope `write`. A stream of events that fails ends with an event
+    `error`.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal = principal_of(request)
     principal.require(READ, name)
     moves_since = service.tokens is not None and WRITE in principal.scopes
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
-    start, seen = _start(request, after)
-    if start.is_empty or seen is not None:
-        state = await service.watcher.state(name, ViewRequest(min_seqno=1, with_batches=False))
-        if start.is_empty:
-            return Response(status_code=204)  # by which a browser's EventSource knows not to come again
-        await service.work.run(service.location.machine(name).check_seen, state, seen)
+    start = _start(request, name, after)
+    if start.shard is not None and await _is_at_the_end(service, name, start):
+        return Response(status_code=204)  # by which a browser's EventSource knows not to come again
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
-        hold = await held.enter_async_context(service.listening.leases.hold(name, start, moves_since))
-        frames = service.listening.stream(name, hold, start, frontier(until, "until"), form)
+        hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves_since))
+        _check_shard(name, start, hold.shard)
+        frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form)
         return HeldStream(
             _with_error(await held.enter_async_context(aclosing(frames)), form),
             held.pop_all(),
@@ -86,10 +100,37 @@ async def _with_error(frames: AsyncIterator[bytes], form: str) -> AsyncIterator[
         raise
 
 
-def _start(request: Request, after: int | None) -> tuple[Antichain, Seen | None]:
-    """The frontier from which on updates are wanted, and what the caller has read before, where it says so."""
+async def _is_at_the_end(service: Service, name: str, start: _Place) -> bool:
+    """Whether a stream that goes on has been given all of its shard, which is closed. Raises where it cannot go on."""
+    state = await service.watcher.state(name, ViewRequest(min_seqno=1, with_batches=False))
+    if state.shard_id != start.shard or start.frontier.is_empty:  # perhaps this process has not heard of it yet
+        state = await service.work.run(service.location.machine(name).refresh)
+    if state.is_closed:
+        raise UnknownShard(dropped(name))
+    _check_shard(name, start, state.shard_id)
+    await service.work.run(service.location.machine(name).check_seen, state, start.seen)
+    if start.frontier.is_empty and not state.upper.is_empty:
+        raise InvalidUsage(f"the header Last-Event-ID names the end of shard {name!r}, which is not closed")
+    return start.frontier.is_empty
+
+
+def _check_shard(name: str, start: _Place, shard: ShardId) -> None:
+    """UnknownShard: the stream is of another shard than the one that has the name."""
+    if start.shard not in (None, shard):
+        raise UnknownShard(
+            f"the header Last-Event-ID is of an earlier shard {name!r}, which was dropped; the name belongs to another "
+            "one now. Listen without the header to read that"
+        )
+
+
+def _start(request: Request, name: str, after: int | None) -> _Place:
+    """What the parameters and the header Last-Event-ID ask for. Ids without a shard are of the first one of the name:
+    they were given before names could be used again.
+    """
     resumed = request.headers.get("last-event-id")
     if resumed is None:
-        return antichain.frontier(0 if after is None else after + 1), None
-    time, dot, seen = resumed[:100].partition(".")
-    return frontier(time[:50], "Last-Event-ID"), read_seen(seen, "Last-Event-ID") if dot else None
+        return _Place(antichain.frontier(0 if after is None else after + 1))
+    time, *rest = resumed[: ID_LENGTH_MAX + 1].split(".", 3)
+    seen = read_seen(".".join(rest[:2]), "Last-Event-ID") if rest else None
+    shard = parse(ShardId, rest[2]) if len(rest) == 3 else shard_id_of(name)
+    return _Place(frontier(time[:50], "Last-Event-ID"), seen, shard)

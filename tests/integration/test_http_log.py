@@ -6,6 +6,7 @@ import http.client
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from persist.core.errors import Indeterminate, Unavailable
+from persist.core.errors import Corruption, Expired, Indeterminate, Unavailable, UnknownShard
 from rpc.app import create_app
+from rpc.routes import rows
 from tests.support.location import memory_location
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
@@ -94,3 +96,94 @@ def test_the_line_tells_what_the_answer_tells_and_the_place_of_a_bug(
     assert (line["request_id"], line["status"], line["kind"]) == (answer.headers["x-request-id"], status, kind)
     assert str(error) in line["reason"]
     assert (line["exc_info"] is not None) == isinstance(error, ZeroDivisionError)
+
+
+ERRORS = [
+    Corruption("a part is damaged"),
+    Expired("the hold lapsed"),
+    UnknownShard("it was dropped"),
+    Unavailable("the store is away"),
+    ZeroDivisionError("a bug"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("path", ["/v1/shards/x/snapshot?format=ndjson", "/v1/shards/x/listen"])
+def test_an_answer_that_is_cut_off_is_logged_and_counted_as_what_went_wrong(
+    path: str, error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was `persist_error` with a traceback, a bug of the server's, whatever had happened."""
+
+    def broken(*_: object) -> Iterator[bytes]:
+        yield b"rows"
+        raise error
+
+    async def broken_stream(*_: object) -> AsyncIterator[bytes]:
+        for piece in broken():
+            yield piece
+
+    monkeypatch.setattr(rows, "_pieces", broken)
+    with closing(memory_location()) as location:
+        app = create_app(location)
+        monkeypatch.setattr(app.state.service.listening, "stream", broken_stream)
+        with TestClient(app, base_url="http://127.0.0.1") as http:
+            http.put("/v1/shards/x", json=FIELDS)
+            http.post("/v1/shards/x/advance-upper?upper=1")
+            http.get(path)
+            counted = http.get("/metrics").text
+    (line,) = (vars(record) for record in caplog.records if record.message == "request failed")
+    kind = getattr(error, "kind", "persist_error")
+    assert (line["status"], line["kind"], str(error) in line["reason"]) == (200, kind, True)
+    assert (line["exc_info"] is not None) == isinstance(error, ZeroDivisionError)
+    verb = path.partition("?")[0].rpartition("/")[2]
+    assert f'persist_errors_total{{kind="{kind}",verb="{verb}"}} 1.0' in counted
+
+
+def test_a_cut_off_answer_leaves_no_traceback_of_a_server(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as server:
+        ask(server, "PUT", "/v1/shards/x", "made", json.dumps(FIELDS))
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=WAIT_S)) as connection:
+            connection.request("GET", "/v1/shards/x/listen", headers={"x-request-id": "listening"})
+            stream = connection.getresponse()
+            assert ask(server, "DELETE", "/v1/shards/x?force=true", "dropped")[0] == 200
+            with pytest.raises(http.client.IncompleteRead):
+                stream.read()
+        assert server.stop() == 0
+    (line,) = failures(server.said())
+    assert (line["request_id"], line["kind"]) == ("listening", "unknown_shard")
+    assert "Traceback" not in server.said()
+
+
+def test_a_snapshot_whose_first_rows_cannot_be_read_is_an_error_in_every_format(tmp_path: Path) -> None:
+    """CSV answered 200 with its header."""
+    with Server(tmp_path / "d") as server:
+        ask(server, "PUT", "/v1/shards/x", "made", json.dumps(FIELDS))
+        rows = "\n".join(json.dumps({"id": n, "v": f"{n * 7919:0100d}"}) for n in range(3000))
+        assert ask(server, "POST", "/v1/shards/x/insert", "written", rows)[0] == 200
+        _damage(tmp_path / "d" / "blob")
+        for form in ("csv", "ndjson", "arrow", "parquet"):
+            status, body = ask(server, "GET", f"/v1/shards/x/snapshot?format={form}", form)
+            assert (status, json.loads(body)["kind"]) == (500, "corruption")
+
+
+def test_what_is_refused_is_counted_by_its_kind() -> None:
+    """Nearly all were counted by their status."""
+    with closing(memory_location()) as location, TestClient(create_app(location), base_url="http://127.0.0.1") as http:
+        http.put("/v1/shards/x", json=FIELDS)
+        for method, path in (
+            ("GET", "/v1/shards/nope"),
+            ("GET", "/nowhere"),
+            ("PATCH", "/v1/shards/x"),
+            ("GET", "/v1/shards/x?past=x"),
+            ("POST", "/v1/shards/x/advance-upper?upper=x"),
+        ):
+            assert http.request(method, path).status_code >= 400
+        lines = http.get("/metrics").text.splitlines()
+    counted = [line.partition("{")[2] for line in lines if line.startswith("persist_errors_total{")]
+    assert sorted(counted) == [
+        'kind="invalid_usage",verb="advance-upper"} 1.0',
+        'kind="invalid_usage",verb="get-shard"} 1.0',
+        'kind="invalid_usage",verb="other"} 1.0',
+        'kind="invalid_usage",verb="other-shard"} 1.0',
+        'kind="unknown_shard",verb="get-shard"} 1.0',
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,13 +13,13 @@ import pytest
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, Unavailable
-from persist.core.ids import SeqNo
+from persist.core.ids import SeqNo, shard_id_of
 from persist.core.view import Seen
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.client.calls import HttpCalls
 from rpc.client.follow import follow
 from rpc.client.servers import Servers, rendezvous
-from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, frame, frames, heartbeat
+from rpc.listen_frames import FRAMES, HEADER_BYTES_MAX, Source, frame, frames, heartbeat
 from tests.support.answering import CLOSE, Answering, answer, chunked
 from tests.support.location import TestClock
 
@@ -30,9 +31,9 @@ def event(lower: int, upper: int, *ids: str) -> ListenEvent:
     return ListenEvent(Antichain(lower), Antichain(upper), pa.Table.from_pylist(rows, schema=COLUMNS))
 
 
-SEEN = Seen(SeqNo(7), "0" * 31 + "a")
-FIRST, SECOND, THIRD = (frame(event(n, n + 1, name), SEEN) for n, name in enumerate("abc"))
-QUIET = heartbeat(Antichain(1), FRAMES)
+SOURCE = Source(Seen(SeqNo(7), "c" * 32), shard_id_of("eu/orders"))
+FIRST, SECOND, THIRD = (frame(event(n, n + 1, name), SOURCE) for n, name in enumerate("abc"))
+QUIET = heartbeat(Antichain(1), FRAMES, SOURCE)
 
 
 @contextmanager
@@ -79,11 +80,21 @@ def test_it_goes_on_at_another_server_from_where_it_was() -> None:
         other.say(chunked(SECOND, THIRD))
         assert ids(events) == ["a", "b", "c"]
         assert other.targets == ["GET /v1/shards/eu%2Forders/listen?until=3&after=0"]
-        assert f"last-event-id: 1.7.{SEEN.commit_id}".encode() in other.requests[0].lower()
+
+
+def test_it_goes_on_by_the_id_of_the_last_frame_also_of_a_heartbeat() -> None:
+    """By the time alone a server cannot tell that the name belongs to another shard by now, or the log is another."""
+    with (
+        Answering(chunked(QUIET), chunked(FIRST), CLOSE, chunked(SECOND, THIRD)) as server,
+        following(server.url) as events,
+    ):
+        assert ids(events) == ["a", "b", "c"]
+        sent = [re.findall(r"(?im)^last-event-id: (\S+)", text.decode()) for text in server.requests]
+        assert sent == [[], [SOURCE.id_at(Antichain(1))], [SOURCE.id_at(Antichain(1))], [SOURCE.id_at(Antichain(1))]]
 
 
 def test_a_step_of_several_events_counts_only_when_the_frontier_has_moved() -> None:
-    part = frame(ListenEvent(Antichain(0), Antichain(0), event(0, 1, "a").updates), SEEN)
+    part = frame(ListenEvent(Antichain(0), Antichain(0), event(0, 1, "a").updates), SOURCE)
     with Answering(chunked(part), chunked(part, FIRST, SECOND, THIRD)) as server, following(server.url) as events:
         found = list(events)
         assert [each.upper.element for each in found] == [0, 0, 1, 2, 3]
@@ -117,11 +128,8 @@ def cut(data: bytes, size: int) -> Iterator[bytes]:
 @pytest.mark.parametrize("size", [1, 3, 1_000_000])
 def test_frames_are_read_however_they_arrive(size: int) -> None:
     found = list(frames(cut(FIRST + QUIET + SECOND, size)))
-    assert [each and (each.updates["id"].to_pylist(), seen) for each, seen in found] == [
-        (["a"], f"7.{SEEN.commit_id}"),
-        None,
-        (["b"], f"7.{SEEN.commit_id}"),
-    ]
+    assert [each.event and each.event.updates["id"].to_pylist() for each in found] == [["a"], None, ["b"]]
+    assert [each.id for each in found] == [SOURCE.id_at(Antichain(time)) for time in (1, 1, 2)]
 
 
 def test_a_frame_that_is_cut_is_not_given() -> None:
@@ -145,15 +153,16 @@ BAD: Sequence[bytes] = [
     header(bytes="many"),
     header(upper=7),
     header(upper=[1, 2]),
+    header(id=7),
+    header(id="1.7.0\r\nx: y"),
+    header(id="x" * 201),
     header(bytes=3) + b"xyz",
-    header(seen="7.0\r\nx: y"),
-    header(seen=7),
 ]
 
 
 @pytest.mark.parametrize("data", BAD)
 def test_what_is_no_frame_is_one_error_after_which_it_can_be_resumed(data: bytes) -> None:
-    events = frames(iter([FIRST + data + bytes(100)]))
-    assert next(events) is not None
+    found = frames(iter([FIRST + data + bytes(100)]))
+    assert next(found).event is not None
     with pytest.raises(Unavailable):
-        next(events)
+        next(found)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from persist.client.listen import ListenEvent
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
-from persist.core.ids import SeqNo
+from persist.core.ids import SeqNo, ShardId
 from persist.core.view import Seen
 from persist.parts import ShardSchema
 from rpc import rows
 from rpc.json_rows import BLOCK_BYTES, ndjson
-from rpc.listen_frames import sse
+from rpc.listen_frames import Source, sse
 from tests.unit.parts.strategies import ALL, array_of, arrays, canonical
 
 KEYED = pa.schema([pa.field("n", pa.int64())])
@@ -106,8 +106,9 @@ def test_events_and_lines_have_one_form() -> None:
     columns = {f"c{n}": array_of(kind, [None]) for n, kind in enumerate(ALL)}
     columns |= {"f": pa.array([float("nan")]), "b": pa.array([[b"\x00\xff"]]), "t": pa.array([0], pa.timestamp("s"))}
     table = pa.table(columns)
-    event = sse(ListenEvent(Antichain(7), Antichain(8), table), Seen(SeqNo(5), "0" * 32)).decode().splitlines()
-    assert event[:2] == ["event: updates", f"id: 8.5.{'0' * 32}"]
+    source = Source(Seen(SeqNo(5), "0" * 32), ShardId("s" + "1" * 32))
+    event = sse(ListenEvent(Antichain(7), Antichain(8), table), source).decode().splitlines()
+    assert event[:2] == ["event: updates", f"id: 8.5.{'0' * 32}.s{'1' * 32}"]
     told = strictly(event[2].removeprefix("data: "))
     assert told == {"lower": [7], "upper": [8], "rows": [strictly(ndjson(table))]}
     assert told["rows"][0] | {"f": "NaN", "b": ["AP8="], "t": "1970-01-01T00:00:00"} == told["rows"][0]

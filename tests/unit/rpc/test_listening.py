@@ -24,7 +24,7 @@ from persist.core.antichain import EMPTY, Antichain
 from persist.core.view import ViewRequest
 from persist.parts import codec
 from rpc import listening as listening_module
-from rpc.listen_frames import FRAMES, frames
+from rpc.listen_frames import EVENTS, FRAMES, frames
 from rpc.listening import Listeners
 from rpc.settings import Limits
 from rpc.watching import Watcher
@@ -69,8 +69,8 @@ async def events(listening: Listeners, until: Antichain, name: str = "orders") -
     """([lower, upper], ids) of each event from 0 on."""
     async with listening.leases.hold(name, Antichain(0)) as hold:
         async for data in listening.stream(name, hold, Antichain(0), until, FRAMES):
-            for event, _ in frames(iter([data])):
-                if event is not None:
+            for frame in frames(iter([data])):
+                if (event := frame.event) is not None:
                     yield [event.lower.element, event.upper.element], event.updates.column("id").to_pylist()
 
 
@@ -162,3 +162,24 @@ def test_a_batch_of_more_bytes_than_an_event_takes_comes_in_pieces(monkeypatch: 
     assert [str(event.upper) for event in found] == ["[0]"] * (len(found) - 2) + ["[1]", "[2]"]
     texts = [text[:2] for event in found for text in event.updates.column("id").to_pylist()]
     assert texts == [*(f"{number:02}" for number in range(20)), "sm"]
+
+
+@pytest.mark.parametrize("form", [FRAMES, EVENTS])
+def test_who_waits_has_an_id_before_anything_comes(form: str) -> None:
+    """A listener that had been given nothing yet went on in the next shard of the name."""
+
+    async def scenario() -> None:
+        location = memory_location()
+        async with listeners(location) as (listening, _, _), AsyncExitStack() as held:
+            shard = shard_of(location)
+            hold = await held.enter_async_context(listening.leases.hold("orders", Antichain(0)))
+            coming = listening.stream("orders", hold, Antichain(0), EMPTY, form)
+            stream = await held.enter_async_context(aclosing(coming))
+            data = await asyncio.wait_for(anext(stream), WAIT_S)
+            found = data.decode().split("id: ")[1] if form == EVENTS else next(frames(iter([data]))).id
+            assert found is not None
+            time, _, rest = found.strip().partition(".")
+            assert (time, rest.rpartition(".")[2]) == ("0", shard.open_writer().transport.shard)
+        location.close()
+
+    asyncio.run(scenario())
