@@ -18,7 +18,7 @@ from persist.core.batch import Part, Run
 from persist.core.ids import IdSource, ShardId
 from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
-from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ShardSchema, ahead, plan_splits
+from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ahead, plan_splits, sound_schemas
 from persist.parts.bundles import expanded
 
 RANGES_MAX = 10_000
@@ -153,9 +153,9 @@ class RangeMerger:
         # A part being encoded is held twice for a moment: the file that grows and the bytes that are sent.
         self._target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
         reading, alone = max(1, memory_bytes - 3 * self._target), settings.threads == 1
-        schemas = {number: ShardSchema.from_record(record) for number, record in job.schemas.items()}
-        schema = schemas[job.schema_id]
-        self._sink = PartSink(schema, job.schema_id, blob, job.shard_id, COMPACTOR, ids)
+        schemas = sound_schemas(job.schemas)
+        schema_id, schema = next(reversed(schemas.items()))
+        self._sink = PartSink(schema, schema_id, blob, job.shard_id, COMPACTOR, ids)
         self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading)
 
     def ranges(self, range_bytes: int) -> list[KeyRange]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
-from persist.parts import ShardSchema
+from persist.parts import ShardSchema, current_schema
 
 TYPE_CHARS_MAX = 1_000
 _DECIMAL = re.compile(r"decimal(128|256)?\((\d{1,2}),\s*(-?\d{1,2})\)\Z")
@@ -39,9 +40,9 @@ def read_schema(value: Any) -> ShardSchema:
     return ShardSchema(pa.schema([field for field, _ in read]), tuple(field.name for field, key in read if key))
 
 
-def write_schema(record: SchemaRecord) -> list[dict[str, Any]]:
-    """The fields of a schema, as `read_schema` reads them."""
-    schema = ShardSchema.from_record(record)
+def write_schema(records: Mapping[int, SchemaRecord]) -> list[dict[str, Any]]:
+    """The fields of the current one of a shard's schemas, as `read_schema` reads them."""
+    _, schema = current_schema(records)
     return [
         {"name": f.name, "type": str(f.type), "nullable": f.nullable, "key": f.name in schema.key} for f in schema.arrow
     ]

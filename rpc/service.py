@@ -21,7 +21,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden
 from persist.core.ids import ShardId, family_of, shard_id_of
-from persist.parts import ShardSchema
+from persist.parts import ShardSchema, current_schema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
@@ -141,7 +141,7 @@ class ThinWriters:
         self._lock = threading.Lock()
         self._idle: OrderedDict[ShardId, list[WriteHandle]] = OrderedDict()
         self._idle_count = 0
-        self._schemas: OrderedDict[tuple[ShardId, int], ShardSchema] = OrderedDict()
+        self._schemas: OrderedDict[tuple[ShardId, int], tuple[int, ShardSchema]] = OrderedDict()
 
     def schema(self, name: str) -> tuple[int, ShardSchema]:
         """The current schema of a shard as the cached State knows it. Raises UnknownShard."""
@@ -150,12 +150,12 @@ class ThinWriters:
         with self._lock:
             found = self._schemas.get(key)
         if found is None:
-            found = ShardSchema.from_record(state.schemas[state.schema_id])
+            found = current_schema(state.schemas)
             with self._lock:
                 self._schemas[key] = found
                 if len(self._schemas) > SCHEMAS_MAX:
                     self._schemas.popitem(last=False)
-        return state.schema_id, found
+        return found
 
     @contextmanager
     def writer(self, name: str) -> Iterator[WriteHandle]:

@@ -12,7 +12,7 @@ from persist.commit.location import Location
 from persist.core.errors import PersistError
 from persist.core.ids import check_shard_name
 from persist.core.state import State
-from persist.parts import ShardSchema
+from persist.parts import current_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def summary(state: State) -> dict[str, Any]:
 
 def details(state: State) -> dict[str, Any]:
     """One shard with all that keeps it as it is: readers and what they hold, rollups, claims."""
-    schema = ShardSchema.from_record(state.schemas[state.schema_id])
+    _, schema = current_schema(state.schemas)
     return {
         **summary(state),
         "columns": [

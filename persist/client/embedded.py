@@ -10,6 +10,8 @@ from persist.core.errors import ShardExists
 from persist.core.ids import ShardId, check_shard_name
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
+from persist.parts import current_schema
+from persist.parts.schema import check_first
 
 
 class EmbeddedTransport:
@@ -35,9 +37,10 @@ class EmbeddedTransport:
 
     def create(self, name: str, schema: SchemaRecord) -> ShardView:
         check_shard_name(name)
+        check_first(schema)
         fresh = initial_state(name, schema, self.clock.now_ms())
         state = self.location.machine(name).create(fresh)
-        if state.schemas[state.schema_id] != schema:
+        if state.schemas[state.schema_id] != schema and state.schemas[current_schema(state.schemas)[0]] != schema:
             raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
         return view_of(state, state.upper, with_batches=False)
 

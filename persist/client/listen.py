@@ -15,7 +15,7 @@ from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
-from persist.core.errors import HistoryLost, InvalidUsage
+from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.view import Seen, ViewRequest
 from persist.parts import TIME, PartReader, ShardSchema
@@ -46,7 +46,8 @@ class Listen:
     """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
-    is closed, and when a `for` loop over it is left. A listener that is only polled and then forgotten lapses.
+    is closed, and when a `for` loop over it is left, but for Unavailable and Overloaded: then another loop goes on. A
+    listener that is only polled and then forgotten lapses.
     Both raise Expired (the lease lapsed: listen anew from `frontier`) and UnknownShard (the shard was dropped), before
     they give anything that may be wrong, Unavailable (retrying is safe) and Corruption.
     """
@@ -86,6 +87,11 @@ class Listen:
         except GeneratorExit:  # the loop was left, or the iterator was forgotten
             self._closed = True
             self._lease.release()
+            raise
+        except (Unavailable, Overloaded):  # nothing is lost: another loop goes on from the frontier
+            raise
+        except BaseException:
+            self.close()
             raise
 
     def next_events(self, timeout_s: float) -> Iterator[ListenEvent]:

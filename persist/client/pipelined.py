@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -71,7 +71,6 @@ class PipelinedWriter:
         name: str,
         writer: WriteHandle,
         attributes: Attributes,
-        schema: Callable[[], ShardSchema],
         clock: Clock,
         settings: PipelineSettings,
     ) -> None:
@@ -80,7 +79,6 @@ class PipelinedWriter:
         self._epoch_key = named_key(f"pipelined writer's epoch {name}")
         self._writer = writer
         self._attributes = attributes
-        self._schema = schema
         self._clock = clock
         self._settings = settings
         self._process = OwnProcess(f"the pipelined writer {name!r}")
@@ -114,7 +112,7 @@ class PipelinedWriter:
             stopped the writer, such as AttributeMismatch (it was opened elsewhere).
         """
         self._process.check()
-        rows = _conformed(updates, self._schema())
+        rows = _conformed(updates, self._writer.schema_of(updates)[1])
         settings = self._settings
         with self._changed:
             while self._error is None and not self._closing and self._is_full(rows.nbytes):

@@ -20,10 +20,10 @@ from persist.client.transport import OneShard, Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
-from persist.core.errors import InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage
 from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ShardSchema
+from persist.parts import ShardSchema, current_schema
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
@@ -47,8 +47,8 @@ class Shard:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle_writers: list[WriteHandle] = []
-        self._schema_id = view.schema_id
-        self._schema = ShardSchema.from_record(view.schemas[view.schema_id])
+        self._newest_id = view.schema_id
+        self._schema_id, self._schema = current_schema(view.schemas)
         self.name = name
 
     # --- what it is
@@ -68,10 +68,11 @@ class Shard:
     def refresh_schema(self) -> ShardSchema:
         """The schema as of now, which this handle uses from here on. Raises what every call may."""
         view = self.view()
+        found = current_schema(view.schemas)
         with self._lock:
-            self._schema_id = view.schema_id
-            self._schema = ShardSchema.from_record(view.schemas[view.schema_id])
-        return self._schema
+            self._newest_id = view.schema_id
+            self._schema_id, self._schema = found
+        return found[1]
 
     def evolve_schema(self, schema: ShardSchema | pa.Schema) -> ShardSchema:
         """Add columns to the shard. Repeating it is safe.
@@ -81,10 +82,11 @@ class Shard:
         Returns: the schema as of now.
         Raises: InvalidUsage (the shard cannot evolve so), SchemaMismatch (somebody else evolved it: refresh, retry).
         """
-        current, known = self._current_schema()
+        with self._lock:
+            newest, known = self._newest_id, self._schema
         new = schema if isinstance(schema, ShardSchema) else ShardSchema(schema, known.key)
         known.check_evolution(new)
-        self._send(c.EvolveSchema(current, new.to_record()))
+        self._send(c.EvolveSchema(newest, new.to_record()))
         return self.refresh_schema()
 
     def view(self) -> ShardView:
@@ -190,7 +192,6 @@ class Shard:
             name,
             self.open_writer(),
             self.attributes,
-            lambda: self.schema,
             self._transport.clock,
             settings or PipelineSettings(),
         )
@@ -251,9 +252,13 @@ class Shard:
         Raises: InvalidUsage (no such time), NotReadable (what follows `as_of` was forgotten).
         """
         checked("purpose", purpose, str)
-        since = frontier(0 if as_of is None else as_of)
+        since, end = frontier(0 if as_of is None else as_of), frontier(until)
         lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
-        return Listen(self._transport, self.name, lease, as_of, frontier(until), self._settings.read)
+        try:
+            return Listen(self._transport, self.name, lease, as_of, end, self._settings.read)
+        except BaseException:
+            lease.close()
+            raise
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on history, which lasts as long as it is kept.
@@ -271,16 +276,11 @@ class Shard:
         """The hold called `cursor`, which never expires; taken at the shard's since when it is new.
 
         Args:
-            cursor: its name, up to 200 characters.
+            cursor: its name, up to 256 characters.
             opaque: the token of a new hold; one that is there keeps its own.
         Raises: InvalidUsage (`cursor` or `opaque` is no text, or too long).
         """
-        checked("cursor", cursor, str)
-        checked("opaque", opaque, str)
-        reader = critical_reader_id_of(cursor)
-        found = self._send(c.RegisterCriticalReader(reader, opaque, cursor))
-        assert isinstance(found, c.CriticalReaderState)
-        return CriticalReaderHandle(self, cursor, reader, found)
+        return CriticalReaderHandle.take(self, cursor, opaque)
 
     def downgrade_since(self, since: Time, cursor: str = "default", *, force: bool = False) -> Antichain:
         """Let history before `since` be forgotten, as far as other readers allow. Repeating it is safe.
@@ -293,7 +293,8 @@ class Shard:
         Raises: InvalidUsage (no such time, beyond the upper, or None where the shard is closed to writes: only `drop`
             closes both), OpaqueMismatch (somebody else moves this hold now).
         """
-        return self.critical_reader(cursor).downgrade_since(since, force=force)
+        handle = CriticalReaderHandle.take(self, cursor, since=frontier(since), force=force)
+        return handle.downgrade_since(since, force=force)
 
     # --- its end
 
@@ -329,10 +330,18 @@ class Shard:
         with self._lock:
             writer = self._idle_writers.pop() if self._idle_writers else None
         writer = writer or self.open_writer()
-        yield writer
-        with self._lock:  # after an error it is left to expire: its last outcome may be unknown
-            if len(self._idle_writers) < IDLE_WRITERS_MAX:
-                self._idle_writers.append(writer)
+        is_known = True
+        try:
+            yield writer
+        except (Conflict, InvalidUsage):  # nothing happened: callers that are often refused register one writer
+            raise
+        except BaseException:
+            is_known = False  # its last outcome may be unknown: it is left to expire
+            raise
+        finally:
+            with self._lock:
+                if is_known and len(self._idle_writers) < IDLE_WRITERS_MAX:
+                    self._idle_writers.append(writer)
 
 
 class CriticalReaderHandle:
@@ -344,6 +353,23 @@ class CriticalReaderHandle:
         self.cursor = cursor
         self.opaque = found.opaque
         self.since = found.since
+
+    @classmethod
+    def take(
+        cls, shard: Shard, cursor: str, opaque: str = "", *, since: Antichain | None = None, force: bool = False
+    ) -> CriticalReaderHandle:
+        """The hold called `cursor` of `shard`; users call `Shard.critical_reader`, which tells of `opaque`.
+
+        A new hold begins at `since` (None: the shard's own), also beyond the upper with `force`. So one that may not be
+        there is refused before it holds anything. Raises InvalidUsage (as `downgrade_since`).
+        """
+        checked("cursor", cursor, str)
+        checked("opaque", opaque, str)
+        checked("force", force, bool)
+        reader = critical_reader_id_of(cursor)
+        found = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force))
+        assert isinstance(found, c.CriticalReaderState)
+        return cls(shard, cursor, reader, found)
 
     def __repr__(self) -> str:
         return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"

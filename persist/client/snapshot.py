@@ -29,7 +29,7 @@ from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translate, translated_but_missing
-from persist.parts import KeyRange, PartReader, ShardSchema, plan_splits
+from persist.parts import KeyRange, PartReader, ShardSchema, plan_splits, sound_schemas
 from persist.parts.files import Keeps
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
@@ -191,7 +191,7 @@ class SnapshotSplit:
 class Snapshot:
     """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
 
-    `Shard.snapshot` gives one. `to_arrow` and its kin close it. Reading may raise Expired (the lease lapsed),
+    `Shard.snapshot` gives one. Reading it to its end closes it. Reading may raise Expired (the lease lapsed),
     Unavailable (retrying is safe) and Corruption (a part is damaged or missing).
     """
 
@@ -214,10 +214,11 @@ class Snapshot:
     def batches(self) -> Iterator[pa.Table]:
         """All rows, split by split, in key order: the snapshot's columns and `__diff`, how often each row is there.
 
-        Raises what reading may; see the class.
+        When the last one was given the snapshot is closed. Raises what reading may; see the class.
         """
         for split in self.splits:
             yield from split.read(self._transport)
+        self.close()
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
@@ -390,17 +391,14 @@ class _Schemas(Protocol):
     @property
     def schemas(self) -> Mapping[int, SchemaRecord]: ...
 
-    @property
-    def schema_id(self) -> int: ...
-
 
 def part_reader(
     transport: Transport, of: _Schemas, settings: ReadSettings, keeps: Keeps | None = None
 ) -> tuple[ShardSchema, PartReader]:
-    """The current schema of a view or split, and a reader of parts of any of its schemas."""
-    decoded = {number: ShardSchema.from_record(record) for number, record in of.schemas.items()}
-    current = decoded[of.schema_id]
-    return current, PartReader(transport.blob, decoded, current, keeps=keeps, memory_bytes=settings.memory_bytes)
+    """The current schema of a view or split, and a reader of parts of any of its sound schemas."""
+    sound = sound_schemas(of.schemas)
+    current = sound[max(sound)]
+    return current, PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=settings.memory_bytes)
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
 from persist.core.ids import Token, WriterId, mint, parse, writer_of
 from persist.core.record import replace
+from persist.core.view import ViewRequest
 from persist.formats.store_errors import translated
-from persist.parts import DIFF, PartSink, ShardSchema, stage
+from persist.parts import DIFF, PartSink, ShardSchema, current_schema, stage
 from persist.parts.given import column_of
 
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
@@ -184,7 +185,7 @@ class WriteHandle:
         digests: bool,
     ) -> tuple[Run, ...]:
         transport = self._transport
-        schema_id, schema = self._schema()
+        schema_id, schema = self.schema_of(updates)
         sink = PartSink(schema, schema_id, transport.blob, transport.shard, self.writer_id, transport.ids, digests)
         with translated():
             runs = stage(
@@ -196,6 +197,16 @@ class WriteHandle:
                 on_part=on_part,
             )
         return transport.vouched(transport.shard, runs)
+
+    def schema_of(self, updates: Updates) -> tuple[int, ShardSchema]:
+        """The schema, and its id, by which `updates` are written: as of now, if they have a column not known here.
+
+        What an iterator will give is not known. Raises what every call may.
+        """
+        schema_id, schema = self._schema()
+        if set(_names(updates)).issubset(schema.updates_schema.names):
+            return schema_id, schema
+        return current_schema(self._transport.view(self._name, ViewRequest(with_batches=False)).schemas)
 
     def receipted(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         """The staged `runs` with receipts. Calls the server only where a blob has none yet; repeating it is safe.
@@ -269,6 +280,14 @@ class WriteHandle:
 
     def _send(self, command: c.Command) -> c.Result:
         return send(self._transport, self._name, command, self._settings.retry_s)
+
+
+def _names(updates: Updates) -> Iterable[Any]:
+    """The columns of rows in whatever form, as far as they can be told without reading the rows."""
+    if isinstance(updates, list):
+        return {name for one in updates for name in (one if isinstance(one, dict) else _names(one))}
+    names = getattr(getattr(updates, "schema", None), "names", None)
+    return names if isinstance(names, list) else getattr(updates, "columns", ())
 
 
 def as_updates(updates: Updates, schema: ShardSchema) -> Any:

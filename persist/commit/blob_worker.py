@@ -22,7 +22,7 @@ from persist.core.keys import FLUSHER
 from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.parts import PartReader, PartSink, PartWriter, ShardSchema, spill_inline
+from persist.parts import PartReader, PartSink, PartWriter, sound_schemas, spill_inline
 from persist.parts.files import Files
 
 PART_BYTES_TARGET = 64 * 1024 * 1024
@@ -74,8 +74,7 @@ class BlobWorker:
     def _counted(self, task: Count) -> c.Command:
         command, upper = task.command, task.state.upper.element
         assert upper is not None
-        schemas = {number: ShardSchema.from_record(record) for number, record in task.state.schemas.items()}
-        files = Files(self._versions.blob, schemas)
+        files = Files(self._versions.blob, sound_schemas(task.state.schemas))
 
         def counting(part: Part) -> Part:
             if not part.time_min < upper <= part.time_max:
@@ -109,10 +108,10 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
     since = state.merge_since
     if len(inputs) < 2 or since.element is None:
         return None
-    schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
-    schema = schemas[state.schema_id]
+    schemas = sound_schemas(state.schemas)
+    schema_id, schema = next(reversed(schemas.items()))
     reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES)
-    sink = PartSink(schema, state.schema_id, blob, state.shard_id, FLUSHER, ids)
+    sink = PartSink(schema, schema_id, blob, state.shard_id, FLUSHER, ids)
     writer = PartWriter(sink, PART_BYTES_TARGET)
     outputs: list[Part] = []
     runs = [run for batch in batches for run in batch.runs]

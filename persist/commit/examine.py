@@ -14,7 +14,7 @@ from persist.core.bundles import Listed
 from persist.core.errors import Corruption, PersistError
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translate, translated_but_missing
-from persist.parts import ShardSchema, decode_inline
+from persist.parts import decode_inline, sound_schemas
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_presence
 
@@ -55,7 +55,7 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
     Every byte is read once and compared with its checksum; `deep`: every row is decoded too. Raises Unavailable: the
     store does not answer. Memory: `THREADS` pieces of `PIECE_BYTES`, with `deep` as many row groups.
     """
-    schemas = {number: ShardSchema.from_record(record) for number, record in state.schemas.items()}
+    schemas = sound_schemas(state.schemas)
     checks = {number: PartCheck(schema) for number, schema in schemas.items()}
 
     def look(named: Named) -> str | None:
@@ -117,7 +117,7 @@ def all_parts(state: State, blob: Blob) -> Iterator[Named]:
 
 def _check_of(checks: Mapping[int, PartCheck], part: Part) -> PartCheck:
     if part.schema_id not in checks:
-        raise Corruption(f"part {part.id} names schema {part.schema_id}, which is not registered")
+        raise Corruption(f"part {part.id} names schema {part.schema_id}, which is not registered, or does not fit")
     return checks[part.schema_id]
 
 

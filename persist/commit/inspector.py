@@ -1,4 +1,4 @@
-"""Compares the parts of a command with their rows before the command is queued.
+"""Compares the parts of a command with their rows, and its schema with the shard's, before the command is queued.
 
 This is done on the thread of the caller, so that a command with much to look at keeps nobody else waiting. What was
 found is a value, a Verdict, which goes with the command: a command that happened already is answered all the same.
@@ -6,7 +6,7 @@ found is a value, a Verdict, which goes with the command: a command that happene
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blob import Blob, BlobError
@@ -19,16 +19,18 @@ from persist.core.keys import belongs_to
 from persist.core.state import SchemaRecord, State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
-from persist.parts import ShardSchema
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_presence
+from persist.parts.schema import check_first, check_next, sound_schemas
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
 STATS_MAX = 32  # blobs with receipts that a command may name for the store to be asked whether they are there
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
-SCHEMAS_MAX = 16
-BRINGING = (c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts)
-"""Commands that may name new parts."""
+EVOLVING = (c.EvolveSchema, c.Recreate)
+BRINGING = (
+    c.Insert, c.CompareAndAppend, c.Append, c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, *EVOLVING,
+)  # fmt: skip
+"""Commands that may name new parts, or have a schema."""
 OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
 """Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
 
@@ -40,19 +42,21 @@ class Inspector:
         self._blob = blob
         self._threads = threads
         self._receipts = receipts
-        self._checks: dict[SchemaRecord, PartCheck] = {}
+        self._checks: tuple[Mapping[int, SchemaRecord], dict[int, PartCheck]] = ({}, {})  # of the newest State
 
     def verdict(self, command: c.Command, state: State) -> Verdict:
-        """What is found of the parts that the command brings. Never raises an error of the tree: it is in the verdict.
+        """What is found of what the command brings. Never raises an error of the tree: it is in the verdict.
 
         At most `threads` blobs are looked at together; memory is bounded by that.
         """
         parts = _brought(command, state)
         try:
+            if isinstance(command, EVOLVING):
+                _check_schema(command, state)
             if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
                 check_moved(command, state, self._blob)
             if not parts:
-                return SOUND
+                return Verdict(shard=state.shard_id) if isinstance(command, EVOLVING) else SOUND
             if parts[0].bundle is not None and isinstance(command, c.ReplacePart):
                 read_bundle(parts[0], self._blob)
                 return SOUND
@@ -69,11 +73,12 @@ class Inspector:
                     check_presence(part, self._blob)
         except PersistError as error:
             is_damage = isinstance(command, OF_MAINTENANCE) and isinstance(error, InvalidUsage)
-            return Verdict(Corruption.kind if is_damage else error.kind, error.message, error.details)
+            kind = Corruption.kind if is_damage else error.kind
+            return Verdict(kind, error.message, error.details, state.shard_id)
         except BlobError as error:
             told = translate(error)
-            return Verdict(told.kind, told.message, told.details)
-        return SOUND
+            return Verdict(told.kind, told.message, told.details, state.shard_id)
+        return Verdict(shard=state.shard_id)
 
     def receipted(self, runs: Iterable[Run], state: State) -> tuple[Run, ...]:
         """The runs with receipts, after all their parts were looked at. Raises what is wrong with one of them."""
@@ -85,14 +90,17 @@ class Inspector:
         return self._receipts.given(state.shard_id, held)
 
     def _look(self, parts: Sequence[Part], state: State) -> None:
-        schemas, blobs = state.schemas, []
+        blobs = []
         for part in parts:
-            if part.schema_id not in schemas or (part.key is not None and not belongs_to(part.key, state.shard_id)):
+            if part.schema_id not in state.schemas or (
+                part.key is not None and not belongs_to(part.key, state.shard_id)
+            ):
                 continue  # the plan refuses it
+            check = self._check_of(part, state)
             if part.key is None:
-                self._check_of(schemas[part.schema_id]).inline(part)
+                check.inline(part)
             else:
-                blobs.append((self._check_of(schemas[part.schema_id]), part))
+                blobs.append((check, part))
         if len(blobs) < 2 or self._threads < 2:
             for check, part in blobs:
                 check.blob(part, self._blob)
@@ -102,19 +110,34 @@ class Inspector:
                 for _ in pool.map(lambda pair: pair[0].blob(pair[1], self._blob), blobs[start : start + LOOKED_AHEAD]):
                     pass
 
-    def _check_of(self, record: SchemaRecord) -> PartCheck:
-        found = self._checks.get(record)
-        if found is None:
-            if len(self._checks) >= SCHEMAS_MAX:
-                self._checks = {}
-            found = self._checks[record] = PartCheck(ShardSchema.from_record(record))
-        return found
+    def _check_of(self, part: Part, state: State) -> PartCheck:
+        schemas, checks = self._checks
+        if schemas is not state.schemas:
+            checks = {number: PartCheck(schema) for number, schema in sound_schemas(state.schemas).items()}
+            self._checks = state.schemas, checks
+        if part.schema_id not in checks:
+            raise InvalidUsage(
+                f"part {part.id} names schema {part.schema_id} of shard {state.name!r}, which does not fit the one "
+                f"before it; write its rows by schema {max(checks)}"
+            )
+        return checks[part.schema_id]
 
 
 def is_at_once(command: c.Command) -> bool:
-    """Whether looking at the parts of the command takes no call of a store, and but a moment."""
+    """Whether looking at what the command brings takes no call of a store, and but a moment."""
+    if isinstance(command, EVOLVING):
+        return False
     parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX
+
+
+def _check_schema(command: c.EvolveSchema | c.Recreate, state: State) -> None:
+    """Raise InvalidUsage unless the shard can have the schema. Whose turn it is, the plan decides."""
+    if isinstance(command, c.Recreate):
+        check_first(command.schema)
+    else:
+        known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
+        check_next(command.schema, known or state.schemas)
 
 
 def _brought(command: c.Command, state: State) -> list[Part]:

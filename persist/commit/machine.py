@@ -32,8 +32,8 @@ from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.batch import Run
-from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
-from persist.core.keys import diff_key
+from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
+from persist.core.keys import belongs_to, diff_key
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.naming import check_staged
@@ -137,13 +137,24 @@ class Machine(CachedState):
         return self._applied(command, self.verdict(command))
 
     def verdict(self, command: c.Command) -> Verdict:
-        """What is found of the parts that the command brings, for `submit`. Calls the blob store unless
+        """What is found of the parts or the schema that the command brings, for `submit`. What is wrong is in it.
 
-        `is_at_once(command)`. What is wrong is in the verdict.
+        Calls a store unless `knows(command)` and `is_at_once(command)`.
         """
         if isinstance(command, BRINGING):
-            return self._inspector.verdict(command, self._knowing(command))
+            return self._inspector.verdict(command, self.state() if self.knows(command) else self.refresh())
         return SOUND
+
+    def knows(self, command: c.Command) -> bool:
+        """Whether the cached State is of the life that the command means, and knows the schemas that it names."""
+        state = self.cached
+        if state is None or state.is_closed or command.shard not in (None, state.shard_id):
+            return False
+        if isinstance(command, c.EvolveSchema):
+            return command.expected_id in state.schemas
+        parts = [part for run in getattr(command, "runs", ()) for part in run.parts]
+        of_it = all(part.key is None or belongs_to(part.key, state.shard_id) for part in parts)
+        return of_it and all(part.schema_id in state.schemas for part in parts)
 
     def receipted(self, runs: Sequence[Run]) -> tuple[Run, ...]:
         """Staged runs with receipts, by which they are committed without another look. Raises what is wrong with one.
@@ -151,6 +162,15 @@ class Machine(CachedState):
         Repeating it is safe.
         """
         state = self.state()
+        try:
+            return self._receipted(runs, state)
+        except (InvalidUsage, Expired):  # perhaps the shard has a newer schema, or the name another life
+            newer = self.refresh()
+            if newer is state:
+                raise
+            return self._receipted(runs, newer)
+
+    def _receipted(self, runs: Sequence[Run], state: State) -> tuple[Run, ...]:
         check_staged(state, runs, Context(self._system.clock.now_ms(), self.policy, verdict=SOUND))
         return self._inspector.receipted(runs, state)
 
@@ -228,14 +248,6 @@ class Machine(CachedState):
                     raise
                 else:
                     is_long = True
-
-    def _knowing(self, command: c.Command) -> State:
-        """The cached State, or a newer one where that does not know the schema of a part."""
-        state = self.state()
-        runs = getattr(command, "runs", ())
-        if any(part.schema_id not in state.schemas for run in runs for part in run.parts):
-            return self.refresh()
-        return state
 
     def _interrupted(self) -> Indeterminate:
         return Indeterminate(

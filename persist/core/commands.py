@@ -247,11 +247,16 @@ class ExpireReader(ReadCommand, frozen=True):
 
 
 class RegisterCriticalReader(WriteCommand, frozen=True):
-    """Take a hold on since that never expires, or find it again. -> CriticalReaderState"""
+    """Take a hold on since that never expires, or find it again as it is. -> CriticalReaderState
+
+    A new hold begins at `since`, as if it had been moved there, or is refused. None: at the shard's since.
+    """
 
     reader: _Critical
     opaque: str
     purpose: str = ""
+    since: Antichain | None = None
+    force: bool = False
 
 
 class CompareAndDowngradeSince(WriteCommand, frozen=True):
@@ -278,7 +283,10 @@ class ExpireCriticalReader(WriteCommand, frozen=True):
 
 
 class EvolveSchema(WriteCommand, frozen=True):
-    """Make `schema` current iff the current id is `expected_id`; the caller checked the fit. -> SchemaRegistered"""
+    """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
+
+    InvalidUsage where it is no schema, or does not fit the one before it.
+    """
 
     expected_id: int
     schema: SchemaRecord
@@ -302,7 +310,8 @@ class Finalise(Command, frozen=True):
 class Recreate(WriteCommand, frozen=True):
     """Begin the next life of a tombstone's name, with this schema, as another shard. -> Done
 
-    It names the `shard` whose tombstone it is, so that a retry does not end in a second life.
+    It names the `shard` whose tombstone it is, so that a retry does not end in a second life. InvalidUsage where
+    `schema` is none.
     """
 
     schema: SchemaRecord

@@ -7,7 +7,7 @@ ones. Keys are flat columns; values may be nested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.antichain import TIME_MAX, TIME_MIN
-from persist.core.errors import Corruption, InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.state import SchemaRecord
 
 TIME = "__time"
@@ -98,12 +98,13 @@ class ShardSchema:
 
     @classmethod
     def from_record(cls, record: SchemaRecord) -> ShardSchema:
-        """Read a schema back. Raises Corruption when its bytes are no Arrow schema."""
+        """Read a schema back. Raises Corruption when its bytes are no Arrow schema, or one that no shard can have."""
         try:
-            arrow = pa.ipc.read_schema(pa.py_buffer(record.arrow))
-        except (pa.ArrowException, OSError) as error:
+            return cls(pa.ipc.read_schema(pa.py_buffer(record.arrow)), record.key)
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise Corruption(f"the shard's schema cannot be read: {error}") from error
-        return cls(arrow, record.key)
+        except InvalidUsage as error:
+            raise Corruption(f"the shard's schema cannot be one: {error.message}") from error
 
     def can_evolve_to(self, new: ShardSchema) -> bool:
         """Whether `new` is this schema with nullable value columns added and nothing else changed.
@@ -197,6 +198,48 @@ class ShardSchema:
         except (pa.ArrowException, ValueError) as error:  # text that is not UTF-8: no reader could show it
             raise InvalidUsage(f"the rows are not sound: {str(error).splitlines()[0]}") from error
         return table
+
+
+def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]:
+    """The schemas by which rows are written and read, by id ascending: the last one is the current one.
+
+    A schema that cannot be read, or that does not fit the one before it, is left out: an older build let any writer
+    register it, and rows of it cannot be read beside the others. Raises Corruption: no schema can be read.
+    """
+    sound: dict[int, ShardSchema] = {}
+    last: ShardSchema | None = None
+    unread: PersistError | None = None
+    for number in sorted(records):
+        try:
+            schema = ShardSchema.from_record(records[number])
+        except PersistError as error:
+            unread = unread or error
+            continue
+        if last is None or last.can_evolve_to(schema):
+            sound[number] = last = schema
+    if not sound:
+        raise unread or Corruption("the shard has no schema")
+    return sound
+
+
+def current_schema(records: Mapping[int, SchemaRecord]) -> tuple[int, ShardSchema]:
+    """The id of the last schema that is sound, and the schema. Raises Corruption: no schema can be read."""
+    return next(reversed(sound_schemas(records).items()))
+
+
+def check_first(record: SchemaRecord) -> None:
+    """Raise InvalidUsage unless a shard can begin with this schema."""
+    try:
+        ShardSchema.from_record(record)
+    except Corruption as error:
+        raise InvalidUsage(f"{error.message}; nothing was changed") from error
+
+
+def check_next(record: SchemaRecord, known: Mapping[int, SchemaRecord]) -> None:
+    """Raise InvalidUsage unless a shard with the schemas `known` can evolve to this one."""
+    check_first(record)
+    new = ShardSchema.from_record(record)
+    current_schema(known)[1].check_evolution(new)
 
 
 def _times(time: int, count: int) -> pa.Array:

@@ -57,7 +57,7 @@ class SnapshotReader(DataSourceReader):
             return iter(())
         transport = executors.transport(self._target.connection)
         split = partition.split
-        wanted = planning.filter_of(self._options, split.schemas[split.schema_id])
+        wanted = planning.filter_of(self._options, split.schemas)
         tables = split.read(transport, None if wanted is None else wanted.may_match, self._options.batch_rows)
         if wanted is not None:
             tables = (wanted.apply(table) for table in tables)

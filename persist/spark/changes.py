@@ -152,7 +152,7 @@ def read_changes(
     target: Target, options: ReadOptions, schema: StructType, split: ChangesSplit
 ) -> Iterator[pa.RecordBatch]:
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
-    wanted = planning.filter_of(options, split.schemas[split.schema_id])
+    wanted = planning.filter_of(options, split.schemas)
     tables = split.read(executors.transport(target.connection), wanted)
     rows: Iterator[pa.Table]
     if options.changes:

@@ -19,6 +19,7 @@ from persist.core.ids import ShardId
 from persist.core.phases import dropped
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema
+from persist.parts import current_schema as sound_schema
 from persist.spark.options import Target
 
 TRANSPORTS_MAX = 8  # locations that one worker process keeps open
@@ -73,8 +74,7 @@ def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
     opened = OneShard(transport(target.connection), shard)
 
     def schema() -> tuple[int, ShardSchema]:
-        view = view_of(target)
-        return view.schema_id, current_schema(view)
+        return sound_schema(view_of(target).schemas)
 
     return WriteHandle(opened, target.shard, schema, target.connection.handles.write)
 
@@ -88,4 +88,4 @@ def view_of(target: Target) -> ShardView:
 
 
 def current_schema(view: ShardView) -> ShardSchema:
-    return ShardSchema.from_record(view.schemas[view.schema_id])
+    return sound_schema(view.schemas)[1]

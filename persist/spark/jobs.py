@@ -25,7 +25,7 @@ from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
 from persist.core.phases import outlived
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, replacing
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import stored_schema
@@ -76,10 +76,10 @@ class Job:
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
         _check_columns(schema, executors.current_schema(view), options, target.shard)
-        record = view.schemas[view.schema_id]
+        schema_id, _ = current_schema(view.schemas)
         base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
-        return cls(target, options, replaces, writer, token, view.schema_id, record, base, view.shard_id)
+        return cls(target, options, replaces, writer, token, schema_id, view.schemas[schema_id], base, view.shard_id)
 
     @property
     def schema(self) -> ShardSchema:

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from persist.client.snapshot import holding, leased_blobs
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline
+from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline, sound_schemas
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
 from persist.parts.reader import as_it_is, stretches
@@ -62,7 +62,7 @@ def table(
     if as_of is None and view.upper.element == 0:
         return plan.empty()
     with holding(transport, target.shard, as_of, "spark native read", WAIT_S, settings) as held:
-        schemas = {number: ShardSchema.from_record(record) for number, record in held.view.schemas.items()}
+        schemas = sound_schemas(held.view.schemas)
         with leased_blobs(held.lease):
             straight, others = classify(held.runs, held.as_of, Files(transport.blob, schemas))
         return plan.frame(held.as_of, straight, others, schemas)

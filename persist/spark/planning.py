@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_bl
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
-from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key, plan_splits
+from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema, encode_key, plan_splits
 from persist.parts.given import column_of
 from persist.parts.keycodec import successor
 from persist.parts.reader import PartReader
@@ -101,8 +101,8 @@ def with_filter(schema: ShardSchema, options: ReadOptions, columns: tuple[str, .
     return (*columns, *(name for name in Filter.of(options.where, schema).columns if name not in columns))
 
 
-def filter_of(options: ReadOptions, record: SchemaRecord) -> Filter | None:
-    return None if options.where is None else Filter.of(options.where, ShardSchema.from_record(record))
+def filter_of(options: ReadOptions, schemas: Mapping[int, SchemaRecord]) -> Filter | None:
+    return None if options.where is None else Filter.of(options.where, current_schema(schemas)[1])
 
 
 def _is_text(kind: Any) -> bool:

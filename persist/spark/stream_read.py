@@ -232,7 +232,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shard, life = self._shard()
         for _ in range(CURSOR_TRIES_MAX):
             wanted = self._wanted()
-            handle = shard.critical_reader(cursor, json.dumps(wanted))
+            handle = CriticalReaderHandle.take(shard, cursor, json.dumps(wanted), since=held_at(wanted))
             found = _position(handle)
             if handle.since <= held_at(found):
                 handle.downgrade_since(held_at(found))

@@ -103,18 +103,19 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
         with service.writers.writer(name) as handle:
             return commit(handle, table, given)
 
-    def write_to_its_life_of_now(data: bytes) -> Appended:
+    def write_as_of_now(data: bytes) -> Appended:
         machine = service.location.machine(name)
-        known = machine.state().shard_id
+        known = machine.state()
         try:
             return write(data)
         except InvalidUsage:
-            if machine.refresh().shard_id == known:
+            found = machine.refresh()
+            if (found.shard_id, found.schema_id) == (known.shard_id, known.schema_id):
                 raise
-            return write(data)  # the name was dropped and created anew through another server
+            return write(data)  # through another server columns were added, or the name was used again
 
     async with service.body(request, service.limits.rows_bytes_max) as data:
-        result = await service.work.run(write_to_its_life_of_now, data)
+        result = await service.work.run(write_as_of_now, data)
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
 
 

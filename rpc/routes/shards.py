@@ -119,7 +119,7 @@ def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
 def _view(request: Request, view: ShardView) -> Response:
     if request.headers.get("accept") == RECORD:
         return Response(encoded(view), media_type=RECORD)
-    return _json({**view_to_json(view), "fields": write_schema(view.schemas[view.schema_id])})
+    return _json({**view_to_json(view), "fields": write_schema(view.schemas)})
 
 
 @router.delete("/shards/{name}", summary="Close a shard for good; maintenance then deletes its data")
@@ -157,14 +157,15 @@ async def advance_upper(request: Request, upper: Frontier) -> Response:
 async def downgrade_since(
     request: Request,
     since: Frontier,
-    cursor: Annotated[str, Query(min_length=1, max_length=200, description="Whose hold on since moves.")] = "default",
+    cursor: Annotated[str, Query(min_length=1, max_length=256, description="Whose hold on since moves.")] = "default",
     force: Annotated[bool, Query(description="Also beyond the shard's upper.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
     target = frontier(since, "since")
     reader = critical_reader_id_of(cursor)
-    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor))
+    # A new hold begins at the target, so that a refusal leaves none.
+    found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
     assert isinstance(found, c.CriticalReaderState)
     command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force)
     return _json(result_to_json(await _apply(service, name, command)))

@@ -28,6 +28,8 @@ from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "amount", "type": "int64"}]}
 DEEP = b'{"fields": [{"name": "id", "type": "int8", "key": true}, {"name": "v", "type": "%sint8%s"}]}'
+RENAMED = [pa.schema([("name", pa.string()), ("amount", pa.int64())]).serialize().to_pybytes(), ["name"]]
+RETYPED = [pa.schema([("id", pa.string()), ("amount", pa.string())]).serialize().to_pybytes(), ["id"]]
 LIMITS = Limits(command_bytes_max=10_000, rows_bytes_max=20_000, blob_bytes_max=20_000, rows_max=100)
 
 
@@ -273,6 +275,11 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
         ("POST", "/v1/shards/orders/commands", packb(["fly", [9]]), 501, "upgrade_needed"),
         ("POST", "/v1/shards/orders/commands", packb(["advance_upper", [9], None, "twice"]), 501, "upgrade_needed"),
         ("POST", "/v1/shards/nope/commands", packb(["drop"]), 404, "unknown_shard"),
+        ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, [b"garbage", ["id"]]]), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RENAMED]), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/commands", packb(["evolve_schema", 1, RETYPED]), 400, "invalid_usage"),
+        ("POST", "/v1/shards/orders/downgrade-since?since=9&cursor=typo", b"", 400, "invalid_usage"),
+        ("POST", f"/v1/shards/orders/downgrade-since?since=1&cursor={'c' * 257}", b"", 422, "invalid_usage"),
         ("POST", "/v1/shards/orders/insert?format=xml", b"", 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\na,x\n", 400, "invalid_usage"),
         ("POST", "/v1/shards/orders/insert?format=csv", b"id,amount\n" + b"a,1\n" * 101, 400, "invalid_usage"),
@@ -291,8 +298,11 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
 )
 def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | None, status: int, kind: str) -> None:
     http.post("/v1/shards/orders/insert?format=csv", content=b"id,amount\nkept,1\n")
+    before = http.app.state.service.location.machine("orders").state()  # type: ignore[attr-defined]
     problem(http.request(method, path, content=body), status, kind)
     assert http.get("/v1/shards/orders").json()["upper"] == [1]
+    after = http.app.state.service.location.machine("orders").refresh()  # type: ignore[attr-defined]
+    assert (after.schemas, after.critical_readers) == (before.schemas, before.critical_readers)
     assert http.get("/v1/shards").json()["shards"] == ["orders"]
 
 

@@ -15,11 +15,12 @@ import pytest
 
 import persist
 from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
 from persist.client.listen import ListenEvent
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
-from persist.core.antichain import EMPTY
-from persist.core.errors import Conflict, InvalidUsage, Unavailable
+from persist.core.antichain import EMPTY, TIME_MAX
+from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
 from tests.support.server import Server, url_of
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -76,9 +77,24 @@ def with_nothing_to_tell(shard: Shard) -> None:
     assert list(shard.listen(1, until=2)) == []
 
 
+def a_snapshot_read_to_its_end(shard: Shard) -> None:
+    assert sum(len(table) for table in shard.snapshot().batches()) == 2
+
+
+def wrong_arguments(shard: Shard) -> None:
+    with pytest.raises(InvalidUsage):
+        shard.listen(0, until="soon")  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage):
+        shard.listen(TIME_MAX + 1)
+    with pytest.raises(InvalidUsage):
+        shard.snapshot(columns=["colour"])
+
+
 @pytest.mark.parametrize(
     "use",
     [
+        a_snapshot_read_to_its_end,
+        wrong_arguments,
         to_its_end,
         left_at_the_first_event,
         left_by_an_error,
@@ -95,6 +111,35 @@ def test_a_finished_listener_holds_nothing(client: Client, use: Callable[[Shard]
         shard.insert([{"id": number}])
     use(shard)
     shard.drop()
+
+
+def test_a_listener_that_its_own_error_ends_holds_nothing(tmp_path: Path) -> None:
+    """A loop over a part that is gone was left by Corruption, and the shard could not be dropped for 15 minutes."""
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert(pa.table({"id": list(range(50_000))}))
+        for part in (tmp_path / "data").rglob("p*.parquet"):
+            part.unlink()
+        listen = shard.listen(None)
+        with pytest.raises(Corruption):
+            list(listen)
+        shard.drop()
+
+
+def test_a_loop_that_unavailable_ends_can_be_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 1}])
+        listen = shard.listen(None, until=1)
+
+        def away(*_: object) -> None:
+            raise Unavailable("the store is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(EmbeddedTransport, "view", away)
+            with pytest.raises(Unavailable):
+                list(listen)
+        assert sum(event.updates.num_rows for event in listen) == 1
 
 
 def test_a_listener_that_goes_on_holds_what_it_needs(client: Client) -> None:

@@ -338,7 +338,13 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
     "move-hold": lambda a: c.MoveHold(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
     "expire-reader": lambda a: c.ExpireReader(_reader(a)),
-    "register-critical": lambda a: c.RegisterCriticalReader(_critical(a), a.named("opaque"), a.named("purpose", "")),
+    "register-critical": lambda a: c.RegisterCriticalReader(
+        _critical(a),
+        a.named("opaque"),
+        a.named("purpose", ""),
+        _optional_frontier(a.optional("since")),
+        a.flag("force"),
+    ),
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
         _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force")
     ),

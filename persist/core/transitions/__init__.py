@@ -79,6 +79,8 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
         if isinstance(command, phases.GIVING_BACK):  # it went with the life that has ended
             return state, c.Done()
         raise UnknownShard(phases.outlived(state.name))
+    if context.verdict.shard not in (None, state.shard_id):  # a name was used again after the parts were looked at
+        raise UnknownShard(phases.outlived(state.name))
     phase = phases.phase_of(state)
     if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command, context)) is not None:
         return state, again

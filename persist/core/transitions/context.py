@@ -7,6 +7,7 @@ from typing import Any
 
 from persist.core.attribute import AttributeKey
 from persist.core.errors import InvalidUsage, from_kind
+from persist.core.ids import ShardId
 from persist.core.keys import born_ms
 from persist.core.outcomes import Outcome
 from persist.core.record import Record
@@ -45,14 +46,16 @@ NOTHING_INDEXED = Indexed(0, {}, {})
 
 
 class Verdict(Record, frozen=True):
-    """What the committer found of the parts of a command, which it compared with their rows before it planned.
+    """What the committer found of the parts or the schema of a command, at which it looked before it planned.
 
-    `kind` is that of the error with which the command is refused; "" where the parts are what they say.
+    `kind` is that of the error with which the command is refused; "" where they are what they say. `shard`: it holds
+    for this life of the name, since another one has other schemas. None: for every one.
     """
 
     kind: str = ""
     message: str = ""
     details: Mapping[str, Any] = {}
+    shard: ShardId | None = None
 
     def check(self) -> None:
         """Raise the error, if there is one."""
@@ -61,7 +64,7 @@ class Verdict(Record, frozen=True):
 
 
 SOUND = Verdict()
-UNCHECKED = Verdict(InvalidUsage.kind, "nobody has compared the parts of this command with their rows")
+UNCHECKED = Verdict(InvalidUsage.kind, "nobody has looked at the parts or the schema of this command")
 
 
 class Renewed(Record, frozen=True):

@@ -29,6 +29,7 @@ def evolve_schema(state: State, command: c.EvolveSchema, context: Context) -> tu
             expected=command.expected_id,
             actual=current,
         )
+    context.verdict.check()
     schemas = {**state.schemas, current + 1: command.schema}
     return replace(state, schemas=schemas), c.SchemaRegistered(current + 1)
 
@@ -85,6 +86,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
 def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State, c.Done]:
     """The next life begins as the first one did. The log goes on, so its rollups stay named until it is cut."""
     context.check_level("names that are used again", LIVES_LEVEL)
+    context.verdict.check()
     incarnation = state.incarnation + 1
     if incarnation > INCARNATION_MAX:
         raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")

@@ -83,8 +83,13 @@ def register_critical(
     if known is not None:
         return state, c.CriticalReaderState(known.since, known.opaque, state.since)
     opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
-    reader = CriticalReader(state.since, opaque, _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX))
-    return _with_critical(state, command.reader, reader), c.CriticalReaderState(state.since, opaque, state.since)
+    purpose = _bounded("cursor", command.purpose, PURPOSE_CHARS_MAX)
+    since = state.since if command.since is None else max(state.since, command.since)
+    _check_movable(state, state.since, since, command.force)
+    state = _with_critical(state, command.reader, CriticalReader(since, opaque, purpose))
+    if command.since is not None:
+        state = _with_since_recomputed(state, context)
+    return state, c.CriticalReaderState(since, opaque, state.since)
 
 
 def compare_and_downgrade_since(
@@ -96,10 +101,7 @@ def compare_and_downgrade_since(
     if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
         return state, c.CriticalReaderState(known.since, known.opaque, state.since)  # a retry of what landed
     _check_opaque(state, command.reader, known, command.expected_opaque)
-    if not command.force:
-        _check_reached(state, known.since, since)
-    if since > known.since and since.is_empty and state.upper.is_empty:
-        raise InvalidUsage(only_drop(state.name))
+    _check_movable(state, known.since, since, command.force)
     state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
     state = _with_since_recomputed(state, context)
     return state, c.CriticalReaderState(since, new_opaque, state.since)
@@ -161,6 +163,14 @@ def _check_opaque(state: State, reader: CriticalReaderId, known: CriticalReader,
             actual=known.opaque,
             since=known.since.to_json(),
         )
+
+
+def _check_movable(state: State, held: Antichain, since: Antichain, force: bool) -> None:
+    """Refuse to move a hold that never expires to a `since` that harms the shard."""
+    if not force:
+        _check_reached(state, held, since)
+    if since > held and since.is_empty and state.upper.is_empty:
+        raise InvalidUsage(only_drop(state.name))
 
 
 def _check_reached(state: State, held: Antichain, since: Antichain) -> None:

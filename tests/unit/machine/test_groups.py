@@ -28,9 +28,11 @@ from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writ
 from persist.core.outcomes import FUTURE_MS_MAX
 from persist.core.state import Policy, initial_state
 from persist.formats.state_frames import Build
+from persist.parts import ShardSchema
 from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
 from tests.support.shard import NAME, SCHEMA
 
+NEXT_SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
 KEY = AttributeKey("ab" * 16)
 OTHER = AttributeKey("cd" * 16)
 FLUSHING = Policy(outcomes_flush_at=1)
@@ -135,7 +137,7 @@ def test_a_key_is_a_new_one_in_the_next_life_also_where_that_begins_in_the_same_
     machine.apply(adds(token))
     machine.apply(flushed(location, machine))
     machine.apply(c.Drop())
-    ended, begun, again = together(machine, c.Finalise(), c.Recreate(SCHEMA), adds(token))
+    ended, begun, again = together(machine, c.Finalise(), c.Recreate(NEXT_SCHEMA), adds(token))
     assert (ended, begun, again) == (c.Finalised(True), c.Done(), c.Done())
     assert value(machine) == 1
 

@@ -1,0 +1,118 @@
+"""Columns that were added through one process are known to all others when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+import persist
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location
+from persist.core.state import Policy
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.integration.test_http_app import ipc
+from tests.integration.test_maintenance_http import served
+from tests.support.location import memory_location
+
+ID = pa.field("id", pa.int64(), nullable=False)
+SCHEMA, WIDER = pa.schema([ID]), pa.schema([ID, ("w", pa.int64())])
+NEW = pa.table({"id": [2], "w": [7]}, WIDER)
+BODIES = {
+    "ndjson": ("application/x-ndjson", b'{"id": 2, "w": 7}\n'),
+    "csv": ("text/csv", b"id,w\n2,7\n"),
+    "arrow": ("application/vnd.apache.arrow.stream", ipc(NEW)),
+}
+
+
+@pytest.fixture
+def here() -> Location:
+    return memory_location(policy=Policy(inline_part_bytes_max=0), small_merges=False)
+
+
+@pytest.fixture
+def there(here: Location) -> Location:
+    """Another process over the same stores, which has not heard of what happens here since."""
+    shard = Client(EmbeddedTransport(here)).create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    other = memory_location(blob=here.blob, consensus=here.consensus, clock=here.clock, policy=here.settings.policy)
+    other.machine("orders").refresh()
+    return other
+
+
+@pytest.fixture
+def clients(here: Location, there: Location) -> Iterator[tuple[Client, Client]]:
+    with ExitStack() as stack:
+        yield (
+            Client(EmbeddedTransport(here)),
+            stack.enter_context(persist.connect(stack.enter_context(served(there)))),
+        )
+
+
+def evolve(here: Location) -> None:
+    Client(EmbeddedTransport(here)).shard("orders").evolve_schema(WIDER)
+
+
+@pytest.mark.parametrize("form", BODIES)
+def test_a_post_with_a_new_column_is_taken_by_a_server_that_has_not_heard_of_it(
+    here: Location, there: Location, form: str
+) -> None:
+    """The first one was refused, 400; the same one right after it was taken."""
+    media, body = BODIES[form]
+    with TestClient(create_app(there, ServerSettings()), base_url="http://127.0.0.1") as http:
+        assert http.post("/v1/shards/orders/insert?format=csv", content=b"id\n3\n").status_code == 200
+        evolve(here)
+        answer = http.post("/v1/shards/orders/insert", content=body, headers={"content-type": media})
+        assert answer.status_code == 200, answer.text
+        assert http.get("/v1/shards/orders/snapshot?format=csv&columns=w").status_code == 200
+        refused = http.post("/v1/shards/orders/insert?format=csv", content=b"id,x\n2,7\n")
+        assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage")
+
+
+def test_staged_parts_with_a_new_column_get_receipts_of_a_server_that_has_not_heard_of_it(
+    here: Location, there: Location, clients: tuple[Client, Client]
+) -> None:
+    evolve(here)
+    runs = Client(EmbeddedTransport(here)).shard("orders").open_writer().stage(NEW, None)
+    assert there.machine("orders").state().schema_id == 1
+    bare = tuple(type(run)(tuple(part.without_receipt() for part in run.parts)) for run in runs)
+    assert all(part.receipt for run in clients[1].transport.receipted("orders", bare) for part in run.parts)
+
+
+@pytest.mark.parametrize("form", ["rows", "table", "batches", "reader", "pandas", "polars"])
+@pytest.mark.parametrize("where", [0, 1], ids=["embedded", "server"])
+def test_a_handle_that_was_opened_before_takes_a_new_column(
+    here: Location, clients: tuple[Client, Client], where: int, form: str
+) -> None:
+    shard = clients[where].shard("orders")
+    evolve(here)
+    given = {
+        "rows": lambda: NEW.to_pylist(),
+        "table": lambda: NEW,
+        "batches": lambda: NEW.to_batches(),
+        "reader": lambda: NEW.to_reader(),
+        "pandas": lambda: NEW.to_pandas(),
+        "polars": lambda: pytest.importorskip("polars").from_arrow(NEW),
+    }[form]()
+    shard.insert(given)
+    assert shard.snapshot(columns=["w"]).to_arrow().column("w").to_pylist() == [None, 7]
+    with pytest.raises(persist.InvalidUsage, match="'x'"):
+        shard.insert([{"id": 3, "x": 1}])
+
+
+def test_a_handle_that_was_opened_before_goes_on_with_the_columns_that_it_knows(
+    here: Location, clients: tuple[Client, Client]
+) -> None:
+    shard = clients[0].shard("orders")
+    evolve(here)
+    shard.insert(NEW)
+    shard.insert(NEW.select(["id"]))
+    with shard.pipelined_writer("p") as writer:
+        writer.append(NEW.select(["id"]))
+        writer.append(NEW)
+    assert shard.snapshot().to_arrow(expand=True).num_rows == 5

@@ -1,0 +1,73 @@
+"""A call that was refused has changed nothing, also where it is made of several commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist import InvalidUsage
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.core.errors import UpperMismatch
+from tests.support.location import memory_location
+from tests.support.server import url_of
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture(params=["directory", "server"])
+def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+    with url_of(request.param, tmp_path) as url, persist.connect(url) as client:
+        yield client
+
+
+def test_a_downgrade_that_is_refused_takes_no_hold(client: Client) -> None:
+    """The cursor of a typo held since at 0 for ever, so that neither history nor the shard could go."""
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    for number in range(2):
+        shard.insert([{"id": number}])
+    with pytest.raises(InvalidUsage, match="beyond the upper"):
+        shard.downgrade_since(1000, "typo")
+    assert shard.downgrade_since(2, "mine").to_json() == [2]
+    shard.critical_reader("mine").expire()
+    shard.drop()
+
+
+def test_a_shard_that_is_told_to_be_dropped_can_be_dropped(client: Client) -> None:
+    """Giving up all reads of a closed shard is refused with "drop it"; the drop was refused by the hold of that."""
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.advance_upper(None)
+    with pytest.raises(InvalidUsage, match="drop it"):
+        shard.downgrade_since(None)
+    shard.drop()
+
+
+def test_a_hold_that_is_there_stays_where_it_is_when_its_downgrade_is_refused(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard.insert([{"id": 1}])
+    assert shard.downgrade_since(1, "mine").to_json() == [1]
+    with pytest.raises(InvalidUsage, match="beyond the upper"):
+        shard.downgrade_since(5, "mine")
+    assert shard.critical_reader("mine").since.to_json() == [1]
+    assert shard.downgrade_since(5, "mine", force=True).to_json() == [5]
+
+
+def test_a_cursor_has_at_most_256_characters(client: Client) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    assert shard.critical_reader("c" * 256).since.to_json() == [0]
+    with pytest.raises(InvalidUsage, match="the cursor has 257 characters; at most 256"):
+        shard.critical_reader("c" * 257)
+
+
+def test_writes_that_are_refused_register_one_writer() -> None:
+    """Each refusal left a writer behind for the length of its lease: enough of them, and nobody could write."""
+    location = memory_location()
+    shard = Client(EmbeddedTransport(location)).create_shard("orders", SCHEMA, ["id"])
+    for _ in range(5):
+        with pytest.raises(UpperMismatch):
+            shard.compare_and_append([{"id": 1}], 7, 8)
+    assert len(location.machine("orders").state().writers) == 1
