@@ -246,11 +246,15 @@ class WriteHandle:
         return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token)
 
     def close(self) -> None:
-        """Retire the writer; without it, its lease lapses in the end. Raises what every call may."""
+        """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.
+
+        Raises what every call may.
+        """
         self._process.check()
         with self._lock:
             if self._registered:
                 send(self._transport, self._name, c.ExpireWriter(self.writer_id), self._settings.retry_s)
+                self.writer_id = mint(WriterId, self._transport.ids)  # a retired one never comes back
                 self._registered = False
 
     def _appended(self, command: Callable[[WriterId, Token], _Append], token: Token | None) -> c.Appended:

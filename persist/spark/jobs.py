@@ -168,6 +168,7 @@ class Job:
         assert base is not None
         claims = tuple(run for message in done for run in message.claims)
         if self.replaces == REPLACE_KEYS and not claims:
+            base.lease(self.target).close()
             return
         replaced = None if self.replaces == REPLACE_ALL else claims
         handle = self.handle()
@@ -226,7 +227,10 @@ def _check_roles(schema: StructType, options: WriteOptions) -> None:
     for role, column in roles.items():
         if column is not None and column not in schema.names:
             raise InvalidUsage(f"option {role!r} names {column!r}, which is not a column of the DataFrame")
-    if TIME in _renamed(schema, options) and options.expected_upper is None:
+    given = _renamed(schema, options)
+    if len(set(given)) != len(given):
+        raise InvalidUsage(f"a column occurs twice in {given}")
+    if TIME in given and options.expected_upper is None:
         raise InvalidUsage(f"rows with times need options expectedUpper and newUpper; or drop the column {TIME}")
 
 
@@ -239,5 +243,3 @@ def _check_columns(schema: StructType, shard: ShardSchema, options: WriteOptions
         raise InvalidUsage(f"shard {name!r} has no column {unknown[0]!r}; its columns are {listed(shard.arrow.names)}")
     if missing:
         raise InvalidUsage(f"the DataFrame lacks the column {missing[0]!r} of shard {name!r}")
-    if len(set(given)) != len(given):
-        raise InvalidUsage(f"a column occurs twice in {given}")

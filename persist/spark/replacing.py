@@ -127,7 +127,18 @@ class Replacement:
         won every one of `TRIES_MAX` races, Expired when the base's lease lapsed, UnknownShard when the shard was
         dropped. Nothing is changed then.
         """
-        target, lease = self.target, self.base.lease(self.target)
+        lease = self.base.lease(self.target)
+        try:
+            self._publish(lease, runs, claims, token, attributes)
+        except (Conflict, InvalidUsage):  # nothing was changed, and nobody goes on from this base
+            lease.close()
+            raise
+        lease.close()
+
+    def _publish(
+        self, lease: ReadLease, runs: Runs, claims: Runs | None, token: Token, attributes: tuple[AttributeUpdate, ...]
+    ) -> None:
+        target = self.target
         if claims is None:
             lease.check()
             retractions = self.handle.stage_for_one_commit(
@@ -151,7 +162,6 @@ class Replacement:
             except UpperMismatch:
                 lease.keep()
                 continue
-            lease.close()
             return
         raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
 

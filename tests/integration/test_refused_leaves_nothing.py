@@ -63,6 +63,16 @@ def test_a_cursor_has_at_most_256_characters(client: Client) -> None:
         shard.critical_reader("c" * 257)
 
 
+def test_a_writer_that_was_closed_registers_anew_when_it_is_used(client: Client) -> None:
+    """It raised Expired, which no docstring names."""
+    shard = client.create_shard("orders", SCHEMA, ["id"])
+    writer = shard.open_writer()
+    for number in range(3):
+        writer.insert([{"id": number}])
+        writer.close()
+    assert shard.snapshot().to_arrow().num_rows == 3
+
+
 def test_writes_that_are_refused_register_one_writer() -> None:
     """Each refusal left a writer behind for the length of its lease: enough of them, and nobody could write."""
     location = memory_location()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from persist.core.errors import UnknownShard
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.parts import ALL_KEYS
 from persist.spark.batch_read import ChangesReader
 from persist.spark.changes import changes_schema
@@ -96,6 +96,30 @@ def test_what_others_write_meanwhile_is_replaced_under_the_job_s_keys_only(spark
     shard.insert([{"k": "a", "n": 1, "__diff": -1}])
     assert mine.publish([message], None)
     assert contents(client) == {("a", 5): 1, ("b", 1): 1, ("b", 2): 1, ("x", 5): 1}
+
+
+@pytest.mark.parametrize("rows", [[], [("a", 5)]], ids=["nothing to do", "a key twice"])
+def test_a_job_that_ends_without_a_commit_gives_its_hold_back(
+    spark: Any, client: Any, url: str, rows: list[tuple[str, int]]
+) -> None:
+    """Its base held history, and the shard could not be dropped, until the lease lapsed."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}])
+    mine = job(url, spark.createDataFrame([], DDL), envelope="upsert")
+    messages = [mine.stage([batch(rows)]) for _ in range(2)] if rows else []
+    if rows:
+        with pytest.raises(InvalidUsage, match="more than once"):
+            mine.publish(messages, None)
+    else:
+        assert mine.publish(messages, None)
+    shard.drop()
+
+
+def test_a_frame_that_is_refused_makes_no_shard(spark: Any, client: Any, url: str) -> None:
+    frame = spark.createDataFrame([], "k string, n bigint, d bigint, __diff bigint")
+    with pytest.raises(InvalidUsage, match="a column occurs twice"):
+        job(url, frame, key="k", diffColumn="d")
+    assert client.shards() == []
 
 
 def test_what_a_task_staged_before_a_drop_goes_to_no_later_shard(spark: Any, client: Any, url: str) -> None:

@@ -188,6 +188,15 @@ def test_a_stream_begins_at_a_time(client: Any, stream: Any, pump: Any) -> None:
 
 
 @pytest.mark.proof
+def test_a_stream_that_would_begin_beyond_the_upper_makes_no_cursor(client: Any, url: str) -> None:
+    """It was refused, and its cursor held since at 0 for ever."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}])
+    with pytest.raises(InvalidUsage, match="beyond the upper"):
+        reader(url, startingOffsets="1000", readChangeFeed="true", cursor="job").initialOffset()
+    shard.drop()
+
+
 def test_a_cursor_keeps_the_history_that_a_stopped_stream_needs(client: Any, stream: Any, pump: Any) -> None:
     shard = client.create_shard("orders", SCHEMA, ["k"])
     shard.insert([{"k": "a", "n": 0}])
