@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from blob.memory import MemoryBlob
@@ -20,9 +21,11 @@ from persist.core.record import replace
 from persist.core.state import Policy, initial_state
 from persist.formats import outcome_frames as frames
 from persist.formats.state_frames import Build
+from persist.parts import ShardSchema
 from tests.support.location import AscendingIds, TestClock, memory_location
-from tests.support.shard import NAME, SCHEMA
+from tests.support.shard import NAME
 
+SCHEMA = ShardSchema(pa.schema([("k", pa.string())]), ("k",)).to_record()
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 POLICY = Policy(outcomes_flush_at=20, outcomes_overlay_max=40)
