@@ -14,6 +14,7 @@ from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
 from persist.core.keys import part_key
 from persist.core.record import replace
 from persist.core.state import SchemaRecord
+from persist.core.transitions.naming import DIFF_MAX
 from persist.parts.codec import ParquetEncoder, at_part_time, decode_inline, encode_inline, record_of, row_group_rows
 from persist.parts.consolidate import consolidate, join
 from persist.parts.digest import digest_of_rows
@@ -87,6 +88,9 @@ def stage(
             part = sink.told(encode_inline(rows, schema, sink.schema_id, mint(PartId, sink.ids)), rows)
             if part.diff_sum == 0 and not len(consolidate([rows], schema)):
                 return ()  # its rows cancel out: in a blob they would not be there either
+            if part.rows * max(-part.diff_min, part.diff_max) > DIFF_MAX:  # as in a blob, the sum of equal rows counts
+                summed = consolidate([rows], schema)
+                part = sink.told(encode_inline(summed, schema, sink.schema_id, part.id), rows)
             if part.size <= inline_bytes_max:
                 if on_part is not None:
                     on_part(part)

@@ -13,11 +13,12 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from persist.core.errors import PersistError
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
-from persist.spark.stream_read import StreamReader
+from persist.spark.stream_read import RefusedStream, StreamReader
 from persist.spark.stream_write import StreamWriter
 
 
@@ -47,9 +48,12 @@ class PersistDataSource(DataSource):
         return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        options = Options(self._given)
-        options.check("a streaming read")
-        return StreamReader(Target.of(options), ReadOptions.of(options), StreamOptions.of(options), schema)
+        try:
+            options = Options(self._given)
+            options.check("a streaming read")
+            return StreamReader(Target.of(options), ReadOptions.of(options), StreamOptions.of(options), schema)
+        except PersistError as error:  # Spark hides what is raised here behind an error of its own
+            return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = Options(self._given)

@@ -31,7 +31,7 @@ from persist.client.shard import CriticalReaderHandle, Shard
 from persist.client.snapshot import ReadLease, leased_blobs
 from persist.client.transport import OneShard, Transport
 from persist.core.antichain import Antichain, frontier
-from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, UnknownShard
+from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, PersistError, UnknownShard
 from persist.core.ids import SeqNo, ShardId
 from persist.core.view import ShardView, ViewRequest
 from persist.spark import executors
@@ -72,6 +72,25 @@ def held_at(offset: Offset) -> Antichain:
         return frontier(offset["snapshot"])
     element = Antichain.from_json(offset["frontier"]).element
     return Antichain(None if element is None else max(element - 1, 0))
+
+
+class RefusedStream(DataSourceStreamReader):
+    """The reader of a stream that cannot begin, because of its options. Says so as soon as Spark asks for anything."""
+
+    def __init__(self, error: PersistError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        raise self._error
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        raise self._error
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -49,9 +49,10 @@ def read_seen(text: str, header: str) -> Seen:
 
 
 async def only_known(request: Request) -> None:
-    """Raises InvalidUsage at a query parameter that the route does not have, or that comes twice.
+    """Raises InvalidUsage at a query parameter that the route does not have, or that comes twice, and at a key.
 
-    A misspelt one would mean its default, and of two only one would be heeded.
+    A misspelt one would mean its default, and of two only one would be heeded. A key that nothing remembers would
+    promise what does not hold: that the same key with another request is refused.
     """
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
     for name in request.query_params:
@@ -59,6 +60,8 @@ async def only_known(request: Request) -> None:
             raise InvalidUsage(f"parameter {name[:100]!r} is given more than once; give it once")
         if name not in known:
             raise InvalidUsage(f"there is no parameter {name[:100]!r} here; there is {', '.join(known) or 'none'}")
+    if "token" not in known and request.method not in ("GET", "HEAD") and "idempotency-key" in request.headers:
+        raise InvalidUsage("this request takes no Idempotency-Key; leave it out: repeating the request is safe")
 
 
 def frontier(text: str, name: str) -> Antichain:

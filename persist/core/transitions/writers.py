@@ -88,8 +88,8 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             actual=state.upper.to_json(),
         )
     _check_not_taken(state, lower, upper)
+    result = c.Appended(lower, upper)  # also where the shard had the beginning: a retry is answered as the first time
     if upper <= state.upper:  # another replica has written all of it
-        result = c.Appended(lower, upper)
         return (_recorded(state, command, result, context) if is_alone(command) else state), result
     if state.upper < lower:
         raise UpperMismatch(
@@ -99,7 +99,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
         )
     state = with_updates(state, command.attributes, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
-    return _push(state, command, c.Appended(state.upper, upper), runs, context)
+    return _push(state, command, result, runs, context)
 
 
 def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.Appended]:
@@ -162,13 +162,13 @@ def _join_insert(state: State, command: c.Insert, context: Context, time: int) -
 def _push(
     state: State, command: Written, result: c.Appended, runs: tuple[Run, ...], context: Context
 ) -> tuple[State, c.Appended]:
-    """The State with a batch of these runs at the times of `result`."""
+    """The State with a batch of these runs from its upper to that of `result`."""
     if len(state.trace.batches) >= context.policy.batches_max and runs:
         raise Overloaded(
             f"shard {state.name!r} has {len(state.trace.batches)} batches that wait for compaction; run a compactor",
             retry_after_s=RETRY_LATER_S,
         )
-    trace = state.trace.push(batch_of(Description(result.lower, result.upper, MINIMUM), _stored(runs)))
+    trace = state.trace.push(batch_of(Description(state.upper, result.upper, MINIMUM), _stored(runs)))
     _check_inline(trace.inline_bytes, runs, context)
     return _recorded(_with_trace(state, trace, runs), command, result, context), result
 

@@ -92,6 +92,7 @@ class Model:
             raise Refused("upper_mismatch")
         self._check_end(upper)
         self._push(known, token, upper, [update for update in updates if update[1] >= self.upper])
+        known.answer = (lower, upper)
         return known.answer
 
     def insert_together(self, inserts: list[tuple[str, str, list[tuple[str, int]]]]) -> list[tuple[float, float] | str]:

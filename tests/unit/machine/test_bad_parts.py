@@ -193,6 +193,34 @@ def test_sums_of_multiplicities_stay_exact() -> None:
     assert shard.snapshot().to_arrow().column("__diff").to_pylist() == [DIFF_MAX]
 
 
+@pytest.mark.parametrize(
+    ("diffs", "is_taken"),
+    [
+        ([DIFF_MAX, -1], True),
+        ([DIFF_MAX + 1, -1], True),
+        ([2**62, -(2**62) + 5], True),
+        ([2**62, -(2**62)], True),
+        ([DIFF_MAX, 1], False),
+        ([-DIFF_MAX] * 2, False),
+        ([2**62] * 2, False),
+    ],
+)
+def test_the_sum_of_equal_rows_is_bounded_however_they_come(diffs: list[int], is_taken: bool) -> None:
+    """Inline each row was bounded, in a blob the sum: the same rows were taken by one call and refused by another."""
+    _location, shard = shard_of(INLINE)
+    rows = [{"id": 1, "v": "a", "__diff": diff} for diff in diffs]
+    writer = shard.open_writer()
+    for write in (lambda: writer.insert(rows), lambda: writer.commit_insert(writer.stage(rows, None))):
+        if is_taken:
+            write()
+        else:
+            with pytest.raises(InvalidUsage, match=r"multiplicities|sum to a number"):
+                write()
+    shard.advance_upper(9)
+    found = shard.snapshot().to_arrow().column("__diff").to_pylist()
+    assert found == ([2 * sum(diffs)] if is_taken and sum(diffs) else [])
+
+
 def test_a_staged_part_that_left_the_shard_never_comes_back() -> None:
     location, shard = shard_of(BLOB)
     [first] = shard.open_writer().stage_for_one_commit(ROWS, None)
