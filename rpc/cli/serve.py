@@ -18,7 +18,7 @@ from persist.cli.process import LEVELS, announce, configure_logs, end_with_paren
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.commit.location import LocationSettings
-from rpc.auth import maintenance_token
+from rpc.auth import Tokens, maintenance_token
 from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import ServerSettings, from_environment
 
@@ -50,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.maintenance and settings.tokens_file and settings.maintenance_token is None:
         settings = replace(settings, maintenance_token=maintenance_token())
     settings.check()
+    if settings.tokens_file is not None:
+        Tokens(settings.tokens_file, now_s=time.time)  # before a directory is made: a start that fails leaves none
     configure_logs("info" if settings.access_log and arguments.log_level == "warning" else arguments.log_level)
     inherited = os.environ.get(_FD)
     if inherited is not None:

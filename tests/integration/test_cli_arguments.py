@@ -65,3 +65,12 @@ def test_output_that_nobody_reads_ends_a_command_quietly(place: Path) -> None:
 def test_a_file_of_authorities_that_is_missing_is_named() -> None:
     with pytest.raises(persist.InvalidUsage, match=r"ca_file 'missing\.pem' cannot be used: No such file"):
         persist.connect("https://127.0.0.1:1", ca_file="missing.pem")
+
+
+@pytest.mark.parametrize("arguments", [["--tokens", "nope.json"], ["--port", "99999"], ["--tls-key", "nope.pem"]])
+def test_a_server_that_cannot_start_leaves_no_directory(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *arguments]) == 1
+    assert not list(tmp_path.iterdir())

@@ -404,6 +404,55 @@ def test_a_token_is_given_once_and_has_1_to_200_characters(http: TestClient) -> 
     assert post(key="x" * 200).json()["lower"] == [1]
 
 
+def test_a_key_where_nothing_remembers_it_is_refused(http: TestClient) -> None:
+    """It was ignored, so the same key was taken with one request after another."""
+    for method, path in (
+        ("POST", "/v1/shards/orders/advance-upper?upper=5"),
+        ("POST", "/v1/shards/orders/downgrade-since?since=0"),
+        ("PUT", "/v1/shards/orders"),
+        ("DELETE", "/v1/shards/orders"),
+    ):
+        refused = http.request(method, path, headers={"idempotency-key": "a"})
+        assert "leave it out" in problem(refused, 400, "invalid_usage")
+    assert http.get("/v1/shards/orders", headers={"idempotency-key": "a"}).json()["upper"] == [0]
+
+
+def test_an_append_is_answered_with_its_interval_the_first_time_and_again(http: TestClient) -> None:
+    """The first answer told what was left of it, the retry the whole."""
+    http.post("/v1/shards/orders/advance-upper?upper=6")
+    rows = b"id,amount,__time\na,1,5\nb,1,6\n"
+    for query in ("", "", "&token=x", "&token=x"):
+        told = http.post(f"/v1/shards/orders/append?format=csv&lower=4&upper=7{query}", content=rows).json()
+        assert (told["lower"], told["upper"]) == ([4], [7])
+    told = http.post("/v1/shards/orders/append?format=csv&lower=5&upper=9&token=y", content=rows).json()
+    assert (told["lower"], told["upper"]) == ([5], [9])
+    assert http.get("/v1/shards/orders/snapshot?format=csv&columns=id").text == '"id","__diff"\n"b",1\n'
+
+
+def test_a_wait_that_ends_answers_with_the_upper_that_there_is(http: TestClient) -> None:
+    answer = http.get("/v1/shards/orders?past=50&timeout=0.01")
+    assert (answer.status_code, answer.json()["upper"]) == (200, [0])
+
+
+def test_what_had_landed_is_answered_until_the_name_is_used_again(http: TestClient) -> None:
+    def post(token: str) -> Any:
+        return http.post(f"/v1/shards/orders/insert?format=csv&token={token}", content=b"id,amount\na,1\n")
+
+    minted = f"i{http.get('/v1/location').headers['x-request-id']}"
+    first = [post(minted).json(), post("free").json()]
+    http.delete("/v1/shards/orders?force=true")
+    assert [post(minted).json(), post("free").json()] == first
+    problem(post("another"), 404, "unknown_shard")
+    http.put("/v1/shards/orders", json=FIELDS)
+    problem(post(minted), 409, "outcome_forgotten")
+    assert post("free").json()["lower"] == [0]
+
+
+def test_a_refusal_names_the_path_as_it_was_asked_for(http: TestClient) -> None:
+    """It named a path that the router had made of it, `/v1/shards/eu:orders`."""
+    assert "/v1/shards/eu/orders;" in problem(http.patch("/v1/shards/eu/orders"), 405, "invalid_usage")
+
+
 @pytest.mark.parametrize("given", ["9" * 5_000, "9" * 19, "", "-1", "soon"])
 def test_an_id_that_no_event_has(http: TestClient, given: str) -> None:
     response = http.get("/v1/shards/orders/listen", headers={"last-event-id": given})

@@ -393,10 +393,11 @@ def test_garbage_collection_is_left_alone_outside_of_sparks_workers(client: Any,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingOffsets": "soon"}, "option 'startingOffsets' is a whole number, not 'soon'"),
+        ({"startingOffsets": "latest"}, "startingOffsets=latest needs option 'cursor'"),
         *(
             pytest.param(options, message, marks=pytest.mark.proof)
             for options, message in (
+                ({"startingOffsets": "soon"}, "option 'startingOffsets' is a whole number, not 'soon'"),
                 ({"startingOffsets": '{"at": 1}'}, "is earliest, latest, a time or"),
                 ({"maxRowsPerTrigger": "0"}, "option 'maxRowsPerTrigger' is 0"),
                 ({"maxBytesPerTrigger": "lots"}, "option 'maxBytesPerTrigger' is a size"),
@@ -410,5 +411,6 @@ def test_a_bad_stream_option_is_one_clear_sentence(
     client: Any, stream: Any, pump: Any, options: dict[str, str], message: str
 ) -> None:
     client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a", "n": 1}])
-    with pytest.raises((PySparkException, StreamingQueryException), match=message):
+    with pytest.raises((PySparkException, StreamingQueryException), match=message) as told:
         pump(stream(**options), "copy", key="k")
+    assert "UnboundLocalError" not in str(told.value), "PySpark's own, which hid the sentence"
