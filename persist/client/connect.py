@@ -16,7 +16,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
-from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
 from persist.core.view import ViewRequest
@@ -24,6 +24,7 @@ from persist.parts import ShardSchema
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
+LIVES_MAX = 100  # dropped shards of a name that one call is told of
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,17 @@ class Client:
                 are at most 256 characters together.
             schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`.
             key: the columns by which rows are ordered and found. Several rows may have one key.
-        Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored).
+        Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored),
+            Indeterminate (it may have happened, or may yet: look whether the shard is there).
         """
         check_shard_name(name)
-        view = self.transport.create(name, ShardSchema(schema, names("key", key)).to_record())
-        return Shard(self.transport, name, view, self._settings)
+        record, follows = ShardSchema(schema, names("key", key)).to_record(), ""
+        for _ in range(LIVES_MAX):
+            view = self.transport.create(name, record, follows)
+            if not view.is_dropped:
+                return Shard(self.transport, name, view, self._settings)
+            follows = view.shard_id
+        raise Unavailable(f"shard {name!r} was dropped again each of {LIVES_MAX} times that it was created; retry")
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.

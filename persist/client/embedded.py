@@ -35,12 +35,13 @@ class EmbeddedTransport:
     def listening_moves_since(self) -> bool:
         return True
 
-    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
         check_shard_name(name)
         check_first(schema)
         fresh = initial_state(name, schema, self.clock.now_ms())
-        state = self.location.machine(name).create(fresh)
-        if state.schemas[state.schema_id] != schema and state.schemas[current_schema(state.schemas)[0]] != schema:
+        state = self.location.machine(name).create(fresh, follows)
+        known = (state.schemas[state.schema_id], state.schemas[current_schema(state.schemas)[0]])
+        if not state.is_closed and schema not in known:
             raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
         return view_of(state, state.upper, with_batches=False)
 

@@ -178,6 +178,10 @@ class PipelinedWriter:
                 self._attributes.update(AttributeUpdate.replace_if_equals(self._epoch_key, epoch, before))
             except AttributeMismatch:
                 continue
+            except Indeterminate as error:  # what comes late is fenced by the next number, as another instance is
+                if error.details.get("refused") != AttributeMismatch.kind:
+                    raise
+                continue
             return epoch
         raise Unavailable(f"pipelined writer {self.name!r} is being opened by many at once; retry")
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from persist.client.transport import Transport
 from persist.commit.system import jittered
 from persist.core import commands as c
+from persist.core.antichain import Antichain
 from persist.core.errors import (
-    AttributeMismatch,
-    Conflict,
     Corruption,
     Indeterminate,
+    InvalidUsage,
     Overloaded,
     PersistError,
     Unavailable,
     UpperMismatch,
 )
+from persist.core.transitions.outcomes import Written
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
@@ -29,45 +33,75 @@ READS = (
     c.ReadAttributes,
     c.ScanAttributes,
 )
-# What may be told after a try of unknown outcome. The first three prove that no try landed: a token is looked up before
-# the upper and the attributes are, and a shard that was dropped is not found to be held. The others claim nothing. Any
-# other error would be the same had a try landed: the rights, the registration or the shard went away after it.
-TOLD_AFTER_UNKNOWN = frozenset({UpperMismatch, AttributeMismatch, Conflict, Corruption, PersistError})
+# These claim nothing of what happened, so they are told whatever came before.
+CLAIM_NOTHING = (Corruption, PersistError)
+_T = TypeVar("_T")
 
 
 def send(transport: Transport, name: str, command: c.Command, retry_s: float) -> c.Result:
-    """Apply a command, retrying what is safe to retry for up to `retry_s` seconds.
+    """Apply a command, retrying what is safe to retry for up to `retry_s` seconds. Raises what `settled` raises."""
+    return settled(
+        lambda: transport.apply(name, command),
+        f"a command on shard {name!r}",
+        transport,
+        retry_s,
+        remedy="call again with its token" if isinstance(command, Written) else "look at the shard before you go on",
+        reads=isinstance(command, READS),
+    )
 
-    Raises Indeterminate where the command may have happened: an earlier try had an unknown outcome, and then the
-    deadline passed, or an error came that does not tell what became of that try. Every other error, but for Corruption
-    and the root of the tree, means that it did not happen. A read is never Indeterminate: it is asked again.
+
+def settled(
+    ask: Callable[[], _T], what: str, transport: Transport, retry_s: float, *, remedy: str, reads: bool = False
+) -> _T:
+    """What `ask` returns, which is tried again for up to `retry_s` seconds. `what` is asked, for messages.
+
+    Raises Indeterminate where it may have happened, or may happen yet: the outcome of a try is unknown, and then the
+    deadline passed, or a later try was refused. A server that was stopped, or a proxy, may hold the request of that
+    try, and deliver it when what the refusal tells holds no more. Only a refusal that stays true is told as it is (see
+    `is_final`). Every other error, but for Corruption and the root of the tree, means that it did not happen and never
+    will. A read (`reads`) is never Indeterminate: it is asked again.
     """
-    reads = isinstance(command, READS)
     deadline = transport.clock.monotonic() + retry_s
     unknown = False
     tries = 0
     while True:
         try:
-            return transport.apply(name, command)
+            return ask()
         except (Unavailable, Overloaded, Indeterminate) as error:
             unknown = unknown or (isinstance(error, Indeterminate) and not reads)
             tries += 1
             wait = _wait_s(error, tries, transport)
             if transport.clock.monotonic() + wait > deadline:
                 if reads and isinstance(error, Indeterminate):
-                    raise Unavailable(f"shard {name!r} cannot be read now: no answer came; read it again") from error
+                    raise Unavailable(f"{what}, which changes no data, was not answered; repeat it") from error
                 if unknown and not isinstance(error, Indeterminate):
-                    raise Indeterminate(
-                        f"a command on shard {name!r} may have happened; retry with its token ({error})"
-                    ) from error
+                    raise Indeterminate(f"{what} may have happened; {remedy} ({error})") from error
                 raise
             transport.clock.sleep(wait)
         except PersistError as error:
-            if not unknown or type(error) in TOLD_AFTER_UNKNOWN:
+            if not unknown or type(error) in CLAIM_NOTHING or is_final(error):
                 raise
             raise Indeterminate(
-                f"a command on shard {name!r} may have happened; read it, or retry with its token ({error})"
+                f"{what} may have happened, or may yet: one try was not answered, and the next was refused ({error}); "
+                f"{remedy}",
+                refused=error.kind,
+                **error.details,
             ) from error
+
+
+def is_final(error: PersistError) -> bool:
+    """Whether the refusal proves that no try of the same command has landed, and that none ever will.
+
+    That is so of an upper beyond the one that is needed, since it never moves back, and a token is looked up first.
+    Attributes and readers may come back to what they were, and rights may be given again.
+    """
+    if not isinstance(error, UpperMismatch):
+        return False
+    try:
+        expected = error.details["expected"]  # None: an insert, which is refused only where no time is left
+        return expected is None or Antichain.from_json(error.details["actual"]) > Antichain.from_json(expected)
+    except (KeyError, InvalidUsage):  # not a server of persist
+        return False
 
 
 def _wait_s(error: Exception, tries: int, transport: Transport) -> float:

@@ -20,12 +20,13 @@ from persist.client.transport import OneShard, Transport
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
-from persist.core.errors import Conflict, InvalidUsage
-from persist.core.ids import CriticalReaderId, Token, critical_reader_id_of
+from persist.core.errors import Conflict, InvalidUsage, Unavailable
+from persist.core.ids import CriticalReaderId, SeqNo, Token, critical_reader_id_of
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
+REGISTER_TRIES_MAX = 100  # each means that somebody gave up a critical reader meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +279,8 @@ class Shard:
         Args:
             cursor: its name, up to 256 characters.
             opaque: the token of a new hold; one that is there keeps its own.
-        Raises: InvalidUsage (`cursor` or `opaque` is no text, or too long).
+        Raises: InvalidUsage (`cursor` or `opaque` is no text, or too long), Unavailable (others give up critical
+            readers all the time; retry).
         """
         return CriticalReaderHandle.take(self, cursor, opaque)
 
@@ -306,7 +308,8 @@ class Shard:
 
         Args:
             force: also while readers hold it.
-        Raises: Conflict (readers hold it), UnknownShard (its name belongs to another shard by now).
+        Raises: Conflict (readers hold it), UnknownShard (its name belongs to another shard by now), Indeterminate (it
+            may have happened, or may yet: look at the shard before you write more to it).
         """
         self._send(c.Drop(force))
 
@@ -353,6 +356,7 @@ class CriticalReaderHandle:
         self.cursor = cursor
         self.opaque = found.opaque
         self.since = found.since
+        self._registered = found.registered
 
     @classmethod
     def take(
@@ -367,9 +371,14 @@ class CriticalReaderHandle:
         checked("opaque", opaque, str)
         checked("force", force, bool)
         reader = critical_reader_id_of(cursor)
-        found = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force))
-        assert isinstance(found, c.CriticalReaderState)
-        return cls(shard, cursor, reader, found)
+        seen = SeqNo(0)
+        for _ in range(REGISTER_TRIES_MAX):
+            found = shard._send(c.RegisterCriticalReader(reader, opaque, cursor, since, force, seen))
+            if isinstance(found, c.CriticalReaderState):
+                return cls(shard, cursor, reader, found)
+            assert isinstance(found, c.HoldGivenUp)
+            seen = found.seqno
+        raise Unavailable(f"critical readers of shard {shard.name!r} are given up all the time; retry")
 
     def __repr__(self) -> str:
         return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"
@@ -393,12 +402,15 @@ class CriticalReaderHandle:
         checked("expected", before, str)
         checked("opaque", after, str)
         checked("force", force, bool)
-        command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since), force)
+        command = c.CompareAndDowngradeSince(self._reader, before, after, frontier(since), force, self._registered)
         result = self._shard._send(command)
         assert isinstance(result, c.CriticalReaderState)
         self.opaque, self.since = result.opaque, result.since
         return result.shard_since
 
     def expire(self) -> None:
-        """Give the hold up for good. Raises OpaqueMismatch (another holder has changed the token)."""
-        self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque))
+        """Give the hold up for good. Repeating it is safe: a hold of this name that is taken later stays.
+
+        Raises: OpaqueMismatch (another holder has changed the token), Indeterminate (it may have happened: repeat it).
+        """
+        self._shard._send(c.ExpireCriticalReader(self._reader, self.opaque, self._registered))

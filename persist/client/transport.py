@@ -45,8 +45,13 @@ class Transport(Protocol):
         """Whether the shard's since follows its listeners. It does not through a server that asks for no token."""
         ...
 
-    def create(self, name: str, schema: SchemaRecord) -> ShardView:
-        """Create the shard unless it exists; its view either way (without batches)."""
+    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
+        """Create the shard unless it exists; its view either way (without batches).
+
+        `follows` is the id of the dropped shard whose name it takes, "" where the caller knows of none. If the last
+        shard of the name is another dropped one, nothing is created: the view is of that one, and says which it is.
+        So a request that comes late begins no further life of the name. None: it follows whichever was the last.
+        """
         ...
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
@@ -104,8 +109,8 @@ class ForwardingTransport:
     def listening_moves_since(self) -> bool:
         return self.inner.listening_moves_since
 
-    def create(self, name: str, schema: SchemaRecord) -> ShardView:
-        return self.inner.create(name, schema)
+    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
+        return self.inner.create(name, schema, follows)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.inner.names(prefix, after, limit)

@@ -96,10 +96,10 @@ class Machine(CachedState):
         self._collect = collect
         self._upkeep.collects = True
 
-    def create(self, state: State) -> State:
+    def create(self, state: State, follows: str | None = None) -> State:
         """Commit the first State of a shard, unless the shard exists; the State that is there afterwards.
 
-        Where a shard of this name was dropped, the next life of the name begins.
+        Where a shard of this name was dropped, the next life of the name begins, if `follows` is its id or None.
         """
         existing: State | None
         try:
@@ -115,7 +115,9 @@ class Machine(CachedState):
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")
         existing = self.publish(existing)
-        return self._recreated(existing, state) if existing.is_closed else existing
+        if not existing.is_closed or follows not in (None, existing.shard_id):
+            return existing
+        return self._recreated(existing, state)
 
     def _recreated(self, ended: State, wanted: State) -> State:
         """The next life of the name, by whoever begins it: these commands are for the life that has ended only."""

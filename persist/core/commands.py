@@ -29,6 +29,7 @@ from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
 from persist.core.results import Finalised as Finalised
 from persist.core.results import Flushed as Flushed
+from persist.core.results import HoldGivenUp as HoldGivenUp
 from persist.core.results import MergeApplied as MergeApplied
 from persist.core.results import PartReplaced as PartReplaced
 from persist.core.results import ReaderRegistered as ReaderRegistered
@@ -250,6 +251,10 @@ class RegisterCriticalReader(WriteCommand, frozen=True):
     """Take a hold on since that never expires, or find it again as it is. -> CriticalReaderState
 
     A new hold begins at `since`, as if it had been moved there, or is refused. None: at the shard's since.
+
+    `seen`: what the caller knows of. Where a hold was given up after that, nothing is taken. -> HoldGivenUp, which
+    says what to name when asking again. So a request that comes late takes no hold that nobody would ever give up.
+    None: a new hold is taken in any case.
     """
 
     reader: _Critical
@@ -257,12 +262,14 @@ class RegisterCriticalReader(WriteCommand, frozen=True):
     purpose: str = ""
     since: Antichain | None = None
     force: bool = False
+    seen: SeqNo | None = None
 
 
 class CompareAndDowngradeSince(WriteCommand, frozen=True):
     """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState
 
-    `force`: also beyond the shard's upper. Nothing can be read then before somebody writes that far.
+    `force`: also beyond the shard's upper. Nothing can be read then before somebody writes that far. `registered`
+    names the hold that is meant: Expired where it was given up, also if the name has a new one. None: whichever.
     """
 
     reader: _Critical
@@ -270,13 +277,18 @@ class CompareAndDowngradeSince(WriteCommand, frozen=True):
     new_opaque: str
     since: Antichain
     force: bool = False
+    registered: SeqNo | None = None
 
 
 class ExpireCriticalReader(WriteCommand, frozen=True):
-    """Retire a critical reader iff its opaque token matches; the shard's since stays. -> Done"""
+    """Retire a critical reader iff its opaque token matches; the shard's since stays. -> Done, also when it is gone.
+
+    `registered` as in CompareAndDowngradeSince: a new hold of the same name stays.
+    """
 
     reader: _Critical
     expected_opaque: str
+    registered: SeqNo | None = None
 
 
 # --- schema and life cycle

@@ -143,6 +143,8 @@ class Unavailable(PersistError):
 
 
 class Indeterminate(PersistError):
+    """Details, where a later try was refused: `refused`, the kind of that error, and the details of it."""
+
     kind = "indeterminate"
 
 

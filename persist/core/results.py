@@ -69,9 +69,18 @@ class SinceDowngraded(Result, frozen=True):
 
 
 class CriticalReaderState(Result, frozen=True):
+    """`registered` names this hold among all that its name has had."""
+
     since: Antichain
     opaque: str
     shard_since: Antichain
+    registered: SeqNo = SeqNo(0)
+
+
+class HoldGivenUp(Result, frozen=True):
+    """A critical reader was given up at `seqno`, which the caller did not know: ask again, naming that."""
+
+    seqno: SeqNo
 
 
 class SchemaRegistered(Result, frozen=True):

@@ -21,7 +21,7 @@ SERVICE_TIMES_MAX = 64
 # Fields that came with level 3.
 LATER = (
     "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
-    "outcome_files", "forgotten_ms", "service_times", "long_diffs",
+    "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
 
 
@@ -98,11 +98,18 @@ class LeasedReader(Leased, Record, frozen=True):
 
 
 class CriticalReader(Record, frozen=True):
-    """A hold on `since` that never expires; only who knows `opaque` moves it."""
+    """A hold on `since` that never expires; only who knows `opaque` moves it.
+
+    `registered` is the seqno after which it was taken. It tells this hold from an earlier one of the same name.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = {"registered": 3}
+    droppable: ClassVar[frozenset[str]] = frozenset({"registered"})
 
     since: Antichain
     opaque: str
     purpose: str
+    registered: SeqNo = SeqNo(0)
 
 
 class Rollup(Record, frozen=True):
@@ -142,7 +149,8 @@ class State(Record, frozen=True):
     `forgotten_ms` or before may have an outcome that is no longer known. `service_times` are the intervals of times
     that the service chose, ascending, of which there are at most SERVICE_TIMES_MAX: older ones are joined.
     `incarnation` counts the lives of the name before this one. `long_diffs` are the blobs of state diffs that were too
-    long for the log, by seqno, while their log entries live.
+    long for the log, by seqno, while their log entries live. `given_up` is the seqno of the last commit that retired a
+    critical reader: a registration from before it may be one that was answered, given up, and delivered late.
 
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
     that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age. `commit_id`
@@ -183,6 +191,7 @@ class State(Record, frozen=True):
     forgotten_ms: int = 0
     service_times: tuple[tuple[int, int], ...] = ()
     long_diffs: Mapping[SeqNo, str] = {}
+    given_up: SeqNo = SeqNo(0)
 
     @property
     def lease_now_ms(self) -> int:

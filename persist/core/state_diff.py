@@ -61,6 +61,7 @@ SCALARS = (
     "incarnation",
     "lease_clock_ms",
     "swept_before_ms",
+    "given_up",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "long_diffs")
@@ -135,6 +136,7 @@ class StateDiff(Record, frozen=True):
     long_diffs: MapDiff[SeqNo, str] | None = None
     elsewhere: Rollup | None = None
     emptied: tuple[str, ...] = ()
+    given_up: SeqNo | None = None
 
 
 def diff(

@@ -20,7 +20,7 @@ from persist.core.antichain import EMPTY, frontier
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.commands import AttributeValues, ReadAttributes
-from persist.core.errors import AttributeMismatch, InvalidUsage, UnknownShard
+from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
 from persist.core.phases import outlived
 from persist.core.state import SchemaRecord
@@ -138,6 +138,11 @@ class Job:
             if follows and not runs and not any(message.claims for message in done):  # no commit has told it
                 executors.kept_writer(self.target, self.shard_id).update_attributes(attributes)
         except AttributeMismatch:
+            return False
+        except Indeterminate as error:
+            # A number as high is there already. It never becomes less, so what is still under way cannot land.
+            if error.details.get("refused") != AttributeMismatch.kind:
+                raise
             return False
         return True
 

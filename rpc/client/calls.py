@@ -58,6 +58,11 @@ class HttpCalls:
         self._pools = {url: Pool(url, connect_s=CONNECT_S, tls=self._tls) for url in servers.urls}
 
     @property
+    def timeout_s(self) -> float:
+        """What bounds one call."""
+        return self._timeout_s
+
+    @property
     def has_token(self) -> bool:
         return bool(self._headers)
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from blob import Blob, BlobError, open_blob
 from persist.client import identity
 from persist.client.listen import ListenEvent
+from persist.client.retry import settled
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -85,10 +86,18 @@ class HttpTransport:
         """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
         return self._calls.has_token
 
-    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
         body = json.dumps({"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}).encode()
-        path = f"/v1/shards/{_quoted(check_shard_name(name))}"
-        return decode_view(self._calls.call(Call("PUT", path, name, body, _CREATE)).data)
+        query = "" if follows is None else f"?follows={_quoted(follows)}"
+        put = Call("PUT", f"/v1/shards/{_quoted(check_shard_name(name))}{query}", name, body, _CREATE, safe=False)
+        reply = settled(
+            lambda: self._calls.call(put),
+            f"the creation of shard {name!r}",
+            self,
+            self._calls.timeout_s,
+            remedy="look whether the shard is there",
+        )
+        return decode_view(reply.data)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"

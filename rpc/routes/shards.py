@@ -12,7 +12,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, UnknownShard
-from persist.core.ids import check_shard_name, critical_reader_id_of
+from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest, view_of
@@ -72,7 +72,15 @@ async def names(
 
 
 @router.put("/shards/{name}", summary="Create a shard, unless it exists with this schema", openapi_extra=_CREATE_BODY)
-async def create(request: Request) -> Response:
+async def create(
+    request: Request,
+    follows: Annotated[
+        str | None,
+        Query(
+            description="The id of the dropped shard whose name it takes; empty: none. Left out: any.", max_length=33
+        ),
+    ] = None,
+) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
@@ -80,7 +88,9 @@ async def create(request: Request) -> Response:
             schema = read_schema(json.loads(data)).to_record()
         except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
-    view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema)
+    if follows:
+        parse(ShardId, follows)
+    view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema, follows)
     service.shard_ids.learn(name)
     return _view(request, view)
 
@@ -167,7 +177,7 @@ async def downgrade_since(
     # A new hold begins at the target, so that a refusal leaves none.
     found = await _apply(service, name, c.RegisterCriticalReader(reader, "", cursor, target, force))
     assert isinstance(found, c.CriticalReaderState)
-    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force)
+    command = c.CompareAndDowngradeSince(reader, found.opaque, found.opaque, target, force, found.registered)
     return _json(result_to_json(await _apply(service, name, command)))
 
 

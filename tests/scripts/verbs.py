@@ -73,6 +73,14 @@ def parse_part_ids(text: str) -> tuple[str, ...]:
     return tuple(parse_id(PartId, word) for word in text.split(",") if word)
 
 
+def _optional_seqno(text: str | None) -> SeqNo | None:
+    return None if text is None else SeqNo(int(text.removeprefix("v")))
+
+
+def _hold(args: Arguments) -> SeqNo | None:
+    return _optional_seqno(args.optional("registered"))
+
+
 def rollup_name(seqno: SeqNo, number: str) -> str:
     return f"{shard_id_of(NAME)}/v{int(seqno):020d}/r{number.zfill(32)}.rollup"
 
@@ -344,11 +352,12 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         a.named("purpose", ""),
         _optional_frontier(a.optional("since")),
         a.flag("force"),
+        _optional_seqno(a.optional("seen")),
     ),
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
-        _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force")
+        _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force"), _hold(a)
     ),
-    "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected")),
+    "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected"), _hold(a)),
     "evolve-schema": lambda a: c.EvolveSchema(
         a.number("expected", 1), SchemaRecord(a.next("a schema").encode(), ("k",))
     ),

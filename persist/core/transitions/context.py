@@ -22,6 +22,7 @@ NEWEST_LEVEL = 3  # of which the core knows
 OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
 SWEEPS_LEVEL = 3  # from which on it says what may have been swept
 LIVES_LEVEL = 3  # from which on a name has more than one life
+NAMED_HOLDS_LEVEL = 3  # from which on a critical reader says which of the holds of its name it is
 
 
 class IndexPage(Record, frozen=True):

@@ -6,11 +6,11 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.entries import with_changes
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
-from persist.core.ids import CriticalReaderId, ReaderId
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.phases import only_drop
 from persist.core.record import replace
 from persist.core.state import CriticalReader, LeasedReader, State, held_since
-from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.context import NAMED_HOLDS_LEVEL, RETRY_LATER_S, Context
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_readers
 
 PURPOSE_CHARS_MAX = 256
@@ -78,41 +78,53 @@ def expire(state: State, command: c.ExpireReader, context: Context) -> tuple[Sta
 
 def register_critical(
     state: State, command: c.RegisterCriticalReader, context: Context
-) -> tuple[State, c.CriticalReaderState]:
+) -> tuple[State, c.CriticalReaderState | c.HoldGivenUp]:
     known = state.critical_readers.get(command.reader)
     if known is not None:
-        return state, c.CriticalReaderState(known.since, known.opaque, state.since)
+        return state, _told(known, state)
+    if command.seen is not None and command.seen < state.given_up:
+        return state, c.HoldGivenUp(state.given_up)
     opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
     purpose = _bounded("cursor", command.purpose, PURPOSE_CHARS_MAX)
     since = state.since if command.since is None else max(state.since, command.since)
     _check_movable(state, state.since, since, command.force)
-    state = _with_critical(state, command.reader, CriticalReader(since, opaque, purpose))
+    registered = state.seqno if context.level >= NAMED_HOLDS_LEVEL else SeqNo(0)
+    reader = CriticalReader(since, opaque, purpose, registered)
+    state = _with_critical(state, command.reader, reader)
     if command.since is not None:
         state = _with_since_recomputed(state, context)
-    return state, c.CriticalReaderState(since, opaque, state.since)
+    return state, _told(reader, state)
 
 
 def compare_and_downgrade_since(
     state: State, command: c.CompareAndDowngradeSince, context: Context
 ) -> tuple[State, c.CriticalReaderState]:
     known = _critical(state, command.reader)
+    if command.registered not in (None, known.registered):
+        raise Expired(f"this hold of critical reader {command.reader} was given up, and its name has a new one")
     new_opaque = _bounded("opaque token", command.new_opaque, OPAQUE_CHARS_MAX)
     since = max(known.since, command.since)
     if known.opaque == new_opaque and known.opaque != command.expected_opaque and since == known.since:
-        return state, c.CriticalReaderState(known.since, known.opaque, state.since)  # a retry of what landed
+        return state, _told(known, state)  # a retry of what landed
     _check_opaque(state, command.reader, known, command.expected_opaque)
     _check_movable(state, known.since, since, command.force)
-    state = _with_critical(state, command.reader, CriticalReader(since, new_opaque, known.purpose))
-    state = _with_since_recomputed(state, context)
-    return state, c.CriticalReaderState(since, new_opaque, state.since)
+    moved = replace(known, since=since, opaque=new_opaque)
+    state = _with_since_recomputed(_with_critical(state, command.reader, moved), context)
+    return state, _told(moved, state)
 
 
 def expire_critical(state: State, command: c.ExpireCriticalReader, context: Context) -> tuple[State, c.Done]:
-    if command.reader not in state.critical_readers:
+    known = state.critical_readers.get(command.reader)
+    if known is None or command.registered not in (None, known.registered):
         return state, c.Done()
-    _check_opaque(state, command.reader, state.critical_readers[command.reader], command.expected_opaque)
+    _check_opaque(state, command.reader, known, command.expected_opaque)
     kept = {k: r for k, r in state.critical_readers.items() if k != command.reader}
-    return replace(state, critical_readers=kept), c.Done()
+    given_up = SeqNo(state.seqno + 1) if context.level >= NAMED_HOLDS_LEVEL else state.given_up
+    return replace(state, critical_readers=kept, given_up=given_up), c.Done()
+
+
+def _told(reader: CriticalReader, state: State) -> c.CriticalReaderState:
+    return c.CriticalReaderState(reader.since, reader.opaque, state.since, reader.registered)
 
 
 def _with_since_recomputed(state: State, context: Context) -> State:

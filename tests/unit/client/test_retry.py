@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from blob.memory import MemoryBlob
@@ -35,12 +37,24 @@ WRITE = c.Insert("w" + "0" * 32, "i" + "1" * 32, ())
 READ = c.HeartbeatReader("r" + "0" * 32)
 DONE = c.Appended(Antichain(0), Antichain(1))
 RETRY_S = 10.0
+DETAILS: dict[str, dict[str, Any]] = {
+    "upper beyond": {"expected": [3], "actual": [4]},
+    "upper before": {"expected": [3], "actual": [2]},
+    "upper closed": {"expected": [3], "actual": []},
+    "no time left": {"expected": None, "actual": []},
+    "upper of another kind": {"expected": [3], "actual": "4"},
+}
 ERRORS: dict[str, type[PersistError]] = {
     "away": Unavailable,
     "busy": Overloaded,
     "unknown": Indeterminate,
     "expired": Expired,
     "upper": UpperMismatch,
+    "upper beyond": UpperMismatch,
+    "upper before": UpperMismatch,
+    "upper closed": UpperMismatch,
+    "no time left": UpperMismatch,
+    "upper of another kind": UpperMismatch,
     "attribute": AttributeMismatch,
     "opaque": OpaqueMismatch,
     "schema": SchemaMismatch,
@@ -76,7 +90,7 @@ class Scripted:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer == "done":
             return DONE
-        raise ERRORS[answer](answer, **self._details)
+        raise ERRORS[answer](answer, **self._details, **DETAILS.get(answer, {}))
 
     @property
     def pauses(self) -> list[float]:
@@ -143,10 +157,19 @@ def outcome(answers: str, command: c.Command = WRITE) -> str:
         ("unknown, usage", "Indeterminate"),
         ("unknown, newer", "Indeterminate"),
         ("unknown, not readable", "Indeterminate"),
-        # With a token these are told only if no try landed; a shard that was dropped is held by nobody.
-        ("unknown, upper", "UpperMismatch"),
-        ("unknown, attribute", "AttributeMismatch"),
-        ("unknown, conflict", "Conflict"),
+        # An upper beyond the one that is needed never moves back: no try has landed, and none will.
+        ("unknown, upper beyond", "UpperMismatch"),
+        ("unknown, upper closed", "UpperMismatch"),
+        ("unknown, no time left", "UpperMismatch"),
+        # What these tell may change. Then the try lands that a stopped server or a proxy still holds.
+        ("unknown, upper before", "Indeterminate"),
+        ("unknown, upper", "Indeterminate"),
+        ("unknown, upper of another kind", "Indeterminate"),
+        ("unknown, attribute", "Indeterminate"),
+        ("unknown, conflict", "Indeterminate"),
+        ("attribute", "AttributeMismatch"),
+        ("away, busy, attribute", "AttributeMismatch"),
+        ("conflict", "Conflict"),
         # These do not say that it did not happen.
         ("unknown, corrupt", "Corruption"),
         ("unknown, a bug", "PersistError"),
@@ -177,6 +200,16 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
 )
 def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:
     assert outcome(answers, READ) == told
+
+
+def test_what_a_refusal_found_is_told_where_an_earlier_try_may_still_land() -> None:
+    with pytest.raises(
+        Indeterminate, match=r"one try was not answered.*refused \(upper before\).*with its token"
+    ) as told:
+        send(Scripted("unknown, upper before"), "orders", WRITE, RETRY_S)
+    assert told.value.details == {"refused": "upper_mismatch", "expected": [3], "actual": [2]}
+    with pytest.raises(Indeterminate, match="look at the shard before you go on"):
+        send(Scripted("unknown, conflict"), "orders", c.Drop(), RETRY_S)
 
 
 def test_every_try_is_the_same_command_with_the_same_token() -> None:
