@@ -16,7 +16,8 @@ PAIR = (named_key("left"), named_key("right"))  # they change together, so they 
 COUNTER = named_key("counter")
 HIGHEST = named_key("highest")
 OTHERS = tuple(named_key(f"other {number}") for number in range(12))
-KEYS = (*PAIR, COUNTER, HIGHEST, *OTHERS)
+LOCK = named_key("lock")  # 1 or 2; what was refused may become possible again
+KEYS = (*PAIR, COUNTER, HIGHEST, LOCK, *OTHERS)
 
 
 def accountant(host: Host) -> None:
@@ -41,6 +42,9 @@ def _updates(host: Host, known: Mapping[AttributeKey, int | None]) -> tuple[Attr
     pick, run = host.random, host.run
     run.numbers += 1
     kind = pick.randrange(4)
+    if kind < 3 and "held_up" in run.faults:
+        held = known.get(LOCK)
+        return (AttributeUpdate.replace_if_equals(LOCK, 2 if held == 1 else 1, held),)
     if kind == 0:
         return tuple(AttributeUpdate.replace_if_equals(key, run.numbers, known.get(PAIR[0])) for key in PAIR)
     if kind == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from persist.core.errors import (
     Indeterminate,
     InvalidUsage,
     Overloaded,
+    PersistError,
     ShardExists,
     Unavailable,
 )
@@ -31,7 +33,7 @@ from persist.core.record import replace
 from persist.core.state import Policy
 from tests.simulation.history import History
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, life_of
-from tests.simulation.world import Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
+from tests.simulation.world import LATE_S_MAX, Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
 
 MAIN = "main"  # compare-and-append, insert and advance
 COPIES = "copies"  # replicated writers of definite data
@@ -67,11 +69,15 @@ WEATHER = (Unavailable, Overloaded, Indeterminate)
 
 
 class RecordingTransport(ForwardingTransport):
-    """The embedded transport; the oracle hears of every command before it is sent."""
+    """The embedded transport; the oracle hears of every command before it is sent.
 
-    def __init__(self, inner: EmbeddedTransport, run: Run) -> None:
+    Now and then the command is held up, as by a server that is stopped: the caller hears nothing, and it comes later.
+    """
+
+    def __init__(self, inner: EmbeddedTransport, run: Run, process: Process) -> None:
         super().__init__(inner)
         self._run = run
+        self._process = process
 
     def apply(self, name: str, command: c.Command) -> c.Result:
         task = self._run.world.scheduler.current
@@ -90,10 +96,19 @@ class RecordingTransport(ForwardingTransport):
         asked_ms = self._run.oracle.clock()
         if isinstance(command, c.ExpireReader):
             self._run.oracle.retired.add(command.reader)
+        if self._run.world.strikes("held_up"):
+            self._run.world.start(self._process, "held up", lambda: self._come_late(name, command))
+            raise Indeterminate("the server that has the request is stopped")
         result = self.inner.apply(name, command)
         if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
+
+    def _come_late(self, name: str, command: c.Command) -> None:
+        scheduler = self._run.world.scheduler
+        scheduler.sleep(self._run.world.random.random() * LATE_S_MAX)
+        with suppress(PersistError):  # nobody is there to hear it
+            self.inner.apply(name, command)
 
 
 def lived(shard: Shard) -> str:
@@ -193,7 +208,7 @@ class Host:
         )
         if not run.push:
             self.location.poll_s = 0.5
-        self.transport = RecordingTransport(EmbeddedTransport(self.location), run)
+        self.transport = RecordingTransport(EmbeddedTransport(self.location), run, process)
         self.client = Client(self.transport, HANDLES)
 
     def sleep(self, seconds: float) -> None:

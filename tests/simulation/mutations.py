@@ -488,7 +488,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
 MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_FOR.items()}
 
 # Broken builds that show only where this fault strikes; seeds without it are passed over and do not count.
-NEEDED = {"staged_age_ignored": "hibernate"}
+NEEDED = {"staged_age_ignored": "hibernate", "refused_while_under_way": "held_up"}
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
 # their own show the same in a moment: staged_age.txt, test_wrong_clocks.py and test_outcomes.py.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
+import persist.client.retry
 import persist.client.snapshot
 import persist.commit.versions
 import persist.parts.writer
@@ -17,7 +18,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.errors import NotReadable
+from persist.core.errors import Conflict, NotReadable
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
 from persist.core.state import State
@@ -117,6 +118,11 @@ def latest_lags() -> Broken:
     return patch.object(persist.client.snapshot, "latest", lambda view: max(0, real(view) - LAG))
 
 
+def refused_while_under_way() -> Broken:
+    """A refusal is told as one, though an earlier try is still under way and may find what it needs."""
+    return patch.object(persist.client.retry, "is_final", lambda error: isinstance(error, Conflict))
+
+
 MEANT_FOR: dict[Callable[[], Broken], str] = {
     retried_as_another_writer: "once",
     part_ids_come_round: "single-use",
@@ -125,4 +131,5 @@ MEANT_FOR: dict[Callable[[], Broken], str] = {
     upper_taken_for_complete: "complete",
     since_itself_refused: "readable",
     latest_lags: "latest",
+    refused_while_under_way: "rejected",
 }

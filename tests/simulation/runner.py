@@ -47,6 +47,7 @@ LOCKING = (
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged
+HELD_UP_SHARE = 0.3  # of the runs, in which servers hold requests up
 NARROW_SHARE = 0.15  # of the runs, whose consensus store takes little at once, so that state diffs go to blobs
 NARROW_BYTES = 1_200
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
@@ -70,7 +71,7 @@ class Plan:
     @classmethod
     def of(cls, seed: int) -> Plan:
         pick = random.Random(f"plan {seed}")
-        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate", "hibernate", "outage")]
+        usual = [fault for fault in FAULTS if fault not in ("flip", "truncate", "hibernate", "outage", "held_up")]
         faults = pick.sample(usual, pick.randrange(3, len(usual) + 1))
         if pick.random() < 0.15:
             faults += ["flip", "truncate"]
@@ -78,6 +79,8 @@ class Plan:
             faults += ["hibernate"]
         if pick.random() < 0.15:
             faults += ["outage"]
+        if random.Random(f"held up {seed}").random() < HELD_UP_SHARE:
+            faults += ["held_up"]
         push = pick.random() < 0.5
         if not push:
             faults = [fault for fault in faults if fault != "drop_push"]

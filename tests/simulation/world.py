@@ -42,8 +42,10 @@ FAULTS = (
     "wild_clock",
     "suspend",
     "outage",
+    "held_up",
 )
-# Chances a call (crash, freeze, clock_jump and outage: a beat of the tormentor) that the fault strikes.
+# Chances a call (crash, freeze, clock_jump and outage: a beat of the tormentor; held_up: a command) that the fault
+# strikes.
 RATES = {
     "fail_before": 0.02,
     "fail_after": 0.03,
@@ -60,6 +62,7 @@ RATES = {
     "wild_clock": 0.8,
     "suspend": 0.8,
     "outage": 0.8,
+    "held_up": 0.1,
 }
 DELAY_S = 2.5  # most of a lease
 LATE_S_MAX = 8.0  # beyond several leases and retries

@@ -153,12 +153,14 @@ def retried(host: Host, write: Write, again: Callable[[Token], c.Appended | None
             told(write, again(token))
             host.run.path("retry answered")
         except UpperMismatch as error:
-            # Refused now, and never to land: so it did not land before either.
+            # What is refused so now has not landed before either. While the upper is not reached, the first call may.
             actual = error.details["actual"]
-            write.answer, write.actual = "refused", actual[0] if actual else None
+            write.actual = actual[0] if actual else None
+            write.answer = "unknown" if write.actual is not None and write.actual < write.lower else "refused"
             host.run.path("retry refused")
         except AttributeMismatch as error:
             _mismatched(host, write, error)
+            write.answer = "unknown"  # the value may come back, and what is under way of the first call may land
         except WEATHER:
             continue
         except Expired:
