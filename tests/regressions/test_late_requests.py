@@ -6,8 +6,13 @@ does not happen again. Each test says what once happened instead.
 
 from __future__ import annotations
 
+import json
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,12 +31,16 @@ from persist.core.errors import (
     OpaqueMismatch,
     PersistError,
     SchemaMismatch,
-    UnknownShard,
     UpperMismatch,
 )
 from persist.core.state import SchemaRecord
+from persist.parts import ShardSchema
+from rpc.client.servers import Servers
+from rpc.client.transport import HttpTransport
+from tests.support.answering import CLOSE, Answering
 from tests.support.late import LateTransport
 from tests.support.location import AscendingIds, TestClock, memory_location
+from tests.support.server import url_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False)])
 WIDER = SCHEMA.append(pa.field("v", pa.int64()))
@@ -253,7 +262,7 @@ def test_a_pipelined_append_that_comes_late_lands_once(place: Place) -> None:
         writer.append(row(1))
         writer.flush()
         writer.append(row(2))
-    assert isinstance(place.late.deliver(), AttributeMismatch | c.Appended)
+    assert isinstance(place.late.deliver(), PersistError)
     assert place.rows() == [1, 2]
 
 
@@ -271,18 +280,55 @@ def test_a_creation_that_comes_late_does_not_bring_a_dropped_shard_back(place: P
 
 
 def test_nor_does_one_that_follows_an_earlier_shard_of_the_name(place: Place) -> None:
+    record, first = ShardSchema(SCHEMA, ["k"]).to_record(), place.shard.view().shard_id
     place.theirs.drop()
     place.late.hold(SchemaRecord)
     with pytest.raises(Indeterminate):
-        place.client.create_shard("orders", SCHEMA, ["k"])
-    second = place.other.create_shard("orders", WIDER, ["k"])
-    first_try = place.late.deliver()
-    assert not isinstance(first_try, PersistError) or "another schema" in str(first_try)
-    second.drop()
+        place.late.create("orders", record, first)
+    place.other.create_shard("orders", WIDER, ["k"]).drop()
     place.late.deliver()
     assert place.other.shards("orders") == []
-    with pytest.raises(UnknownShard):
-        second.insert(row(1))
+
+
+def test_a_creation_over_http_says_which_shard_it_follows(tmp_path: Path) -> None:
+    """Without `follows` a PUT means, as before, whatever the name stands for when it arrives."""
+    with url_of("server", tmp_path) as url:
+
+        def put(query: str = "") -> dict[str, Any]:
+            return sent("PUT", f"{url}/v1/shards/orders{query}")
+
+        first = put("?follows=")
+        assert first["upper"] == [0]
+        sent("DELETE", f"{url}/v1/shards/orders")
+        late = put("?follows=")
+        assert (late["shard_id"], late["upper"], late["since"]) == (first["shard_id"], [], [])
+        second = put(f"?follows={first['shard_id']}")
+        assert second["shard_id"] != first["shard_id"]
+        assert put("?follows=") == second
+        sent("DELETE", f"{url}/v1/shards/orders")
+        assert put(f"?follows={first['shard_id']}")["upper"] == []
+        assert sent("GET", f"{url}/v1/shards")["shards"] == []
+        assert put()["shard_id"] not in (first["shard_id"], second["shard_id"])
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            put("?follows=orders")
+
+
+def sent(method: str, url: str) -> dict[str, Any]:
+    fields = {"fields": [{"name": "k", "type": "int64", "key": True, "nullable": False}]}
+    body = json.dumps(fields).encode() if method == "PUT" else None
+    with urllib.request.urlopen(urllib.request.Request(url, body, method=method)) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def test_a_creation_that_no_server_answered_is_not_told_as_not_done(tmp_path: Path) -> None:
+    """It was Unavailable: "it did not happen"."""
+    with url_of("server", tmp_path) as url, persist.connect(url, timeout_s=1.0) as client, Answering(CLOSE) as gone:
+        transport = client.transport
+        assert isinstance(transport, HttpTransport)
+        transport._calls.add(Servers([gone.url], transport.clock))
+        with pytest.raises(Indeterminate, match="may have happened"):
+            client.create_shard("orders", SCHEMA, ["k"])
 
 
 def test_a_name_can_be_used_again_and_again(place: Place) -> None:
