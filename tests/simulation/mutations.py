@@ -491,8 +491,8 @@ MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_
 NEEDED = {"staged_age_ignored": "hibernate", "refused_while_under_way": "held_up"}
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
-# their own show the same in a moment: staged_age.txt, test_wrong_clocks.py, test_late_requests.py
-# and test_outcomes.py.
+# their own show the same in a moment: staged_age.txt, test_wrong_clocks.py, test_outcomes.py, and
+# test_late_requests.py.
 RARE = {
     "staged_age_ignored",
     "frontier_not_committed",
