@@ -141,7 +141,7 @@ class Model:
     # --- readers
 
     def heartbeat_reader(self, reader: str) -> None:
-        self._alive()
+        self._open()
         if reader not in self.readers:
             raise Refused("expired")
 
