@@ -1,75 +1,282 @@
-"""Makes a frozen location: `python -m tests.compat.generate NAME`. Run it once for each format version, never again.
+"""Makes the frozen sample of the newest level: `python -m tests.compat.generate v3`.
 
-The location holds state diffs, rollups, inline and Parquet parts, a merged batch, a clipped part, holds and an evolved
-schema. `expected.json` beside it says what later code must read from it.
+A sample is made once for each level, when the level is finished, and never again: it stands for what that code wrote.
+Whoever adds level N does this:
+
+1. Let the story below use what the level adds, by the commands that users and maintenance have.
+2. Run `python -m tests.compat.generate vN`, then `pytest tests/compat`, which names every field that the sample lacks.
+3. Repeat both until nothing is missing and the level is finished. Remove the directory before each run.
+4. Commit the sample. The samples of earlier levels stay byte for byte as they are.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from compactor.worker import Worker
+from blob import open_blob
+from compactor.engine import EngineSettings
+from compactor.worker import Worker, WorkerSettings
+from consensus import Consensus, open_consensus
+from consensus.forwarding import ForwardingConsensus
+from persist.cli.__main__ import main as persist_command
 from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.commit.location import LocationSettings, open_location
+from persist.client.digests import digest_of
+from persist.commit.collector import Collector, GcSettings
+from persist.commit.location import Location, LocationSettings, directory_urls
+from persist.commit.machine import MachineSettings
+from persist.core import commands as c
+from persist.core.attribute import AttributeUpdate, named_key
+from persist.core.ids import Token, token_of_key, writer_of
+from persist.core.merge_plan import MergePolicy
+from persist.core.record import replace as with_fields
 from persist.core.state import Policy
+from persist.formats.records import encoded
+from persist.formats.state_frames import NEWEST_LEVEL
 from persist.parts import ShardSchema
+from persist.parts.bundles import read_bundle
+from tests.compat import sample
+from tests.compat.sample import HERE, LOCATION, STAGED, Write
+from tests.support.location import InlineBackground
 
-HERE = Path(__file__).resolve().parent
+HOUR_MS = 3_600_000
 V1 = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 V2 = V1.append(pa.field("note", pa.string()))
+SMALL = Policy(
+    inline_part_bytes_max=600, rollup_every=8, attributes_flush_at=4, outcomes_flush_at=4, left_parts_max=2
+)  # so that little data shows everything
+BLOBS = Policy(inline_part_bytes_max=0)
+BUNDLES = with_fields(BLOBS, plain_parts_max=0, bundle_parts_max=2)
+SHORT_LOG_BYTES = 700  # a value of a log that is too small for the state diff of thirty attributes
 
 
-def contents(client: Client) -> dict[str, dict[str, list[list[object]]]]:
-    """Every row at every readable time of every shard."""
-    found: dict[str, dict[str, list[list[object]]]] = {}
-    for name in client.shards():
-        shard = client.shard(name)
-        low, high = shard.since().element, shard.upper().element
-        assert low is not None
-        assert high is not None
-        found[name] = {}
-        for as_of in range(low, high):
-            table = shard.snapshot(as_of).to_arrow()
-            rows = sorted((list(row) for row in zip(*table.to_pydict().values(), strict=True)), key=repr)
-            found[name][str(as_of)] = rows
-    return found
+class ShortValues(ForwardingConsensus):
+    """A log that takes short values only, as etcd's are short beside SQLite's."""
+
+    @property
+    def value_bytes_max(self) -> int:
+        return SHORT_LOG_BYTES
 
 
-def make(directory: Path) -> None:
-    policy = Policy(inline_part_bytes_max=600, rollup_every=6)
-    location = open_location(f"persist://{directory}", settings=LocationSettings(policy=policy))
-    with Client(EmbeddedTransport(location)) as client:
-        orders = client.create_shard("orders", V1, ["k"])
-        orders.open_reader(purpose="kept")
-        for step in range(8):
-            rows = [{"k": f"k{step % 3}", "v": step, "__diff": 1}, {"k": "x", "v": 0, "__diff": (-1) ** step}]
-            orders.insert(rows if step % 4 else [{"k": f"big{n}", "v": n} for n in range(200)])
-        Worker(location).run("orders", idle=True)
-        orders.evolve_schema(ShardSchema(V2, ("k",)))
-        orders.insert([{"k": "new", "v": 1, "note": "a column more"}])
-        orders.downgrade_since(2, cursor="job")
-        copies = client.create_shard("eu/copies", V1, ["k"])
-        copies.append([{"k": "a", "v": 1, "__time": 0}], 0, 1)
-        copies.append([{"k": "a", "v": 1, "__time": 0}, {"k": "b", "v": 2, "__time": 1}], 0, 2)
-        copies.advance_upper(5)
+class Killed(BaseException):
+    """Stands for the end of a process, which nothing catches."""
+
+
+@dataclass
+class Story:
+    """The location that comes about, and the writes with tokens of which it remembers the answers."""
+
+    directory: Path
+    writes: list[Write] = field(default_factory=list)
+
+    @contextmanager
+    def process(self, policy: Policy, *, merges: bool = True, short: bool = False) -> Iterator[tuple[Location, Client]]:
+        """A process of its own, which closes no handle when it ends. Its background work is done at once."""
+        blob_url, consensus_url = directory_urls(f"persist://{self.directory}")
+        consensus: Consensus = open_consensus(consensus_url)
+        location = Location(
+            open_blob(blob_url),
+            ShortValues(consensus) if short else consensus,
+            settings=LocationSettings(policy, MachineSettings(check_all=True, small_merges=merges)),
+            background=InlineBackground(),
+        )
+        with closing(location):
+            yield location, sample.client_of(location)
+
+    def write(self, client: Client, shard: str, verb: str, token: Token, **given: Any) -> Write:
+        """Write under a token, and remember the answer."""
+        given["attributes"] = [list(encodable(change)) for change in given.get("attributes", ())]
+        done = Write(shard, verb, token, given)
+        done = replace(done, answer=done.again(client))
+        assert not isinstance(done.answer, str), done
+        self.writes.append(done)
+        return done
+
+
+def encodable(change: AttributeUpdate) -> tuple[str, str, int, int | None]:
+    return change.key, change.verb, change.value, change.expected
+
+
+def attribute(number: int) -> AttributeUpdate:
+    return AttributeUpdate.replace(named_key(f"attribute {number}"), number)
+
+
+def make(directory: Path) -> list[Write]:
+    story = Story(directory)
+    for chapter in (orders, copies, names, many, long_diff, staged):
+        chapter(story)
+    with story.process(Policy()) as (location, _):
+        location.identity.raise_epoch()
+        for name in location.names():
+            roll_up(location, name)
+    return story.writes
+
+
+def roll_up(location: Location, name: str) -> None:
+    """Name a rollup of the State as it is now; the log before it stays."""
+    machine = location.machine(name)
+    state = machine.refresh()
+    key, size = location.versions.write_rollup(state)
+    assert machine.apply(c.AddRollup(state.seqno, key, size)) == c.RollupAdded(True)
+
+
+def orders(story: Story) -> None:
+    """Inline and Parquet parts, merges, a schema that grew, tokens in a file and in the State, an attribute index."""
+    with story.process(SMALL) as (location, client):
+        shard = client.create_shard("orders", V1, ["k"])
+        shard.open_reader(purpose="kept")
+        for step in range(3):
+            shard.insert([{"k": f"k{step}", "v": step}, {"k": "x", "v": 0, "__diff": (-1) ** step}])
+            shard.insert([{"k": f"big{n}", "v": step} for n in range(40)])
+        shard.close()  # its writer is retired
+        story.write(client, "orders", "insert", client.new_token(), updates=[{"k": "token", "v": 1}])
+        story.write(client, "orders", "insert", token_of_key("free-form"), updates=[{"k": "token", "v": 2}])
+        for first in (0, 4):  # the second flush of the index leaves nothing at its beginning
+            changes = [attribute(number) for number in range(first, first + 4)]
+            story.write(client, "orders", "update_attributes", client.new_token(), attributes=changes)
+        upper = shard.upper().element
+        assert upper is not None
+        given = {"updates": [{"k": "token", "v": 3}], "expected_upper": upper, "new_upper": upper + 1}
+        story.write(client, "orders", "compare_and_append", client.new_token(), **given, attributes=[attribute(8)])
+        state = location.machine("orders").state()
+        assert state.outcome_files
+        assert state.attribute_chunks
+        Worker(location).run("orders", idle=True)  # what was staged leaves the State
+        shard.evolve_schema(ShardSchema(V2, ("k",)))
+        shard.insert([{"k": "new", "v": 1, "note": "a column more"}])
+        given = {"updates": [{"k": "token", "v": 4, "note": "in the State"}]}
+        story.write(client, "orders", "insert", client.new_token(), **given, attributes=[attribute(9)])
+        shard.critical_reader("job", "the job's own").downgrade_since(upper)
+        location.machine("orders").apply(c.RefuseStagedBefore(location.clock.now_ms() - 13 * HOUR_MS))
+
+
+def copies(story: Story) -> None:
+    """Replicas, one of which came late, and a merge whose worker died half way."""
+    with story.process(BLOBS, merges=False) as (location, client):
+        shard = client.create_shard("eu/copies", V1, ["k"])
+        rows = [{"k": f"k{n:03}", "v": n, "__time": n // 20} for n in range(60)]
+        shard.append(rows[:20], 0, 1)
+        shard.append(rows[20:40], 1, 2)
+        late = {"updates": rows[20:], "lower": 1, "upper": 3}
+        story.write(client, "eu/copies", "append", client.new_token(), **late)
+        shard.downgrade_since(1)
+
+        def dies(shard: str, done: int, total: int) -> None:
+            raise Killed
+
+        settings = WorkerSettings(MergePolicy(fan_in=2), EngineSettings(1 << 20, 500, 500))
+        try:
+            Worker(location, settings, progress=dies).run("eu/copies", idle=True)
+        except Killed:
+            shard.advance_upper(4)
+        claims = location.machine("eu/copies").state().claims.values()
+        assert any(claim.done for claim in claims), "the worker ended before it had saved anything"
+
+
+def names(story: Story) -> None:
+    """A name that has ended, and one that was used again: the tokens of its first life are not for the second."""
+    with story.process(BLOBS) as (location, client):
+        gone = client.create_shard("gone", V1, ["k"])
+        gone.insert([{"k": "a", "v": 1}])
+        gone.drop()
+        collector = Collector(location, GcSettings(rollup_after=1))
+        while not collector.run("gone").done:
+            pass
+        first = client.create_shard("again", V1, ["k"])
+        known = story.write(client, "again", "insert", client.new_token(), updates=[{"k": "first life", "v": 1}])
+        ahead = Token(f"i{location.clock.now_ms() + HOUR_MS:012x}{client.new_token()[13:]}")  # of a clock that is ahead
+        carried = story.write(client, "again", "insert", ahead, updates=[{"k": "first life", "v": 2}])
+        for write in (known, carried):
+            story.writes[story.writes.index(write)] = replace(write, answer="outcome_forgotten")
+        first.drop()
+        client.create_shard("again", V1, ["k"])
+        story.write(client, "again", "insert", client.new_token(), updates=[{"k": "second life", "v": 1}])
+
+
+def many(story: Story) -> None:
+    """A batch that names its parts by bundles, out of one of which a part was taken and replaced by its copy."""
+    with story.process(BUNDLES, merges=False) as (location, client):
+        shard = client.create_shard("many", V1, ["k"])
+        with closing(shard.open_writer()) as writer:
+            runs = [run for n in range(5) for run in writer.stage([{"k": f"k{n}", "v": n}], 0)]
+            writer.commit_compare_and_append(runs, 0, 1)
+        bundle = next(part for part in location.machine("many").state().trace.parts() if part.bundle is not None)
+        part = read_bundle(bundle, location.blob)[0].parts[0]
+        assert part.key is not None
+        copy = story.directory.with_name("copy.parquet")
+        copy.write_bytes(location.blob.get(part.key))
+    repair = ["repair", "many", "--dir", str(story.directory), "--replace", part.id, str(copy), "--yes"]
+    assert persist_command(repair) == 0
+    copy.unlink()
+
+
+def long_diff(story: Story) -> None:
+    """A command that takes more room than a value of the log has."""
+    with story.process(BLOBS, merges=False, short=True) as (location, client):
+        changes = [attribute(number) for number in range(30)]
+        story.write(client, "many", "update_attributes", client.new_token(), attributes=changes)
+        assert location.machine("many").state().long_diffs
+
+
+def staged(story: Story) -> None:
+    """A command with receipts that was prepared and not sent: rows of a job whose driver was interrupted."""
+    with story.process(Policy()) as (_, client):
+        shard = client.shard("orders")
+        token = client.new_token()
+        runs = shard.open_writer().stage([{"k": "staged", "v": 1}, {"k": "staged", "v": 1}], None)
+        command = c.Insert(writer_of(token), token, runs)
+        command = with_fields(command, digest=digest_of(command))
+        story.directory.with_name(STAGED).write_bytes(encoded(command))
 
 
 def main() -> None:
     target = HERE / sys.argv[1]
-    assert not target.exists(), "frozen samples are never made anew"
-    make(target / "location")
-    with Client(EmbeddedTransport(open_location(f"persist://{target}/location"))) as client:
-        text = json.dumps(contents(client), indent=None, separators=(",", ":"))
-    (target / "expected.json").write_text(text + "\n")
-    for leftover in (target / "location").glob("consensus.db-*"):
+    assert not target.exists(), "a frozen sample is never made anew"
+    assert target.name == f"v{NEWEST_LEVEL}", f"this code writes v{NEWEST_LEVEL}"
+    with ExitStack() as failed:
+        failed.callback(shutil.rmtree, target, ignore_errors=True)
+        target.mkdir()
+        writes = make(target / LOCATION)
+        tidy(target / LOCATION)
+        found = read(target, writes)
+        (target / sample.EXPECTED).write_text(json.dumps(found, separators=(",", ":")) + "\n")
+        failed.pop_all()
+
+
+def tidy(location: Path) -> None:
+    """Leave only what git keeps: no empty directories, and one file of the log."""
+    with closing(sqlite3.connect(location / "consensus.db")) as database:
+        database.execute("VACUUM")
+    for leftover in location.glob("consensus.db-*"):
         leftover.unlink()
-    shutil.rmtree(target / "location" / "blob" / ".tmp", ignore_errors=True)
+    shutil.rmtree(location / "blob" / "~tmp", ignore_errors=True)
+
+
+def read(target: Path, writes: list[Write]) -> dict[str, Any]:
+    """What this code reads, of a copy: reading takes holds, which are commits."""
+    copy = target / "copy"
+    try:
+        with closing(sample.opened_copy(target, copy)) as location:
+            client = sample.client_of(location)
+            return {
+                "contents": sample.contents(client),
+                "attributes": sample.attributes(client),
+                "cursors": sample.cursors(location),
+                "dropped": sample.dropped(location),
+                "epoch": location.identity.check().epoch,
+                "writes": [asdict(write) for write in writes],
+            }
+    finally:
+        shutil.rmtree(copy)
 
 
 if __name__ == "__main__":

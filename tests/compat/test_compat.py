@@ -4,29 +4,233 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import persist
-from tests.compat.generate import HERE, contents
+from consensus import ENDED
+from persist.attributes import nodes
+from persist.cli.__main__ import main
+from persist.commit.levels import read_level
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.outcomes import ENDED as ENDED_DIGEST
+from persist.core.outcomes import RETIRED
+from persist.core.state import State
+from persist.formats import outcome_frames
+from persist.formats.http_messages import decode_command
+from persist.formats.records import encoded
+from persist.formats.state_frames import NEWEST_LEVEL, THIS_BUILD
+from tests.compat import fields, sample
+from tests.compat.sample import EXPECTED, HERE, STAGED, Write, client_of, expected, frames, opened_copy
 
-FROZEN = sorted(path.parent for path in HERE.glob("*/expected.json"))
+SAMPLES = sorted(path.parent for path in HERE.glob(f"*/{EXPECTED}"))
+BYTES_MAX = 300_000  # of a sample, which lies in the repository for ever
+NEWEST = HERE / f"v{NEWEST_LEVEL}"
+WITH_TOKENS = [path for path in SAMPLES if expected(path).writes]
+
+each_sample = pytest.mark.parametrize("frozen", SAMPLES, ids=lambda path: path.name)
+each_with_tokens = pytest.mark.parametrize("frozen", WITH_TOKENS, ids=lambda path: path.name)
 
 
-def test_there_are_frozen_locations() -> None:
-    assert [path.name for path in FROZEN][:1] == ["v2"]
+@pytest.fixture
+def copied(frozen: Path, tmp_path: Path) -> Iterator[Location]:
+    """A copy of the sample, opened."""
+    with closing(opened_copy(frozen, tmp_path / "location")) as location:
+        yield location
 
 
-@pytest.mark.parametrize("frozen", FROZEN, ids=lambda path: path.name)
-def test_a_frozen_location_reads_as_it_did(frozen: Path, tmp_path: Path) -> None:
-    shutil.copytree(frozen / "location", tmp_path / "location")
-    expected = json.loads((frozen / "expected.json").read_text())
-    with persist.connect(f"persist://{tmp_path}/location") as client:
-        assert contents(client) == expected
-        for name in client.shards():
-            shard = client.shard(name)
-            upper = shard.upper().element
-            assert upper is not None
-            shard.insert([{"k": "later", "v": 1}])
-            assert shard.snapshot(upper).to_arrow().num_rows == len(expected[name][str(upper - 1)]) + 1
+def everything_committed(location: Location) -> dict[str, int]:
+    """The newest seqno of each shard."""
+    heads = {name: location.consensus.head(name) for name in location.names(with_dropped=True)}
+    return {name: head.seqno for name, head in heads.items() if head is not None}
+
+
+def blobs(location: Location) -> set[str]:
+    return {stat.key for stat in location.blob.list("")}
+
+
+def test_there_is_a_sample_of_every_level() -> None:
+    assert [path.name for path in SAMPLES] == [f"v{level}" for level in THIS_BUILD.levels]
+    for frozen in SAMPLES:
+        assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < BYTES_MAX
+
+
+# --- what a sample says
+
+
+@each_sample
+def test_a_frozen_location_reads_as_it_did(frozen: Path, copied: Location) -> None:
+    told, client = expected(frozen), client_of(copied)
+    assert sample.contents(client) == told.contents
+    assert sample.dropped(copied) == told.dropped
+    assert copied.identity.check().epoch == told.epoch
+    if told.writes:
+        assert sample.attributes(client) == told.attributes
+        assert sample.cursors(copied) == told.cursors
+
+
+@each_sample
+def test_a_frozen_location_can_be_written_on(frozen: Path, copied: Location) -> None:
+    client = client_of(copied)
+    for name, rows in expected(frozen).contents.items():
+        shard = client.shard(name)
+        upper = shard.upper().element
+        assert upper is not None
+        shard.insert([{"k": "later", "v": 1}])
+        assert shard.snapshot(upper).to_arrow().num_rows == len(rows[str(upper - 1)]) + 1
+
+
+# --- tokens
+
+
+@each_with_tokens
+def test_a_retry_of_each_token_is_answered_as_the_first_time_and_writes_nothing(frozen: Path, copied: Location) -> None:
+    client, committed, held = client_of(copied), everything_committed(copied), blobs(copied)
+    for write in expected(frozen).writes:
+        assert write.again(client) == write.answer, write
+    assert everything_committed(copied) == committed
+    assert blobs(copied) == held
+
+
+@each_with_tokens
+def test_a_token_that_comes_with_something_else_is_refused(frozen: Path, copied: Location) -> None:
+    client, committed = client_of(copied), everything_committed(copied)
+    for write in expected(frozen).writes:
+        if write.answer == "outcome_forgotten":
+            continue
+        other = {"attributes": [*write.given["attributes"], ("ff" * 16, "replace", 1, None)]}
+        assert replace(write, given={**write.given, **other}).again(client) == "token_reused", write
+    assert everything_committed(copied) == committed
+
+
+@each_with_tokens
+def test_the_tokens_of_a_sample_lie_wherever_tokens_can_lie(frozen: Path, copied: Location) -> None:
+    states = {name: copied.machine(name).refresh() for name in copied.names()}
+    places = {place_of(write, states[write.shard], copied) for write in expected(frozen).writes}
+    assert places == {"State", "file", "ended life", "forgotten"}
+    assert {write.verb for write in expected(frozen).writes} == {
+        "insert",
+        "compare_and_append",
+        "append",
+        "update_attributes",
+    }
+    digests = {outcome.digest for state in states.values() for outcome in state.outcomes.values()}
+    in_files = {outcome.digest for state in states.values() for outcome in outcomes_in_files(state, copied).values()}
+    assert RETIRED in digests | in_files, "a retired writer is remembered"
+
+
+def place_of(write: Write, state: State, location: Location) -> str:
+    """Where what is known of a token lies."""
+    key = write.token[1:]
+    if key in state.outcomes:
+        return "ended life" if state.outcomes[key].digest == ENDED_DIGEST else "State"
+    return "file" if key in outcomes_in_files(state, location) else "forgotten"
+
+
+def outcomes_in_files(state: State, location: Location) -> dict[str, outcome_frames.Outcome]:
+    return {
+        key: outcome
+        for file in state.outcome_files
+        for key, outcome in outcome_frames.decode(outcomes_of(location.blob.get(file.key)))
+    }
+
+
+def outcomes_of(data: bytes) -> bytes:
+    """The outcomes in a file, without what stands before them."""
+    count = len(outcome_frames.read_prefixes(data))
+    return data[outcome_frames.HEADER_BYTES + count * outcome_frames.PREFIX_BYTES :]
+
+
+@each_with_tokens
+def test_a_command_that_was_prepared_lands_once_by_its_receipts(frozen: Path, copied: Location) -> None:
+    data = (frozen / STAGED).read_bytes()
+    command = decode_command(data)
+    assert isinstance(command, c.Insert)
+    assert encoded(command) == data
+    shard = client_of(copied).shard("orders")
+    for part in (part for run in command.runs for part in run.parts):
+        assert copied.versions.receipts.is_good(shard.view().shard_id, part)
+    answer = copied.machine("orders").apply(command)
+    assert isinstance(answer, c.Appended)
+    time = answer.lower.element
+    assert time is not None
+    assert shard.snapshot(time).to_arrow().num_rows == shard.snapshot(time - 1).to_arrow().num_rows + 1
+    assert copied.machine("orders").apply(command) == answer
+    assert shard.upper() == answer.upper
+
+
+# --- bytes
+
+
+@each_sample
+def test_what_the_bytes_hold_is_written_as_the_same_bytes(frozen: Path, copied: Location) -> None:
+    for where, frame in frames(copied).items():
+        assert sample.encoded_again(frame) == frame, where
+    for name in copied.names():
+        state = copied.machine(name).refresh()
+        for file in state.outcome_files:
+            data = copied.blob.get(file.key)
+            assert outcome_frames.encode(dict(outcome_frames.decode(outcomes_of(data)))) == data, file
+        root = state.attribute_root
+        for first, chunk in state.attribute_chunks.items():
+            if first <= root.offset < first + chunk.length:
+                data = copied.blob.get_range(chunk.key, root.offset - first, root.length)
+                assert nodes.decode(data, root.offset).encode(root.offset) == data, chunk
+
+
+@pytest.mark.parametrize("frozen", [NEWEST], ids=lambda path: path.name)
+def test_every_field_of_every_record_has_a_value_somewhere_in_the_newest_sample(frozen: Path, copied: Location) -> None:
+    """A field that is added later is missing here until the sample of its level holds it."""
+    bodies = [sample.decoded(frame) for frame in frames(copied).values()]
+    used = fields.used([*bodies, decode_command((frozen / STAGED).read_bytes())])
+    missing = {field for field in fields.with_defaults(fields.DURABLE) - used if field not in fields.unusable()}
+    assert missing == set(), "let tests/compat/generate.py use these fields"
+    kinds = {frame[4:5] for frame in frames(copied).values()}
+    assert kinds == set(sample.KINDS), "a kind of frame is missing"
+    assert any(frame.startswith(ENDED) for frame in frames(copied).values())
+
+
+@each_sample
+def test_no_field_of_a_later_level_has_a_value_in_a_sample(frozen: Path, copied: Location) -> None:
+    level = read_level(copied.blob, THIS_BUILD)
+    assert frozen.name == f"v{level}"
+    used = fields.used(sample.decoded(frame) for frame in frames(copied).values())
+    assert used & fields.of_later_levels(level) == set()
+
+
+# --- what is done with a location
+
+
+@pytest.mark.parametrize("frozen", SAMPLES[:-1], ids=lambda path: path.name)
+def test_after_an_upgrade_it_reads_the_same(frozen: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "location"
+    shutil.copytree(frozen / "location", directory)
+    assert main(["upgrade", "--dir", str(directory)]) == 0
+    with persist.connect(f"persist://{directory}") as client:
+        assert sample.contents(client) == expected(frozen).contents
+        shard, token = client.shard("orders"), client.new_token()
+        assert shard.insert([{"k": "a", "v": 1}], token=token) == shard.insert([{"k": "a", "v": 1}], token=token)
+
+
+@each_sample
+def test_maintenance_leaves_what_is_read(frozen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "location"
+    shutil.copytree(frozen / "location", directory)
+    told, at = expected(frozen), ["--dir", str(directory)]
+    assert main(["compactor", "--gc", "--once", *at]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["merges_applied"] > 0
+    assert done["gc_entries_truncated"] > 0
+    assert main(["gc", "--once", *at]) == 0
+    assert main(["gc", "--orphans", *at]) == 0
+    for name in told.contents:
+        assert main(["repair", name, "--deep", *at]) == 0, "every part that is left can be read"
+    with persist.connect(f"persist://{directory}", collect=False) as client:
+        assert sample.contents(client) == told.contents
+        for write in told.writes:
+            assert write.again(client) == write.answer, write
