@@ -155,6 +155,7 @@ def orders(story: Story) -> None:
         shard.insert([{"k": "new", "v": 1, "note": "a column more"}])
         given = {"updates": [{"k": "token", "v": 4, "note": "in the State"}]}
         story.write(client, "orders", "insert", client.new_token(), **given, attributes=[attribute(9)])
+        shard.critical_reader("passing", "of a job that ended").expire()
         shard.critical_reader("job", "the job's own").downgrade_since(upper)
         location.machine("orders").apply(c.RefuseStagedBefore(location.clock.now_ms() - 13 * HOUR_MS))
 
