@@ -158,7 +158,7 @@ class Model:
         self.readers.pop(reader, None)
 
     def move_hold(self, reader: str, since: float) -> tuple[float, float]:
-        self._alive()
+        self._open()
         if reader not in self.readers:
             raise Refused("expired")
         self._check_reached(self.readers[reader], since)
