@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.attributes.handle import Attributes
 from persist.client.arguments import check_numbers
@@ -35,7 +36,8 @@ from persist.core.errors import (
     PersistError,
     Unavailable,
 )
-from persist.parts import TIME, ShardSchema
+from persist.core.transitions.naming import DIFF_MAX
+from persist.parts import DIFF, TIME, ShardSchema, consolidate
 
 OPEN_TRIES_MAX = 100  # each failed try means that another instance has been opened meanwhile
 BACKOFF_S = 0.05
@@ -57,6 +59,13 @@ class PipelineSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+
+
+class _Append(NamedTuple):
+    """The rows of one call, without times. No multiplicity of equal rows among them is beyond `weight`."""
+
+    rows: pa.Table
+    weight: int
 
 
 class PipelinedWriter:
@@ -87,7 +96,7 @@ class PipelinedWriter:
         self._held = held  # by the shard, as far as answers tell; None: nothing yet
         self._last = held or 0
         self._changed = threading.Condition()
-        self._waiting: deque[pa.Table] = deque()  # numbers from `acknowledged + under way + 1` on
+        self._waiting: deque[_Append] = deque()  # numbers from `acknowledged + under way + 1` on
         self._bytes = 0
         self._error: PersistError | None = None
         self._closing = False
@@ -112,7 +121,8 @@ class PipelinedWriter:
             stopped the writer, such as AttributeMismatch (it was opened elsewhere).
         """
         self._process.check()
-        rows = _conformed(updates, self._writer.schema_of(updates)[1])
+        append = _conformed(updates, self._writer.schema_of(updates)[1])
+        rows = append.rows
         settings = self._settings
         with self._changed:
             while self._error is None and not self._closing and self._is_full(rows.nbytes):
@@ -120,7 +130,7 @@ class PipelinedWriter:
             self._check()
             if self._closing:
                 raise InvalidUsage(f"the pipelined writer {self.name!r} is closed; open it anew")
-            self._waiting.append(rows)
+            self._waiting.append(append)
             self._bytes += rows.nbytes
             self._last += 1
             if len(self._waiting) == 1 or len(self._waiting) == settings.command_appends_max:
@@ -215,16 +225,18 @@ class PipelinedWriter:
                 self._changed.wait()
             if self._closing:
                 return None
-            batch = [self._waiting.popleft()]
-            size = batch[0].nbytes
+            first = self._waiting.popleft()
+            batch, size, weight = [first.rows], first.rows.nbytes, first.weight
             while (
                 self._waiting
                 and len(batch) < settings.command_appends_max
-                and size + self._waiting[0].nbytes <= settings.command_bytes_target
-                and self._waiting[0].schema == batch[0].schema  # it changes when the shard's schema evolves
+                and size + self._waiting[0].rows.nbytes <= settings.command_bytes_target
+                and weight + self._waiting[0].weight <= DIFF_MAX  # else equal rows might come to more in one part
+                and self._waiting[0].rows.schema == first.rows.schema  # it changes when the shard's schema evolves
             ):
-                batch.append(self._waiting.popleft())
-                size += batch[-1].nbytes
+                rows, more = self._waiting.popleft()
+                batch.append(rows)
+                size, weight = size + rows.nbytes, weight + more
             return batch
 
     def _send(self, batch: list[pa.Table]) -> None:
@@ -268,7 +280,7 @@ class PipelinedWriter:
         )
 
 
-def _conformed(updates: Updates, schema: ShardSchema) -> pa.Table:
+def _conformed(updates: Updates, schema: ShardSchema) -> _Append:
     """One table with the shard's columns, without times: the service chooses them."""
     found: Any = as_updates(updates, schema)
     if isinstance(found, pa.RecordBatchReader):
@@ -277,7 +289,23 @@ def _conformed(updates: Updates, schema: ShardSchema) -> pa.Table:
         found = _concatenated(found)
     if TIME in found.schema.names:
         raise InvalidUsage(f"a pipelined append takes no {TIME}: the service chooses the time")
-    return schema.conform(found, 0).drop_columns([TIME])
+    rows = schema.conform(found, 0)
+    return _Append(rows.drop_columns([TIME]), _weight(rows, schema))
+
+
+def _weight(rows: pa.Table, schema: ShardSchema) -> int:
+    bound = rows.num_rows * _largest(rows)
+    if bound <= DIFF_MAX:
+        return bound
+    if _largest(consolidate([rows], schema)) > DIFF_MAX:
+        raise InvalidUsage(f"equal rows of one append come to a multiplicity beyond {DIFF_MAX}, the most at once")
+    return DIFF_MAX  # it is sent alone
+
+
+def _largest(rows: pa.Table) -> int:
+    """The largest multiplicity, without its sign; 0 without rows."""
+    least, most = pc.min_max(rows.column(DIFF)).as_py().values()
+    return max(-int(least or 0), int(most or 0))
 
 
 def _concatenated(pieces: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:

@@ -23,8 +23,11 @@ from persist.core.transitions.outcomes import Written
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 DOUBLINGS_MAX = 10
-# What these change is a hold, which lapses by itself: a try of unknown outcome harms nobody, and they have no token.
+# What these change is a hold or a registration, which lapses by itself: a try of unknown outcome harms nobody.
 READS = (
+    c.RegisterWriter,
+    c.HeartbeatWriter,
+    c.ExpireWriter,
     c.RegisterReader,
     c.HeartbeatReader,
     c.DowngradeSince,

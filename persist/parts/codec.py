@@ -143,7 +143,10 @@ def record_of(part: Part, schemas: Mapping[int, SchemaRecord]) -> SchemaRecord:
 
 def _known(part: Part, schemas: Mapping[int, _T]) -> _T:
     if part.schema_id not in schemas:
-        raise Corruption(f"{named(part)} names schema {part.schema_id}, which is not registered", part=str(part.id))
+        raise Corruption(
+            f"{named(part)} names schema {part.schema_id}, which is not registered, or does not fit the one before it",
+            part=str(part.id),
+        )
     return schemas[part.schema_id]
 
 

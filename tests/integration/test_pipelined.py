@@ -195,6 +195,20 @@ def test_rows_that_do_not_fit_are_refused_at_once_and_harm_nothing(shard: Shard)
     assert [number for _, number in landed(shard)["w"]] == [1, 2]
 
 
+def test_equal_rows_of_several_appends_may_come_to_more_than_one_part_takes(shard: Shard) -> None:
+    """They were put in one part, whose sum was refused: that stopped the writer, with whatever came after."""
+    most, row = 2**32, {"writer": "w", "number": 1}
+    with shard.pipelined_writer("w") as writer:
+        for diff in (most, 1, 2, -5):
+            writer.append([{**row, "__diff": diff}])
+        for rows in ([{**row, "__diff": most + 1}], [{**row, "__diff": most}, {**row, "__diff": 1}]):
+            with pytest.raises(InvalidUsage, match="multiplicity"):
+                writer.append(rows)
+        writer.append([{**row, "__diff": most}, {**row, "__diff": -1}])
+    found = shard.snapshot().to_arrow().to_pylist()
+    assert found == [{**row, "__diff": most + 1 + 2 - 5 + most - 1}]
+
+
 def test_a_second_instance_ends_the_first(shard: Shard) -> None:
     first = shard.pipelined_writer("w")
     first.append(event("w", 1))

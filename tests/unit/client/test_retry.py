@@ -35,6 +35,7 @@ from tests.support.location import AscendingIds, TestClock
 
 WRITE = c.Insert("w" + "0" * 32, "i" + "1" * 32, ())
 READ = c.HeartbeatReader("r" + "0" * 32)
+REGISTRATION = c.RegisterWriter("w" + "0" * 32, 60_000)
 DONE = c.Appended(Antichain(0), Antichain(1))
 RETRY_S = 10.0
 DETAILS: dict[str, dict[str, Any]] = {
@@ -200,6 +201,7 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
 )
 def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:
     assert outcome(answers, READ) == told
+    assert outcome(answers, REGISTRATION) == told  # no row was sent: a registration lapses by itself
 
 
 def test_what_a_refusal_found_is_told_where_an_earlier_try_may_still_land() -> None:
