@@ -304,8 +304,8 @@ def _weight(rows: pa.Table, schema: ShardSchema) -> int:
 
 def _largest(rows: pa.Table) -> int:
     """The largest multiplicity, without its sign; 0 without rows."""
-    least, most = pc.min_max(rows.column(DIFF)).as_py().values()
-    return max(-int(least or 0), int(most or 0))
+    found: dict[str, int | None] = pc.min_max(rows.column(DIFF)).as_py()
+    return max(-(found["min"] or 0), found["max"] or 0)
 
 
 def _concatenated(pieces: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
