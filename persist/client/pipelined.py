@@ -294,7 +294,7 @@ def _conformed(updates: Updates, schema: ShardSchema) -> _Append:
 
 
 def _weight(rows: pa.Table, schema: ShardSchema) -> int:
-    bound = rows.num_rows * _largest(rows)
+    bound: int = rows.num_rows * _largest(rows)
     if bound <= DIFF_MAX:
         return bound
     if _largest(consolidate([rows], schema)) > DIFF_MAX:
