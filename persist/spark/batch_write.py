@@ -30,4 +30,8 @@ class BatchWriter(DataSourceArrowWriter):
         self._job.publish(messages, None if txn is None else (f"spark application {txn[0]}", txn[1]))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: Spark calls this also after a commit whose outcome it does not know. Staged parts are orphans."""
+        """Hold nothing any more. Spark calls this also after a commit whose outcome it does not know: that may land.
+
+        Staged parts are orphans.
+        """
+        self._job.release(messages)

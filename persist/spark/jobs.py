@@ -115,15 +115,15 @@ class Job:
 
         `progress` is a name and a number that grows: both are kept with the shard, and change with the data.
         Where it `streams` the progress alone, not a writer's record, recognises a second try: so micro-batches share
-        one writer, and one that is this job's own is retired.
+        one writer, and one that is this job's own is retired. However it ends, the job holds nothing of the shard then.
         """
         done = staged(messages)
-        if any(message.shard_id != self.shard_id for message in done):  # inline rows do not tell whose they are
-            raise UnknownShard(outlived(self.target.shard))
         runs = tuple(run for message in done for run in message.runs)
         attributes = () if progress is None else (progress_update(*progress),)
-        follows = progress is not None and streams and self._follows(*progress)
         try:
+            if any(message.shard_id != self.shard_id for message in done):  # inline rows do not tell whose they are
+                raise UnknownShard(outlived(self.target.shard))
+            follows = progress is not None and streams and self._follows(*progress)
             if self.replaces != REPLACE_NOTHING:
                 self._replace(done, runs, attributes, retire=streams)
             elif self.options.expected_upper is not None:
@@ -144,7 +144,19 @@ class Job:
             if error.details.get("refused") != AttributeMismatch.kind:
                 raise
             return False
+        finally:
+            self.release(messages)
         return True
+
+    def release(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Give back what the job and the tasks that sent these messages hold of the shard. Repeating it is safe.
+
+        These are two holds where Spark commits a micro-batch by another writer than the one that it sent to the tasks.
+        A commit that is still under way needs neither. A hold of which no message tells lapses. Raises nothing.
+        """
+        for base in {self.base, *(message.base for message in staged(messages))}:
+            if base is not None:
+                base.lease(self.target).close()
 
     def _follows(self, name: str, number: int) -> bool:
         """Whether micro-batches have to follow one another here: in the later lives of a name.
@@ -173,7 +185,6 @@ class Job:
         assert base is not None
         claims = tuple(run for message in done for run in message.claims)
         if self.replaces == REPLACE_KEYS and not claims:
-            base.lease(self.target).close()
             return
         replaced = None if self.replaces == REPLACE_ALL else claims
         handle = self.handle()

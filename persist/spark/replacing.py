@@ -125,20 +125,9 @@ class Replacement:
 
         Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
         won every one of `TRIES_MAX` races, Expired when the base's lease lapsed, UnknownShard when the shard was
-        dropped. Nothing is changed then.
+        dropped. Nothing is changed then. The base is not given back.
         """
-        lease = self.base.lease(self.target)
-        try:
-            self._publish(lease, runs, claims, token, attributes)
-        except (Conflict, InvalidUsage):  # nothing was changed, and nobody goes on from this base
-            lease.close()
-            raise
-        lease.close()
-
-    def _publish(
-        self, lease: ReadLease, runs: Runs, claims: Runs | None, token: Token, attributes: tuple[AttributeUpdate, ...]
-    ) -> None:
-        target = self.target
+        target, lease = self.target, self.base.lease(self.target)
         if claims is None:
             lease.check()
             retractions = self.handle.stage_for_one_commit(

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from persist.client.shard import CriticalReaderHandle, Shard
 from persist.client.snapshot import ReadLease, leased_blobs
 from persist.client.transport import OneShard, Transport
-from persist.core.antichain import Antichain, frontier
+from persist.core.antichain import TIME_MAX, Antichain, frontier
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, PersistError, UnknownShard
 from persist.core.ids import SeqNo, ShardId
 from persist.core.view import ShardView, ViewRequest
@@ -67,7 +67,7 @@ def interval_of(start: Offset, upper: Antichain) -> Interval | None:
 
 
 def held_at(offset: Offset) -> Antichain:
-    """The since that a stream at this offset still needs."""
+    """The since that a stream at this offset still needs; `[]`, which is none, at the end of a closed shard."""
     if "snapshot" in offset:
         return frontier(offset["snapshot"])
     element = Antichain.from_json(offset["frontier"]).element
@@ -251,10 +251,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shard, life = self._shard()
         for _ in range(CURSOR_TRIES_MAX):
             wanted = self._wanted()
-            handle = CriticalReaderHandle.take(shard, cursor, json.dumps(wanted), since=held_at(wanted))
+            handle = CriticalReaderHandle.take(shard, cursor, json.dumps(wanted), since=self._kept_at(wanted))
             found = _position(handle)
             if handle.since <= held_at(found):
-                handle.downgrade_since(held_at(found))
+                handle.downgrade_since(self._kept_at(found))
                 return found
             history = snapshot_offset(handle.since.element or 0, life)
             try:  # since moved between looking and registering: begin where history begins now
@@ -284,13 +284,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_life(end, life)
         for _ in range(CURSOR_TRIES_MAX):
             handle = shard.critical_reader(cursor, json.dumps(end))
-            if held_at(end) < handle.since or _position(handle) == end:
+            found = _position(handle)
+            if found == end or held_at(end) < max(handle.since, held_at(found)):
                 return
             try:
-                handle.downgrade_since(held_at(end), opaque=json.dumps(end))
+                handle.downgrade_since(self._kept_at(end), opaque=json.dumps(end))
             except OpaqueMismatch:
                 continue
             return
+
+    def _kept_at(self, offset: Offset) -> Antichain:
+        """Where a cursor at this offset holds since.
+
+        At the end of a closed shard nothing is left to read. The cursor must not close the shard to reads, so it stays
+        at the last time that has rows: the latest contents can be read.
+        """
+        held = held_at(offset)
+        if not held.is_empty:
+            return held
+        last = ViewRequest(lower=Antichain(TIME_MAX + 1))  # only what reaches to the end
+        view = executors.transport(self._target.connection).view(self._target.shard, last)
+        times = [max((batch.desc.lower.element or 0) - 1, 0) for batch in view.batches]
+        times += [part.time_max for batch in view.batches for part in batch.parts()]
+        return max(view.since, *map(Antichain, times))
 
     def _shard(self) -> tuple[Shard, ShardId]:
         connection, view = self._target.connection, executors.view_of(self._target)

@@ -36,8 +36,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         query = next((message.query for message in staged(messages)), None)
         if query is None:
+            self._job.release(messages)
             raise InvalidUsage(f"no task of micro-batch {batchId} said which streaming query it belongs to")
         self._job.publish(messages, (f"spark query {query}", batchId), streams=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nothing: the outcome of a commit may be unknown, and staged parts are orphans."""
+        """Hold nothing any more. The outcome of a commit may be unknown, and staged parts are orphans: both stay."""
+        self._job.release(messages)

@@ -1,0 +1,101 @@
+"""A job that replaces rows holds nothing of its shard any more once it has ended, however it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+import persist
+from persist.client.shard import Shard
+from persist.core import commands as c
+from persist.core.errors import InvalidUsage
+from persist.spark import executors
+from persist.spark.batch_write import BatchWriter
+from persist.spark.jobs import Job, Staged
+from persist.spark.options import Options, Target, WriteOptions
+from persist.spark.stream_write import StreamWriter
+from tests.support.late import LateTransport
+
+ROWS = pa.record_batch({"k": ["a"], "n": [5]})
+SCHEMA = StructType([StructField("k", StringType(), False), StructField("n", LongType())])
+WAYS = pytest.mark.parametrize("overwrite", [False, True], ids=["upsert", "overwrite"])
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    return Target.of(Options({"url": f"persist://{tmp_path}", "path": "orders"}))
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Shard]:
+    with persist.connect(f"persist://{tmp_path}") as client:
+        shard = client.create_shard("orders", pa.schema([("k", pa.string()), ("n", pa.int64())]), ["k"])
+        shard.insert([{"k": "a", "n": 1}])
+        yield shard
+
+
+def write_options(overwrite: bool) -> WriteOptions:
+    return WriteOptions.of(Options({} if overwrite else {"envelope": "upsert"}))
+
+
+def opened(target: Target, overwrite: bool) -> Job:
+    return Job.open(target, write_options(overwrite), SCHEMA, overwrite)
+
+
+def committer(target: Target, overwrite: bool) -> StreamWriter:
+    """Spark makes one to plan a micro-batch, and another one to end it."""
+    return StreamWriter(target, write_options(overwrite), SCHEMA, overwrite)
+
+
+def planned(target: Target, overwrite: bool, query: str | None = "q") -> Staged:
+    return opened(target, overwrite).stage([ROWS], query)
+
+
+@WAYS
+def test_micro_batches_leave_no_hold_behind(target: Target, shard: Shard, overwrite: bool) -> None:
+    """Spark's second writer took a hold as well, and each micro-batch left one of 15 minutes."""
+    for number in (0, 1, 1):  # the last was committed before
+        committer(target, overwrite).commit([planned(target, overwrite), None], number)
+    assert shard.upper().element == 3
+    shard.drop()
+
+
+@WAYS
+def test_a_micro_batch_that_is_given_up_leaves_no_hold_behind(target: Target, shard: Shard, overwrite: bool) -> None:
+    committer(target, overwrite).abort([planned(target, overwrite), None], 0)
+    assert shard.upper().element == 1
+    shard.drop()
+
+
+@WAYS
+def test_a_micro_batch_of_no_query_leaves_no_hold_behind(target: Target, shard: Shard, overwrite: bool) -> None:
+    with pytest.raises(InvalidUsage, match="which streaming query"):
+        committer(target, overwrite).commit([planned(target, overwrite, None)], 0)
+    shard.drop()
+
+
+@WAYS
+def test_a_job_that_is_given_up_leaves_no_hold_behind(target: Target, shard: Shard, overwrite: bool) -> None:
+    BatchWriter(target, write_options(overwrite), SCHEMA, overwrite).abort([None])
+    shard.drop()
+
+
+@WAYS
+def test_a_job_that_another_driver_has_committed_leaves_no_hold_behind(
+    target: Target, shard: Shard, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own try goes unanswered, and the next is refused: that is told as Indeterminate, which skipped the end."""
+    late = LateTransport(executors.transport(target.connection))
+    monkeypatch.setattr(executors, "transport", lambda connection: late)
+    job, twin = opened(target, overwrite), opened(target, overwrite)
+    messages, twins = [job.stage([ROWS])], [twin.stage([ROWS])]
+    assert twin.publish(twins, ("app", 1))
+    late.hold(c.CompareAndAppend)
+    assert not job.publish(messages, ("app", 1))
+    late.deliver()
+    assert shard.upper().element == 2
+    shard.drop()
