@@ -18,7 +18,17 @@ from persist.core.batch import Part, Run
 from persist.core.ids import IdSource, ShardId
 from persist.core.keys import COMPACTOR
 from persist.core.state import SchemaRecord
-from persist.parts import ALL_KEYS, KeyRange, PartReader, PartSink, PartWriter, ahead, plan_splits, sound_schemas
+from persist.parts import (
+    ALL_KEYS,
+    KeyRange,
+    PartReader,
+    PartSink,
+    PartWriter,
+    ahead,
+    newest,
+    plan_splits,
+    sound_schemas,
+)
 from persist.parts.bundles import expanded
 
 RANGES_MAX = 10_000
@@ -50,7 +60,6 @@ class MergeJob:
     shard_id: ShardId
     runs: tuple[Run, ...]
     schemas: Mapping[int, SchemaRecord]
-    schema_id: int
     since: int
     resume_key: bytes
 
@@ -154,7 +163,7 @@ class RangeMerger:
         self._target = max(1, min(settings.part_bytes_target, memory_bytes // 6))
         reading, alone = max(1, memory_bytes - 3 * self._target), settings.threads == 1
         schemas = sound_schemas(job.schemas)
-        schema_id, schema = next(reversed(schemas.items()))
+        schema_id, schema = newest(schemas)
         self._sink = PartSink(schema, schema_id, blob, job.shard_id, COMPACTOR, ids)
         self._reader = PartReader(blob, schemas, schema, use_threads=alone, memory_bytes=reading)
 

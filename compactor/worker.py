@@ -161,9 +161,7 @@ class Worker:
         if taken.done:
             self.metrics.add(merges_resumed=1)
         runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], spec.inputs)
-        job = MergeJob(
-            machine.name, state.shard_id, runs, state.schemas, state.schema_id, since.element, taken.resume_key
-        )
+        job = MergeJob(machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key)
         claim.since = since
         written = 0
         for chunk in self._engine.merge(job, claim.keep):

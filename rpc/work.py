@@ -43,7 +43,7 @@ class Work:
         with self.commands:
             verdict = SOUND
             if isinstance(command, BRINGING):
-                known = machine.knows(command) and is_at_once(command)
+                known = is_at_once(command) and machine.knows(command)
                 verdict = machine.verdict(command) if known else await self.run(machine.verdict, command)
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[c.Result] = loop.create_future()

@@ -23,8 +23,8 @@ from persist.core.transitions.outcomes import Written
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
 DOUBLINGS_MAX = 10
-# What these change is a hold or a registration, which lapses by itself: a try of unknown outcome harms nobody.
-READS = (
+# What these change, if anything, lapses by itself: a hold or a registration. A try of unknown outcome harms nobody.
+LAPSING = (
     c.RegisterWriter,
     c.HeartbeatWriter,
     c.ExpireWriter,
@@ -49,12 +49,12 @@ def send(transport: Transport, name: str, command: c.Command, retry_s: float) ->
         transport,
         retry_s,
         remedy="call again with its token" if isinstance(command, Written) else "look at the shard before you go on",
-        reads=isinstance(command, READS),
+        lapses=isinstance(command, LAPSING),
     )
 
 
 def settled(
-    ask: Callable[[], _T], what: str, transport: Transport, retry_s: float, *, remedy: str, reads: bool = False
+    ask: Callable[[], _T], what: str, transport: Transport, retry_s: float, *, remedy: str, lapses: bool = False
 ) -> _T:
     """What `ask` returns, which is tried again for up to `retry_s` seconds. `what` is asked, for messages.
 
@@ -62,7 +62,7 @@ def settled(
     deadline passed, or a later try was refused. A server that was stopped, or a proxy, may hold the request of that
     try, and deliver it when what the refusal tells holds no more. Only a refusal that stays true is told as it is (see
     `is_final`). Every other error, but for Corruption and the root of the tree, means that it did not happen and never
-    will. A read (`reads`) is never Indeterminate: it is asked again.
+    will. What changes no data, and lapses by itself (`lapses`), is never Indeterminate: it is asked again.
     """
     deadline = transport.clock.monotonic() + retry_s
     unknown = False
@@ -71,11 +71,11 @@ def settled(
         try:
             return ask()
         except (Unavailable, Overloaded, Indeterminate) as error:
-            unknown = unknown or (isinstance(error, Indeterminate) and not reads)
+            unknown = unknown or (isinstance(error, Indeterminate) and not lapses)
             tries += 1
             wait = _wait_s(error, tries, transport)
             if transport.clock.monotonic() + wait > deadline:
-                if reads and isinstance(error, Indeterminate):
+                if lapses and isinstance(error, Indeterminate):
                     raise Unavailable(f"{what}, which changes no data, was not answered; repeat it") from error
                 if unknown and not isinstance(error, Indeterminate):
                     raise Indeterminate(f"{what} may have happened; {remedy} ({error})") from error

@@ -29,7 +29,7 @@ from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translate, translated_but_missing
-from persist.parts import KeyRange, PartReader, ShardSchema, plan_splits, sound_schemas
+from persist.parts import KeyRange, PartReader, ShardSchema, newest, plan_splits, sound_schemas
 from persist.parts.files import Keeps
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
@@ -151,7 +151,6 @@ class SnapshotSplit:
     as_of: int
     key_range: KeyRange
     runs: tuple[Run, ...]
-    schema_id: int
     schemas: Mapping[int, SchemaRecord]
     reader: ReaderId
     settings: ReadSettings
@@ -290,9 +289,8 @@ class Held:
     def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...]) -> SnapshotSplit:
         """One key range of it, whose rows are in `runs`."""
         view, reader = self.view, self.lease.reader
-        schemas = view.schema_id, view.schemas
         return SnapshotSplit(
-            view.name, self.as_of, key_range, runs, *schemas, reader, self.settings, columns, view.shard_id
+            view.name, self.as_of, key_range, runs, view.schemas, reader, self.settings, columns, view.shard_id
         )
 
     def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:
@@ -397,7 +395,7 @@ def part_reader(
 ) -> tuple[ShardSchema, PartReader]:
     """The current schema of a view or split, and a reader of parts of any of its sound schemas."""
     sound = sound_schemas(of.schemas)
-    current = sound[max(sound)]
+    _, current = newest(sound)
     return current, PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=settings.memory_bytes)
 
 

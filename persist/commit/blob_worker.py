@@ -22,7 +22,7 @@ from persist.core.keys import FLUSHER
 from persist.core.record import replace
 from persist.core.state import Policy, State
 from persist.formats.store_errors import translated, translated_but_missing
-from persist.parts import PartReader, PartSink, PartWriter, sound_schemas, spill_inline
+from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas, spill_inline
 from persist.parts.files import Files
 
 PART_BYTES_TARGET = 64 * 1024 * 1024
@@ -109,7 +109,7 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
     if len(inputs) < 2 or since.element is None:
         return None
     schemas = sound_schemas(state.schemas)
-    schema_id, schema = next(reversed(schemas.items()))
+    schema_id, schema = newest(schemas)
     reader = PartReader(blob, schemas, schema, use_threads=False, memory_bytes=MEMORY_BYTES)
     sink = PartSink(schema, schema_id, blob, state.shard_id, FLUSHER, ids)
     writer = PartWriter(sink, PART_BYTES_TARGET)

@@ -33,7 +33,7 @@ from persist.core import commands as c
 from persist.core import invariants
 from persist.core.batch import Run
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
-from persist.core.keys import belongs_to, diff_key
+from persist.core.keys import diff_key, shard_of
 from persist.core.state import Policy, State
 from persist.core.transitions.context import SOUND, Context, Verdict
 from persist.core.transitions.naming import check_staged
@@ -155,7 +155,7 @@ class Machine(CachedState):
         if isinstance(command, c.EvolveSchema):
             return command.expected_id in state.schemas
         parts = [part for run in getattr(command, "runs", ()) for part in run.parts]
-        of_it = all(part.key is None or belongs_to(part.key, state.shard_id) for part in parts)
+        of_it = all(part.key is None or shard_of(part.key) == state.shard_id for part in parts)
         return of_it and all(part.schema_id in state.schemas for part in parts)
 
     def receipted(self, runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -5,7 +5,7 @@ from persist.parts.codec import decode_inline, encode_inline, encode_parquet
 from persist.parts.consolidate import consolidate
 from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
 from persist.parts.reader import MEMORY_BYTES, PartReader
-from persist.parts.schema import DIFF, TIME, ShardSchema, current_schema, sound_schemas
+from persist.parts.schema import DIFF, TIME, ShardSchema, current_schema, newest, sound_schemas
 from persist.parts.splits import plan_splits
 from persist.parts.writer import PartSink, PartWriter, spill_inline, stage
 
@@ -27,6 +27,7 @@ __all__ = [
     "encode_inline",
     "encode_key",
     "encode_parquet",
+    "newest",
     "plan_splits",
     "sound_schemas",
     "spill_inline",

@@ -224,21 +224,26 @@ def sound_schemas(records: Mapping[int, SchemaRecord]) -> dict[int, ShardSchema]
 
 def current_schema(records: Mapping[int, SchemaRecord]) -> tuple[int, ShardSchema]:
     """The id of the last schema that is sound, and the schema. Raises Corruption: no schema can be read."""
-    return next(reversed(sound_schemas(records).items()))
+    return newest(sound_schemas(records))
 
 
-def check_first(record: SchemaRecord) -> None:
-    """Raise InvalidUsage unless a shard can begin with this schema."""
+def newest(sound: Mapping[int, ShardSchema]) -> tuple[int, ShardSchema]:
+    """The current one of `sound_schemas`, and its id."""
+    last = max(sound)
+    return last, sound[last]
+
+
+def check_first(record: SchemaRecord) -> ShardSchema:
+    """The schema, with which a shard can begin. Raises InvalidUsage: none can."""
     try:
-        ShardSchema.from_record(record)
+        return ShardSchema.from_record(record)
     except Corruption as error:
         raise InvalidUsage(f"{error.message}; nothing was changed") from error
 
 
 def check_next(record: SchemaRecord, known: Mapping[int, SchemaRecord]) -> None:
     """Raise InvalidUsage unless a shard with the schemas `known` can evolve to this one."""
-    check_first(record)
-    new = ShardSchema.from_record(record)
+    new = check_first(record)
     current_schema(known)[1].check_evolution(new)
 
 

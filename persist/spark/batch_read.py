@@ -19,7 +19,7 @@ from persist.client.transport import OneShard
 from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
 from persist.core.view import ViewRequest
-from persist.parts import DIFF, TIME
+from persist.parts import DIFF, TIME, current_schema
 from persist.spark import executors, planning
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, Target
@@ -47,7 +47,7 @@ class SnapshotReader(DataSourceReader):
             raise InvalidUsage(f"multiplicity=column needs a column {DIFF} in the schema given to the read")
 
     def partitions(self) -> Sequence[InputPartition]:
-        schema = executors.current_schema(executors.view_of(self._target))
+        schema = current_schema(executors.view_of(self._target).schemas)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
         splits = planning.plan_snapshot(self._target, self._options, columns)
         return [SplitPartition(split) for split in splits] or [InputPartition(None)]
@@ -75,7 +75,7 @@ class SnapshotReader(DataSourceReader):
 
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""
-        schema = executors.current_schema(executors.view_of(self._target))
+        schema = current_schema(executors.view_of(self._target).schemas)[1]
         transport = executors.transport(self._target.connection)
         for table in replace(split, columns=schema.key).read(transport):
             row = first_negative(table)
@@ -131,7 +131,7 @@ class ChangesReader(DataSourceReader):
 
 def snapshot_schema(target: Target, options: ReadOptions) -> StructType:
     """The columns that a snapshot read shows when it is given no schema."""
-    schema = executors.current_schema(executors.view_of(target))
+    schema = current_schema(executors.view_of(target).schemas)[1]
     names = schema.columns(options.columns)
     fields = [schema.arrow.field(name) for name in names]
     return spark_schema([*fields, MULTIPLICITY] if options.with_diff else fields)

@@ -19,7 +19,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import ReaderId, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, KeyRange, ShardSchema
+from persist.parts import DIFF, TIME, KeyRange, ShardSchema, current_schema
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
 from persist.spark.pruning import Filter
@@ -59,7 +59,6 @@ class ChangesSplit:
     interval: Interval
     key_range: KeyRange
     parts: tuple[Part, ...]
-    schema_id: int
     schemas: Mapping[int, SchemaRecord]
     reader: ReaderId
     settings: ReadSettings
@@ -120,16 +119,7 @@ def plan_changes(
     for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted, lease):
         parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
-            target.shard,
-            interval,
-            one,
-            parts,
-            view.schema_id,
-            view.schemas,
-            lease.reader,
-            settings,
-            columns,
-            view.shard_id,
+            target.shard, interval, one, parts, view.schemas, lease.reader, settings, columns, view.shard_id
         )
         splits.append(ChangesPartition(split))
     return splits
@@ -143,7 +133,7 @@ def columns_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:
 
 def changes_schema(target: Target, options: ReadOptions) -> StructType:
     """The columns that a change feed shows when it is given no schema."""
-    schema = executors.current_schema(executors.view_of(target))
+    schema = current_schema(executors.view_of(target).schemas)[1]
     names = schema.columns(options.columns)
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 

@@ -18,8 +18,7 @@ from persist.core.errors import UnknownShard
 from persist.core.ids import ShardId
 from persist.core.phases import dropped
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ShardSchema
-from persist.parts import current_schema as sound_schema
+from persist.parts import ShardSchema, current_schema
 from persist.spark.options import Target
 
 TRANSPORTS_MAX = 8  # locations that one worker process keeps open
@@ -74,7 +73,7 @@ def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
     opened = OneShard(transport(target.connection), shard)
 
     def schema() -> tuple[int, ShardSchema]:
-        return sound_schema(view_of(target).schemas)
+        return current_schema(view_of(target).schemas)
 
     return WriteHandle(opened, target.shard, schema, target.connection.handles.write)
 
@@ -85,7 +84,3 @@ def view_of(target: Target) -> ShardView:
     if view.is_dropped:
         raise UnknownShard(dropped(target.shard))
     return view
-
-
-def current_schema(view: ShardView) -> ShardSchema:
-    return sound_schema(view.schemas)[1]

@@ -75,8 +75,8 @@ class Job:
         _check_roles(schema, options)
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
-        _check_columns(schema, executors.current_schema(view), options, target.shard)
-        schema_id, _ = current_schema(view.schemas)
+        schema_id, current = current_schema(view.schemas)
+        _check_columns(schema, current, options, target.shard)
         base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
         return cls(target, options, replaces, writer, token, schema_id, view.schemas[schema_id], base, view.shard_id)
@@ -222,7 +222,7 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
         client = Client(executors.transport(target.connection), target.connection.handles)
         client.create_shard(target.shard, stored_schema(schema, apart), options.key)
         return executors.view_of(target)
-    found = executors.current_schema(view).key
+    found = current_schema(view.schemas)[1].key
     if options.key is not None and options.key != found:
         raise InvalidUsage(f"shard {target.shard!r} has the key ({listed(found)}), not ({listed(options.key)})")
     return view

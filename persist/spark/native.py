@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from persist.client.snapshot import holding, leased_blobs
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
-from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, decode_inline, sound_schemas
+from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, current_schema, decode_inline, sound_schemas
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
 from persist.parts.reader import as_it_is, stretches
@@ -57,7 +57,7 @@ def table(
     settings = replace(target.connection.handles.read, lease_ms=int(hold_s * 1000))
     transport = executors.transport(target.connection)
     view = executors.view_of(target)
-    schema = executors.current_schema(view)
+    _, schema = current_schema(view.schemas)
     plan = _Plan(spark, schema, _root(root or str(transport.blob.url)))
     if as_of is None and view.upper.element == 0:
         return plan.empty()

@@ -46,7 +46,6 @@ class Base:
 
     upper: int
     reader: ReaderId
-    schema_id: int
     shard_id: ShardId
 
     @classmethod
@@ -57,7 +56,7 @@ class Base:
         transport = OneShard(executors.transport(target.connection), view.shard_id)
         held = Antichain(max(view.upper.element - 1, view.since.element or 0))
         lease = ReadLease.open(transport, target.shard, held, "spark replace", target.connection.handles.read)
-        return cls(view.upper.element, lease.reader, view.schema_id, view.shard_id)
+        return cls(view.upper.element, lease.reader, view.shard_id)
 
     def transport(self, target: Target) -> OneShard:
         """Of this process, to the shard that the job began with. It raises UnknownShard once that was dropped."""
@@ -76,16 +75,7 @@ class Base:
         runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
         settings = target.connection.handles.read
         split = SnapshotSplit(
-            target.shard,
-            as_of,
-            key_range,
-            runs,
-            view.schema_id,
-            view.schemas,
-            self.reader,
-            settings,
-            None,
-            self.shard_id,
+            target.shard, as_of, key_range, runs, view.schemas, self.reader, settings, None, self.shard_id
         )
         yield from split.read(transport)
 

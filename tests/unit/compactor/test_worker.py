@@ -182,7 +182,7 @@ def test_inputs_that_others_merged_and_collected_meanwhile_make_a_merge_fail_qui
 def merged_by_hand(world: World, spec: c.MergeSpec) -> tuple[Run, ...]:
     state = world.state()
     runs = tuple(run for batch in state.trace.batches for run in batch.runs)
-    job = MergeJob(NAME, state.shard_id, runs, state.schemas, state.schema_id, 0, b"")
+    job = MergeJob(NAME, state.shard_id, runs, state.schemas, 0, b"")
     chunks = LocalEngine(world.blob, world.user.ids, WORKER.engine).merge(job, lambda: None)
     return (Run(tuple(part for chunk in chunks for part in chunk.parts)),)
 
