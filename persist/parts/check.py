@@ -2,10 +2,14 @@
 
 Inline rows are decoded whole. Of a blob up to `WHOLE_BYTES_MAX` so are all rows; of a larger one the footer is read,
 and the columns `__time` and `__diff` row group by row group. What does not fit is the caller's mistake: InvalidUsage.
+
+What an index tells as `Known` is believed of parts of maintenance alone, so a part that a writer stages must not tell
+it. Of parts of maintenance it is compared with the rows: the bounds always, twins where all rows are decoded.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,9 +20,11 @@ from blob.errors import BlobNotFound
 from persist.core.antichain import TIME_MAX
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part
 from persist.core.errors import Corruption, InvalidUsage
+from persist.core.keys import is_of_maintenance
 from persist.core.record import asdict
-from persist.parts.codec import Stats, decode_inline, described_inline, empty_metadata
+from persist.parts.codec import decode_inline, described_inline, empty_metadata
 from persist.parts.files import WHOLE_BYTES_MAX, BlobReads, Files, PartFile
+from persist.parts.known import Known, Stats, Teller
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 _SAID = ("rows", "time_min", "time_max", "diff_min", "diff_max", "diff_sum")
@@ -62,11 +68,14 @@ class PartCheck:
             self._check_footer(part, file)
             stats, whole = Stats(), whole or part.size <= WHOLE_BYTES_MAX
             names = self._schema.updates_schema.names if whole else [TIME, DIFF]
-            for group in range(len(file.groups)):
-                rows = file.read([group], names)
+            teller = Teller(self._schema) if whole else None
+            for number, group in enumerate(file.groups):
+                rows = file.read([number], names)
                 if whole:
                     check_rows(rows, self._schema, part.id)
                 stats.add(rows)
+                if group.known is not None:
+                    _check_known(part, group.known, rows, teller)
         except BlobNotFound:
             raise _missing(part) from None
         except Corruption as error:
@@ -79,6 +88,12 @@ class PartCheck:
             raise InvalidUsage(f"the file of part {part.id} does not have the columns of schema {part.schema_id}")
         if not groups or metadata.num_rows != part.rows or metadata.num_row_groups != len(groups):
             raise InvalidUsage(f"the file of part {part.id} has {metadata.num_rows} rows, not {part.rows}")
+        told = [group for group in groups if group.known is not None]
+        if told and (len(told) < len(groups) or not is_of_maintenance(part.key or "")):
+            raise InvalidUsage(
+                f"the index of part {part.id} tells which rows share key and value, as only maintenance may; write its "
+                "rows again"
+            )
         body = part.size - part.footer_size
         for number, group in enumerate(groups):
             if metadata.row_group(number).num_rows != group.rows or len(group.chunks) != metadata.num_columns:
@@ -133,6 +148,18 @@ def _check_said(part: Part, stats: Stats) -> None:
             raise InvalidUsage(f"part {part.id} says {name} {getattr(part, name)}, but its rows have {found[name]}")
     if not 0 <= stats.time_min <= stats.time_max <= TIME_MAX:
         raise InvalidUsage(f"part {part.id} has times from {stats.time_min} to {stats.time_max}; times begin at 0")
+
+
+def _check_known(part: Part, known: Known, rows: Any, teller: Teller | None) -> None:
+    """Refuse what the index tells of a row group's rows where they are others. Without a teller: their bounds alone."""
+    stats = Stats()
+    stats.add(rows)
+    bounds = replace(
+        known, time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max
+    )
+    found = bounds if teller is None else teller.told(rows)
+    if found != known:
+        raise InvalidUsage(f"the index of part {part.id} tells {known} of rows that are {found}; write its rows again")
 
 
 def _check_same(part: Part, found: Part) -> None:

@@ -6,7 +6,8 @@ A Parquet part is laid out as
 
 The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format
 look at nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last
-and some rows between, and a CRC-32 for every column chunk. `Part.footer_size`/`footer_checksum` span index and
+and some rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also tells what is
+`Known` of their rows; builds that know nothing of it pass it over. `Part.footer_size`/`footer_checksum` span index and
 footer. So a pruned read verifies exactly what it fetched: the tail by the Part, each column chunk by the index, and a
 whole file by `Part.checksum`. Page checksums are written as well, for other tools.
 """
@@ -32,6 +33,7 @@ from persist.core.state import SchemaRecord
 from persist.parts.columns import extremes, is_bytes, one_chunk
 from persist.parts.consolidate import join
 from persist.parts.keycodec import SortedKeys, lower_bound, successor, upper_bound
+from persist.parts.known import Known, Stats, Teller, known_of
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 FORMAT_VERSION = 1
@@ -42,7 +44,6 @@ SAMPLES = 16  # keys a row group that its index names, for planning splits
 _INDEX_MAGIC = b"PRSTIDX1"
 _SAMPLE_ROWS = 4096
 _DICTIONARY_SHARE = 0.25  # a column whose sample has fewer distinct values than this is dictionary-encoded
-FEW_ROWS = 64  # of which bounds and sums are taken in Python: calls of numpy take longer
 _DATA_ERRORS = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
 
@@ -59,7 +60,7 @@ class Chunk:
 class RowGroup:
     """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
 
-    `samples` are lower bounds of the keys of rows at equal distances.
+    `samples` are lower bounds of the keys of rows at equal distances. `known` is None where the index does not tell.
     """
 
     rows: int
@@ -68,6 +69,7 @@ class RowGroup:
     key_upper: bytes | None
     samples: tuple[bytes, ...]
     chunks: tuple[Chunk, ...]
+    known: Known | None = None
 
 
 @dataclass(frozen=True)
@@ -160,10 +162,14 @@ def encode_parquet(
 
 
 class ParquetEncoder:
-    """Writes one part, row group by row group. The rows must come consolidated and in order."""
+    """Writes one part, row group by row group. The rows must come consolidated and in order.
 
-    def __init__(self, schema: ShardSchema) -> None:
+    With `tells` the index says what is `Known` of each row group. Only maintenance may do so (`persist.parts.check`).
+    """
+
+    def __init__(self, schema: ShardSchema, *, tells: bool = False) -> None:
         self._schema = schema
+        self._teller = Teller(schema) if tells else None
         self._sink = _Sink()
         self._writer: Any = None
         self._groups: list[_Group] = []
@@ -194,7 +200,8 @@ class ParquetEncoder:
         step = max(1, len(table) // SAMPLES)
         rows = range(zlib.crc32(lower) % step, len(table), step)
         samples = tuple(lower_bound(keys[row], schema) for row in rows)
-        self._groups.append(_Group(len(table), table.nbytes, lower, upper_bound(keys[len(table) - 1]), samples))
+        known = None if self._teller is None else self._teller.told(table)
+        self._groups.append(_Group(len(table), table.nbytes, lower, upper_bound(keys[len(table) - 1]), samples, known))
         self._stats.add(table)
         if table.schema != schema.updates_schema:
             table = table.cast(schema.updates_schema)
@@ -254,6 +261,7 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
                 None if group["upper"] is None else bytes.fromhex(group["upper"]),
                 tuple(bytes.fromhex(sample) for sample in group["samples"]),
                 tuple(Chunk(*chunk) for chunk in group["chunks"]),
+                known_of(group["known"]) if "known" in group else None,
             )
             for group in index["row_groups"]
         )
@@ -368,16 +376,17 @@ def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has
                 start = min(start, chunk.dictionary_page_offset)
             size = chunk.total_compressed_size
             chunks.append((start, size, zlib.crc32(body[start : start + size])))
-        described.append(
-            {
-                "rows": group.rows,
-                "nbytes": group.nbytes,
-                "lower": group.key_lower.hex(),
-                "samples": [sample.hex() for sample in group.samples],
-                "upper": None if group.key_upper is None else group.key_upper.hex(),
-                "chunks": chunks,
-            }
-        )
+        entry: dict[str, Any] = {
+            "rows": group.rows,
+            "nbytes": group.nbytes,
+            "lower": group.key_lower.hex(),
+            "samples": [sample.hex() for sample in group.samples],
+            "upper": None if group.key_upper is None else group.key_upper.hex(),
+            "chunks": chunks,
+        }
+        if group.known is not None:
+            entry["known"] = group.known.as_told()
+        described.append(entry)
     document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": described}
     index = json.dumps(document, separators=(",", ":")).encode()
     return _INDEX_MAGIC + len(index).to_bytes(4, "little") + index
@@ -394,6 +403,7 @@ class _Group:
     key_lower: bytes
     key_upper: bytes | None
     samples: tuple[bytes, ...]
+    known: Known | None = None
 
 
 class _Sink(io.BytesIO):
@@ -406,44 +416,6 @@ class _Sink(io.BytesIO):
 
     def close(self) -> None:
         """Stay open: Arrow closes the file when the footer is written, and the bytes are still needed."""
-
-
-@dataclass(slots=True)
-class Stats:
-    """Bounds of the rows seen; zeros before the first."""
-
-    seen: bool = False
-    time_min: int = 0
-    time_max: int = 0
-    diff_min: int = 0
-    diff_max: int = 0
-    diff_sum: int = 0
-
-    def add(self, rows: Any) -> None:
-        if rows.num_rows <= FEW_ROWS:
-            times, diffs = rows.column(TIME).to_pylist(), rows.column(DIFF).to_pylist()
-            self._widen(min(times), max(times), min(diffs), max(diffs))
-            self.diff_sum += sum(diffs)
-            return
-        times, diffs = one_chunk(rows.column(TIME)).to_numpy(), one_chunk(rows.column(DIFF)).to_numpy()
-        low, high = int(diffs.min()), int(diffs.max())
-        self._widen(int(times.min()), int(times.max()), low, high)
-        if max(abs(low), abs(high)) * len(diffs) < 2**63:
-            self.diff_sum += int(diffs.sum())
-        else:
-            self.diff_sum += (int((diffs >> 32).sum()) << 32) + int((diffs & 0xFFFFFFFF).sum())
-
-    def _widen(self, first: int, last: int, low: int, high: int) -> None:
-        self.time_min = min(self.time_min, first) if self.seen else first
-        self.time_max = max(self.time_max, last) if self.seen else last
-        self.diff_min = min(self.diff_min, low) if self.seen else low
-        self.diff_max = max(self.diff_max, high) if self.seen else high
-        self.seen = True
-
-    @property
-    def known_sum(self) -> int | None:
-        """The sum of the diffs, or None where it takes more than 64 bits: a record holds no such number."""
-        return self.diff_sum if -(2**63) <= self.diff_sum < 2**63 else None
 
 
 def _part(batch: Any, lower: bytes, upper: bytes | None, part_id: PartId, schema_id: int, **fields: Any) -> Part:

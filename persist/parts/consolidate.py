@@ -105,6 +105,13 @@ def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask
     return _refine(orders, len(table))
 
 
+def has_twins(table: pa.Table, schema: ShardSchema) -> bool:
+    """Whether two of the rows share key and value, whatever their times."""
+    orders = (column(one_chunk(table.column(name))) for name in schema.order)
+    _, starts = _refine(orders, len(table))
+    return not bool(starts.all())
+
+
 def pick(table: pa.Table, perm: Rows | None, starts: Mask) -> pa.Table:
     """One row for each group, with the sum of its diffs, without those of sum zero."""
     diffs: Ints = one_chunk(table.column(DIFF)).to_numpy()

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from blob.errors import BlobNotFound
 from persist.core.batch import Part
 from persist.core.errors import Corruption
+from persist.core.keys import is_of_maintenance
 from persist.parts.codec import (
     Chunk,
     Footer,
@@ -24,6 +25,7 @@ from persist.parts.codec import (
     schema_of,
 )
 from persist.parts.keycodec import KeyRange
+from persist.parts.known import Known
 from persist.parts.schema import TIME, ShardSchema
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
@@ -55,16 +57,22 @@ class Files:
         self.keeps = keeps
         self.schemas = schemas
         self._footers: dict[str, Footer] = {}
+        self._whole: tuple[str, bytes] = ("", b"")  # the small part that was opened last, which is opened again soon
+
+    def is_small(self, part: Part) -> bool:
+        """Whether the part is fetched by one read."""
+        return part.size <= WHOLE_BYTES_MAX
 
     def open(self, part: Part) -> PartFile:
-        whole = None
+        whole = self._whole[1] if self._whole[0] == part.id else None
         footer = self._footers.get(part.id)
         if footer is None:
-            if part.size <= WHOLE_BYTES_MAX:
+            if self.is_small(part):
                 whole = self.fetch(part, 0, part.size)
                 if zlib.crc32(whole) != part.checksum:
                     raise Corruption(f"{named(part)} does not match its checksum", part=str(part.id))
                 tail = whole[part.size - part.footer_size :]
+                self._whole = (part.id, whole)
             else:
                 tail = self.fetch(part, part.size - part.footer_size, part.footer_size)
             footer = decode_footer(part, tail)
@@ -127,6 +135,16 @@ class PartFile:
         if len(table) != sum(self.groups[group].rows for group in groups):
             raise Corruption(f"{named(self.part)} lacks rows", part=str(self.part.id))
         return table
+
+    def known(self, group: int) -> Known | None:
+        """What the index tells of the rows of a row group, where it can be believed.
+
+        Maintenance tells it; the commit lets no writer do so. A time that a commit chose makes it untrue.
+        """
+        found = self.groups[group].known
+        if found is None or self.part.time is not None or not is_of_maintenance(self.part.key or ""):
+            return None
+        return found
 
     def wanted(self, key_range: KeyRange) -> Iterator[int]:
         """The row groups that may have rows of the range which the reader keeps."""

@@ -30,13 +30,17 @@ class Cursor:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[tuple[Part, list[int] | None]],
         files: Files,
         schema: ShardSchema,
         key_range: KeyRange,
-        times: Times,
         prepare: Prepare,
+        settled: bool,
     ) -> None:
+        """`parts` come with the row groups that are read of them; None: those that the read wants.
+
+        `settled`: no two rows become one.
+        """
         self._parts = list(parts)
         self.files = files
         self._schema = schema
@@ -50,17 +54,12 @@ class Cursor:
         self._keys: SortedKeys | None = None  # of all of `_rows`
         self._start = 0  # rows before this one are taken
         self.nbytes = 0
-        # A key may straddle two parts, so the times of all of them count together.
-        span = [part.time_min for part in parts] + [part.time_max for part in parts]
-        # A time that the commit chose may have made rows equal that differed in their times.
-        chosen = any(part.time is not None for part in parts)
-        self.settled = not chosen and not (span and times.merges(min(span), max(span)))
+        self.settled = settled
 
     @classmethod
     def of_table(cls, rows: pa.Table, files: Files, schema: ShardSchema, settled: bool) -> Cursor:
         """A cursor over consolidated rows that are in memory."""
-        cursor = cls([], files, schema, KeyRange(), Times(), lambda table, part: table)
-        cursor.settled = settled
+        cursor = cls([], files, schema, KeyRange(), lambda table, part: table, settled)
         cursor.push(rows)
         return cursor
 
@@ -76,7 +75,7 @@ class Cursor:
         elif self._file is not None and self._groups:
             following = self._file.groups[self._groups[0]].key_lower
         elif self._parts:
-            following = self._parts[0].key_lower
+            following = self._parts[0][0].key_lower
         if following is None or self._last is None:
             return following
         return max(following, self._last)
@@ -148,8 +147,9 @@ class Cursor:
     def _open(self) -> None:
         self._file = None
         while self._parts:
-            self._file = self.files.open(self._parts.pop(0))
-            self._groups = list(self._file.wanted(self._range))
+            part, groups = self._parts.pop(0)
+            self._file = self.files.open(part)
+            self._groups = list(self._file.wanted(self._range)) if groups is None else groups
             if self._groups:
                 return
 

@@ -1,13 +1,12 @@
 """Reading runs: one engine for snapshots, listens and compaction.
 
-Runs are planned into stretches of the key space. A stretch with one sorted part whose rows are consolidated
-already is read straight through, only the columns asked for; everything else goes through the streaming merge.
+Runs are planned into stretches of the key space (`persist.parts.stretches`). Row groups whose rows are consolidated
+already are read straight through, only the columns asked for; everything else goes through the streaming merge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,19 +25,14 @@ from persist.parts.files import BlobReads, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
 from persist.parts.schema import DIFF, TIME, ShardSchema
+from persist.parts.stretches import Item, Loose, Piece, Stretch, bounds_of, is_settled, overlapping, stretches
 
 DECODERS = 2  # tables that are fetched and decoded at the same time where a part is read straight through
 FETCHERS = 2  # pieces of a part that are fetched ahead where the caller decodes them batch by batch
 MEMORY_BYTES = 512 * 1024 * 1024
 STREAM_BYTES_MAX = 64 * 1024 * 1024  # memory of one table of a part that is read straight through
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A part, and the number of its run."""
-
-    run: int
-    part: Part
+LOOSE_BYTES_MAX = 8 * 1024 * 1024  # encoded bytes of small blobs that are taken into memory, to lie among large ones
+LOOSE_SHARE = 64  # and of the memory of the read: rows take several times their encoded bytes
 
 
 class PartReader:
@@ -148,38 +142,79 @@ class PartReader:
         names: list[str],
         batch_rows: int | None,
     ) -> Iterator[pa.Table]:
-        for items in stretches(runs, times, key_range, self._files):
-            part = items[0].part
-            file = as_it_is(part, times, self._files) if len(items) == 1 else None
-            if file is not None:
-                plain = _Straight(file, self.schema, times, key_range, names)
-                limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // 4))
+        limit = max(1, min(STREAM_BYTES_MAX, self._memory_bytes // 4))
+        for items in overlapping(runs, times, key_range, self._files):
+            loose, others = self._loose(items, times, key_range)
+            for stretch in stretches(others, loose, times, key_range, self._files):
+                if stretch.part is None:
+                    cursors = self._cursors(stretch, times, key_range)
+                    for table in merge_cursors(cursors, self.schema, self._memory_bytes):
+                        yield table.select(names)
+                    continue
+                file = self._files.open(stretch.part)
+                plain = _Straight(file, stretch.groups, self.schema, times, key_range, names)
                 if batch_rows is None:
                     yield from plain.tables(limit, self._decoders)
                 else:
                     yield from plain.batches(limit, batch_rows)
-                continue
-            for table in merge_cursors(self._cursors(items, times, key_range), self.schema, self._memory_bytes):
-                yield table.select(names)
 
-    def _cursors(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> list[Cursor]:
-        """One cursor for each run's sorted parts, and one for all inline parts together."""
-        runs: dict[int, list[Part]] = {}
-        inline = []
-        for item in items:
-            if item.part.is_inline:
-                inline.append(self._whole(self._files.inline(item.part), item.part))
-            else:
-                runs.setdefault(item.run, []).append(item.part)
-        cursors = [
-            Cursor(parts, self._files, self.schema, key_range, times, lambda t, p: self._prepare(t, p, times))
-            for parts in runs.values()
-        ]
-        rows = merge([join(inline)], self.schema, times) if inline else None
+    def _loose(self, items: Sequence[Item], times: Times, key_range: KeyRange) -> tuple[Loose | None, list[Item]]:
+        """The rows of inline parts, and of small blobs among large ones, in memory; and the parts that are not there.
+
+        Blobs of at most `LOOSE_BYTES_MAX` bytes together are taken.
+        """
+        large = [item for item in items if not item.part.is_inline]
+        tables = [self._whole(self._files.inline(item.part), item.part) for item in items if item.part.is_inline]
+        if any(not self._files.is_small(item.part) for item in large):
+            left = min(LOOSE_BYTES_MAX, self._memory_bytes // LOOSE_SHARE)
+            for item in sorted(large, key=lambda item: item.part.size):
+                left -= item.part.size
+                if left < 0 or not self._files.is_small(item.part):
+                    break
+                file = self._files.open(item.part)
+                wanted = list(file.wanted(key_range))
+                tables.append(self._whole(file.read(wanted, self.schema.updates_schema.names), item.part))
+                large.remove(item)
+        rows = merge([join(tables)], self.schema, times) if tables else None
         if rows is not None and len(rows):
             rows = clip_rows(rows, SortedKeys(rows, self.schema.key), key_range)
-            cursors.append(Cursor.of_table(rows, self._files, self.schema, settled=True))
+            return Loose(rows, self.schema.key), large
+        return None, large
+
+    def _cursors(self, stretch: Stretch, times: Times, key_range: KeyRange) -> list[Cursor]:
+        """One cursor for each run's sorted parts, and one for all rows in memory together."""
+        runs: dict[int, list[Piece]] = {}
+        rows = []
+        for piece in sorted(stretch.pieces, key=lambda piece: piece.place):
+            if piece.item is not None:
+                runs.setdefault(piece.item.run, []).append(piece)
+            elif piece.rows is not None:
+                rows.append(piece.rows)
+        cursors = [self._cursor(pieces, times, key_range) for pieces in runs.values()]
+        if rows:
+            cursors.append(Cursor.of_table(join(rows), self._files, self.schema, settled=True))
         return cursors
+
+    def _cursor(self, pieces: Sequence[Piece], times: Times, key_range: KeyRange) -> Cursor:
+        """Over pieces of one run, in their order."""
+        parts: list[tuple[Part, list[int] | None]] = []
+        for piece in pieces:
+            assert piece.item is not None
+            part, group = piece.item.part, piece.group
+            if group is None:
+                parts.append((part, None))
+            elif parts and parts[-1][0] is part and (groups := parts[-1][1]) is not None:
+                groups.append(group)
+            else:
+                parts.append((part, [group]))
+        # A key may straddle two parts, so the times of all of them count together.
+        first, last = min(part.time_min for part, _ in parts), max(part.time_max for part, _ in parts)
+        # A time that the commit chose may have made rows equal that differed in their times.
+        chosen = any(part.time is not None for part, _ in parts)
+        settled = (not chosen and not times.merges(first, last)) or is_settled(pieces)
+        return Cursor(
+            parts, self._files, self.schema, key_range, lambda t, p: self._prepare(t, p, times), settled=settled
+        )
 
     def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
@@ -195,19 +230,27 @@ class PartReader:
 
 
 class _Straight:
-    """A part that no other overlaps and that needs no consolidation: only the columns asked for are read."""
+    """Row groups that nothing overlaps and that need no consolidation: only the columns asked for are read."""
 
     def __init__(
-        self, file: PartFile, schema: ShardSchema, times: Times, key_range: KeyRange, names: Sequence[str]
+        self,
+        file: PartFile,
+        groups: Sequence[int] | None,
+        schema: ShardSchema,
+        times: Times,
+        key_range: KeyRange,
+        names: Sequence[str],
     ) -> None:
         part = file.part
         self._file = file
+        self._groups = list(file.wanted(key_range)) if groups is None else groups
         self._schema = schema
         self._times = times
         self._range = key_range
         self._names = list(names)
-        self._filters = not times.keeps_all(part.time_min, part.time_max) or part.clip is not None
-        time, diff = _constants(part, times)
+        span, diffs = bounds_of(file, self._groups)
+        self._filters = not times.keeps_all(*span) or part.clip is not None
+        time, diff = _constants(span, diffs, times)
         self._constants: dict[str, int] = {}
         if time is not None and not self._filters:
             self._constants[TIME] = time
@@ -224,7 +267,9 @@ class _Straight:
             groups, edge = piece
             return self._finished(self._file.read(groups, self._columns(edge)), edge)
 
-        for table in in_order(read, _batches(self._file, self._range, max(1, limit // decoders)), decoders):
+        for table in in_order(
+            read, _batches(self._file, self._groups, self._range, max(1, limit // decoders)), decoders
+        ):
             if len(table):
                 yield table
 
@@ -236,7 +281,7 @@ class _Straight:
             return groups, edge, self._file.source(groups, self._columns(edge))
 
         fetchers = 1 if self._file.is_whole else FETCHERS
-        pieces = _batches(self._file, self._range, max(1, limit // FETCHERS))
+        pieces = _batches(self._file, self._groups, self._range, max(1, limit // FETCHERS))
         for groups, edge, source in in_order(fetch, pieces, fetchers):
             for batch in self._file.batches(groups, self._columns(edge), rows, source):
                 table = self._finished(batch, edge)
@@ -291,53 +336,20 @@ def _by_time(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.argsort(times, kind="stable")))
 
 
-def _constants(part: Part, times: Times) -> tuple[int | None, int | None]:
+def _constants(span: tuple[int, int], diffs: tuple[int, int], times: Times) -> tuple[int | None, int | None]:
     """The time that every row gets and the diff that every row has, where there is only one."""
     advance = -1 if times.advance is None else times.advance
-    low, high = max(part.time_min, advance), max(part.time_max, advance)
-    return (low if low == high else None), (part.diff_min if part.diff_min == part.diff_max else None)
+    low, high = (max(time, advance) for time in span)
+    return (low if low == high else None), (diffs[0] if diffs[0] == diffs[1] else None)
 
 
-def as_it_is(part: Part, times: Times, files: Files) -> PartFile | None:
-    """The part, open, where its rows come out as they are: it is sorted, and the read merges no two of them."""
-    if part.is_inline or not part.sorted or times.merges(part.time_min, part.time_max):
-        return None
-    file = files.open(part)
-    return file if part.time is None or file.has_one_time else None
-
-
-def stretches(runs: Iterable[Run], times: Times, key_range: KeyRange, files: Files) -> Iterator[list[Item]]:
-    """The parts that the read needs, in stretches that do not overlap, in key order. Reads the bundles it needs."""
-
-    def wants(part: Part) -> bool:
-        return (
-            part.rows > 0
-            and key_range.overlaps(part.key_lower, part.key_upper)
-            and not times.hides(part.time_min, part.time_max)
-            and not (part.clip is not None and part.time_max < part.clip)
-        )
-
-    plain = expanded(runs, files.blob, wants)
-    items = [Item(number, part) for number, run in enumerate(plain) for part in run.parts if wants(part)]
-    items.sort(key=lambda item: item.part.key_lower)
-    stretch: list[Item] = []
-    end: bytes | None = b""
-    for item in items:
-        if stretch and end is not None and item.part.key_lower > end:
-            yield stretch
-            stretch, end = [], b""
-        stretch.append(item)
-        upper = item.part.key_upper
-        end = None if end is None or upper is None else max(end, upper)
-    if stretch:
-        yield stretch
-
-
-def _batches(file: PartFile, key_range: KeyRange, limit: int) -> Iterator[tuple[list[int], bool]]:
+def _batches(
+    file: PartFile, groups: Sequence[int], key_range: KeyRange, limit: int
+) -> Iterator[tuple[list[int], bool]]:
     """Row groups to read together, and whether they stick out of the key range."""
     taken: list[int] = []
     size = 0
-    for number in file.wanted(key_range):
+    for number in groups:
         group = file.groups[number]
         edge = not key_range.covers(group.key_lower, group.key_upper)
         if taken and (edge or size + group.nbytes > limit):

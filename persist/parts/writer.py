@@ -11,7 +11,7 @@ import pyarrow as pa
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource, PartId, ShardId, WriterId, mint
-from persist.core.keys import part_key
+from persist.core.keys import COMPACTOR, FLUSHER, part_key
 from persist.core.record import replace
 from persist.core.state import SchemaRecord
 from persist.core.transitions.naming import DIFF_MAX
@@ -48,6 +48,10 @@ class PartSink:
     writer: WriterId
     ids: IdSource
     digests: bool = False
+
+    def encoder(self) -> ParquetEncoder:
+        """What encodes a part of these rows."""
+        return ParquetEncoder(self.schema, tells=self.writer in (FLUSHER, COMPACTOR))
 
     def put(self, encoder: ParquetEncoder) -> Part:
         """Write what was encoded as a blob of its own; the part that names it."""
@@ -98,7 +102,7 @@ def stage(
         sorted_rows = consolidate([rows], schema)
         if not len(sorted_rows):
             continue
-        encoder = ParquetEncoder(schema)
+        encoder = sink.encoder()
         encoder.write(sorted_rows)
         part = sink.told(sink.put(encoder), rows)
         if on_part is not None:
@@ -132,9 +136,10 @@ def spill_inline(
     rows = consolidate([at_part_time(decode_inline(part, {part.schema_id: schema}), part)], schema)
     if not len(rows):
         return None
-    encoder = ParquetEncoder(schema)
+    sink = PartSink(schema, part.schema_id, blob, shard_id, writer, ids)
+    encoder = sink.encoder()
     encoder.write(rows)
-    spilled = PartSink(schema, part.schema_id, blob, shard_id, writer, ids).put(encoder)
+    spilled = sink.put(encoder)
     if part.time is not None:
         spilled = spilled.at(part.time)
     return replace(_counting(spilled, part.updates), clip=part.clip, diff_sum=part.diff_sum)
@@ -196,7 +201,7 @@ class PartWriter:
                     self._encoder = None
                     continue
             if self._encoder is None:
-                self._encoder = ParquetEncoder(self._sink.schema)
+                self._encoder = self._sink.encoder()
             self._encoder.write(table.slice(start, end - start))
             self._last = keys[end - start - 1]
             start = end

@@ -21,10 +21,11 @@ from pyspark.sql.types import StructType
 from persist.client.snapshot import holding, leased_blobs
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
+from persist.core.ids import PartId
 from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, current_schema, decode_inline, sound_schemas
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
-from persist.parts.reader import as_it_is, stretches
+from persist.parts.stretches import overlapping, stretches
 from persist.spark import executors
 from persist.spark.options import Options, Target
 from persist.spark.schemas import arrow_schema, cast, spark_schema
@@ -73,10 +74,13 @@ def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part],
     times = Times.snapshot(as_of)
     straight: list[Part] = []
     others: list[Part] = []
-    for items in stretches(runs, times, ALL_KEYS, files):
-        parts = [item.part for item in items]
-        alone = len(parts) == 1 and as_it_is(parts[0], times, files) is not None
-        (straight if alone else others).extend(parts)
+    for items in overlapping(runs, times, ALL_KEYS, files):
+        merged: dict[PartId, Part] = {}
+        for stretch in stretches(items, None, times, ALL_KEYS, files):
+            if not stretch.is_straight:
+                merged.update((piece.item.part.id, piece.item.part) for piece in stretch.pieces if piece.item)
+        others.extend(merged.values())
+        straight.extend(item.part for item in items if item.part.id not in merged)
     return straight, others
 
 

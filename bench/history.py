@@ -1,0 +1,122 @@
+"""History: what it costs that a shard keeps its past.
+
+    python -m bench.history [--only straight] [--rows 10000000] [--times 64] [--rounds 5] [--directory DIR]
+
+`straight`: a compacted shard whose history is kept is read as a whole, one column of it, and all of it with eight
+batches of one percent each on top, a third of their updates retractions. Beside each read, in turns with it, pyarrow
+reads the same columns of the same files. A shard that is in `--directory` already is read as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bench.bars import bar, interleaved, median
+from bench.maintenance import opened
+from compactor.engine import EngineSettings
+from compactor.worker import Worker, WorkerSettings
+from persist.client.connect import Client
+from persist.commit.location import Location
+
+NAME = "straight"
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
+ON_TOP = 8
+PERCENT = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=["straight"], choices=["straight"])
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--times", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        bench_straight(arguments.directory or Path(folder), arguments)
+
+
+def rows_of(ids: np.ndarray, version: int) -> dict[str, pa.Array]:
+    """A 16-byte key, a number and a string for each id; rows of another version have other numbers."""
+    value = (ids * 7919 + version) % 1_000_003
+    return {
+        "k": pc.binary_join_element_wise("key-", pc.utf8_lpad(pa.array(ids).cast(pa.string()), 12, "0"), ""),
+        "v": pa.array(value),
+        "s": pc.binary_join_element_wise("value-of-the-key-", pa.array(value).cast(pa.string()), ""),
+    }
+
+
+def make(location: Location, client: Client, rows: int, times: int) -> None:
+    """So many rows at so many times, compacted, their history kept; ids are even."""
+    shard = client.create_shard(NAME, SCHEMA, ["k"])
+    ids = np.random.default_rng(1).permutation(rows) * 2
+    for time, some in enumerate(np.array_split(ids, times)):
+        shard.compare_and_append(pa.table(rows_of(some, 0)), time, time + 1)
+    engine = EngineSettings(threads=2, read_ahead=1)
+    Worker(location, WorkerSettings(engine=engine)).run(NAME, idle=True)
+
+
+def put_on_top(client: Client, rows: int, first: int) -> None:
+    """Batches of one percent each, at the times from `first` on: a third new rows, the others replace rows."""
+    shard, each = client.shard(NAME), rows // PERCENT // 3
+    ids = np.random.default_rng(2).permutation(rows)[: 2 * ON_TOP * each] * 2
+    for number in range(ON_TOP):
+        replaced, near = ids[2 * number * each :][:each], ids[(2 * number + 1) * each :][:each]
+        kinds = [(replaced, 0, -1), (replaced, 1, 1), (near + 1, 0, 1)]
+        updates = [
+            pa.table({**rows_of(some, version), "__diff": pa.array(np.full(len(some), diff))})
+            for some, version, diff in kinds
+        ]
+        shard.compare_and_append(pa.concat_tables(updates), first + number, first + number + 1)
+
+
+def files_of(location: Location, directory: Path) -> list[str]:
+    state = location.machine(NAME).refresh()
+    return [str(directory / "blob" / str(part.key)) for batch in state.trace.batches for part in batch.parts()]
+
+
+def compared(client: Client, files: Sequence[str], columns: list[str] | None, rounds: int) -> float:
+    """How fast a read is, as a share of the speed at which pyarrow reads the files. Prints both."""
+    shard, found = client.shard(NAME), [0, 0]
+
+    def ours() -> None:
+        found[0] = len(shard.snapshot(columns=columns).to_arrow())
+
+    def theirs() -> None:
+        found[1] = len(pq.read_table(files, columns=columns or SCHEMA.names))
+
+    ours(), theirs()
+    seconds = [median(some) for some in interleaved(rounds, ours, theirs)]
+    speed = [rows / each / 1e6 for rows, each in zip(found, seconds, strict=True)]
+    print(
+        f"{columns or 'all columns'}, {len(files)} files: {speed[0]:.1f} M rows/s, pyarrow {speed[1]:.1f}", flush=True
+    )
+    return seconds[1] / seconds[0]
+
+
+def bench_straight(directory: Path, arguments: argparse.Namespace) -> None:
+    rows, times = arguments.rows, arguments.times
+    with opened(directory) as (location, client):
+        if not (directory / "made").exists():
+            make(location, client, rows, times)
+            (directory / "made").touch()
+        if not (directory / "topped").exists():
+            files = files_of(location, directory)
+            bar("to_arrow to read_table", compared(client, files, None, arguments.rounds), ">= 0.7")
+            bar("one column to read_table", compared(client, files, ["v"], arguments.rounds), ">= 0.5")
+            put_on_top(client, rows, times)
+            (directory / "topped").touch()
+        files = files_of(location, directory)
+        bar("eight batches on top to read_table", compared(client, files, None, arguments.rounds), ">= 0.4")
+
+
+if __name__ == "__main__":
+    main()
