@@ -63,6 +63,18 @@ def ahead(items: Iterable[T], depth: int = 1) -> Iterator[T]:
         thread.join()
 
 
+def alongside(work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """`work` of each item, in order, on another thread, while `items` makes the next one on this thread."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="persist-read") as pool:
+        made: Future[T] | None = None
+        for item in items:
+            if made is not None:
+                yield made.result()
+            made = pool.submit(work, item)
+        if made is not None:
+            yield made.result()
+
+
 def in_order(work: Callable[[S], T], items: Iterable[S], workers: int) -> Iterator[T]:
     """`work` of each item, in order, at most `workers` of them made at the same time or waiting to be taken."""
     if workers == 1:

@@ -126,10 +126,13 @@ def named(part: Part) -> str:
 
 def at_part_time(table: pa.Table, part: Part) -> pa.Table:
     """The rows at the one time that the commit chose for the part, or at their own where it chose none."""
-    if part.time is None:
-        return table
+    return table if part.time is None else at_time(table, part.time)
+
+
+def at_time(table: pa.Table, time: int) -> pa.Table:
+    """The rows, all at one time."""
     index = table.schema.get_field_index(TIME)
-    times = pa.repeat(pa.scalar(part.time, pa.int64()), len(table))
+    times = pa.repeat(pa.scalar(time, pa.int64()), len(table))
     return table.set_column(index, table.schema.field(TIME), times)
 
 

@@ -78,14 +78,17 @@ def consolidate(
     return merge(tables, schema, Times(upto=upper_as_of, advance=since))
 
 
-def merge(tables: Sequence[pa.Table], schema: ShardSchema, times: Times) -> pa.Table:
-    """The kept updates of `tables`, consolidated and sorted by (key, value, time)."""
+def merge(
+    tables: Sequence[pa.Table], schema: ShardSchema, times: Times, names: Sequence[str] | None = None
+) -> pa.Table:
+    """The kept updates of `tables`, consolidated and sorted by (key, value, time); the columns `names` (None: all)."""
     kept = [table for table in (times.apply(table) for table in tables) if len(table)]
     if not kept:
-        return schema.updates_schema.empty_table()
+        empty = schema.updates_schema.empty_table()
+        return empty if names is None else empty.select(list(names))
     table = join(kept)
     perm, starts = sort_groups(table, schema)
-    return pick(table, perm, starts)
+    return pick(table, perm, starts, names)
 
 
 def join(tables: Sequence[pa.Table]) -> pa.Table:
@@ -112,9 +115,19 @@ def has_twins(table: pa.Table, schema: ShardSchema) -> bool:
     return not bool(starts.all())
 
 
-def pick(table: pa.Table, perm: Rows | None, starts: Mask) -> pa.Table:
-    """One row for each group, with the sum of its diffs, without those of sum zero."""
-    diffs: Ints = one_chunk(table.column(DIFF)).to_numpy()
+def pick(table: pa.Table, perm: Rows | None, starts: Mask, names: Sequence[str] | None = None) -> pa.Table:
+    """One row for each group, with the sum of its diffs, without those of sum zero; its columns `names` (None: all)."""
+    rows, sums = summed(perm, starts, one_chunk(table.column(DIFF)).to_numpy())
+    names = table.column_names if names is None else list(names)
+    if perm is None and len(rows) == len(table):
+        return table.select(names)
+    taken = pa.array(rows)
+    columns = [pa.array(sums) if name == DIFF else one_chunk(table.column(name)).take(taken) for name in names]
+    return pa.Table.from_arrays(columns, schema=table.select(names).schema)
+
+
+def summed(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
+    """One row of each group, in order, and the sum of the group's diffs, without those of sum zero."""
     ordered = diffs if perm is None else diffs[perm]
     if bool(starts.all()):
         firsts, sums = np.arange(len(ordered), dtype=np.int64), ordered
@@ -124,13 +137,7 @@ def pick(table: pa.Table, perm: Rows | None, starts: Mask) -> pa.Table:
     nonzero = sums != 0
     if not nonzero.all():
         firsts, sums = firsts[nonzero], sums[nonzero]
-    if perm is None and len(firsts) == len(table):
-        return table
-    rows = pa.array(firsts if perm is None else perm[firsts])
-    columns = [
-        pa.array(sums) if name == DIFF else one_chunk(table.column(name)).take(rows) for name in table.column_names
-    ]
-    return pa.Table.from_arrays(columns, schema=table.schema)
+    return (firsts if perm is None else perm[firsts]), sums
 
 
 def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:

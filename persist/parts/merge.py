@@ -8,21 +8,38 @@ inside the key, by (key, value, time).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from persist.core.batch import Part
+from persist.parts.ahead import alongside
 from persist.parts.consolidate import Times, join, merge, pick, sort_groups
 from persist.parts.files import Files, PartFile
 from persist.parts.keycodec import KeyRange, SortedKeys, clip_rows
 from persist.parts.schema import ShardSchema
+from persist.parts.weave import FEW, woven
 
 BATCH_ROWS_MIN = 1024
 CHUNK_BYTES_MAX = 64 * 1024 * 1024  # what a merge holds loaded at most: more only leaves the caches
 
 Prepare = Callable[[pa.Table, Part], pa.Table]
+Taken: TypeAlias = list[tuple[pa.Table, bool]]  # rows of each cursor, and whether no two of them become one
+Window: TypeAlias = Taken | pa.Table  # rows to be merged, or merged already
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """Rows of a cursor, in order; those before `start` are taken."""
+
+    rows: pa.Table
+    keys: SortedKeys
+    last: bytes
+    start: int = 0
 
 
 class Cursor:
@@ -50,10 +67,8 @@ class Cursor:
         self._groups: list[int] = []
         self._batches: Iterator[pa.Table] | None = None
         self._last: bytes | None = None
-        self._rows: pa.Table | None = None
-        self._keys: SortedKeys | None = None  # of all of `_rows`
-        self._start = 0  # rows before this one are taken
-        self.nbytes = 0
+        self._loaded: deque[_Loaded] = deque()
+        self.nbytes = 0  # rows that are taken keep their memory until all that were loaded with them are
         self.settled = settled
 
     @classmethod
@@ -65,7 +80,7 @@ class Cursor:
 
     @property
     def is_empty(self) -> bool:
-        return self._rows is None
+        return not self._loaded
 
     def bound(self) -> bytes | None:
         """Every row below this key is loaded; None when all rows are."""
@@ -108,32 +123,26 @@ class Cursor:
 
     def take(self, bound: bytes | None) -> pa.Table | None:
         """Take the loaded rows whose key is below `bound` (None: all of them) away from the cursor."""
-        rows, start = self._rows, self._start
-        if rows is None:
-            return None
-        end = len(rows)
-        if bound is not None:
-            if self._keys is None:
-                self._keys = SortedKeys(rows, self._schema.key)
-            end = self._keys.bisect(bound, start)
-        if end == start:
-            return None
-        self._start = end
-        if end == len(rows):
-            self._set(None)
-        return rows.slice(start, end - start)
+        found = []
+        while self._loaded:
+            first = self._loaded[0]
+            if bound is not None and first.last >= bound:
+                end = first.keys.bisect(bound, first.start)
+                if end > first.start:
+                    found.append(first.rows.slice(first.start, end - first.start))
+                    first.start = end
+                break
+            found.append(first.rows.slice(first.start))
+            self.nbytes -= first.rows.nbytes
+            self._loaded.popleft()
+        return pa.concat_tables(found) if found else None
 
-    def push(self, rows: pa.Table) -> None:
-        """Put rows that are in order behind those that are loaded."""
-        if not len(rows):
-            return
-        self._set(rows if self._rows is None else join([self._rows.slice(self._start), rows]))
-
-    def _set(self, rows: pa.Table | None) -> None:
-        self._rows = rows
-        self._keys = None
-        self._start = 0
-        self.nbytes = 0 if rows is None else rows.nbytes  # taken rows keep their memory until all are taken
+    def push(self, rows: pa.Table, keys: SortedKeys | None = None) -> None:
+        """Put rows that are in order, and their keys, behind those that are loaded."""
+        if len(rows):
+            keys = SortedKeys(rows, self._schema.key) if keys is None else keys
+            self._loaded.append(_Loaded(rows, keys, keys[len(rows) - 1]))
+            self.nbytes += rows.nbytes
 
     def _push(self, rows: pa.Table) -> None:
         if len(rows):
@@ -142,7 +151,8 @@ class Cursor:
             self._last = keys[len(rows) - 1]
             if self._range.upper is not None and self._last >= self._range.upper:
                 self._groups, self._parts, self._batches = [], [], None
-            self.push(clip_rows(rows, keys, self._range))
+            clipped = clip_rows(rows, keys, self._range)
+            self.push(clipped, keys if len(clipped) == len(rows) else None)
 
     def _open(self) -> None:
         self._file = None
@@ -157,9 +167,26 @@ class Cursor:
         return list(self._schema.updates_schema.names)
 
 
-def merge_cursors(cursors: Sequence[Cursor], schema: ShardSchema, memory_bytes: int) -> Iterator[pa.Table]:
-    """Consolidated rows of all cursors in key order, holding about `memory_bytes` of memory."""
+def merge_cursors(
+    cursors: Sequence[Cursor], schema: ShardSchema, names: Sequence[str], memory_bytes: int, *, threaded: bool = False
+) -> Iterator[pa.Table]:
+    """Consolidated rows of all cursors in key order, their columns `names`, holding about `memory_bytes` of memory.
+
+    `threaded`: what is loaded is merged on another thread, while this one loads the next rows.
+    """
     limit = max(1, min(CHUNK_BYTES_MAX, memory_bytes // 4))
+
+    def merged(window: Window) -> pa.Table:
+        return window.select(names) if isinstance(window, pa.Table) else _merged(window, schema, names)
+
+    windows = _windows(cursors, schema, limit)
+    for table in alongside(merged, windows) if threaded else map(merged, windows):
+        if len(table):
+            yield table
+
+
+def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iterator[Window]:
+    """The rows of all cursors, key range after key range, about `limit` bytes of them loaded."""
     share = max(1, limit // max(1, 2 * len(cursors)))
     carry: Cursor | None = None
     active = list(cursors)
@@ -170,30 +197,34 @@ def merge_cursors(cursors: Sequence[Cursor], schema: ShardSchema, memory_bytes: 
         if laggards and sum(cursor.nbytes for cursor in active) < limit:
             laggards[0].load(share)
             continue
-        taken = [(rows, cursor) for cursor in active if (rows := cursor.take(low)) is not None]
+        taken = [(rows, cursor.settled) for cursor in active if (rows := cursor.take(low)) is not None]
         if taken:
-            yield from _emit(taken, schema)
+            yield taken
         elif low is None:
             return
         elif any(cursor.is_empty for cursor in laggards):
             next(cursor for cursor in laggards if cursor.is_empty).load(share)
         else:
             emitted, rest = _cut(active, laggards, low, schema)
-            if len(emitted):
-                yield emitted
+            yield emitted
             active = [cursor for cursor in active if cursor is not carry]
             carry = Cursor.of_table(rest, laggards[0].files, schema, settled=True)
             active.append(carry)
         active = [cursor for cursor in active if not cursor.is_empty or cursor.bound() is not None]
 
 
-def _emit(taken: Sequence[tuple[pa.Table, Cursor]], schema: ShardSchema) -> Iterator[pa.Table]:
-    if len(taken) == 1 and taken[0][1].settled:
-        yield taken[0][0]
-        return
-    rows = merge([rows for rows, _ in taken], schema, Times())  # their times are as the read wants them
-    if len(rows):
-        yield rows
+def _merged(window: Taken, schema: ShardSchema, names: Sequence[str]) -> pa.Table:
+    """Their times are as the read wants them."""
+    rows, settled = max(window, key=lambda taken: len(taken[0]))
+    others = [other for other, _ in window if other is not rows]
+    if not others and settled:
+        return rows.select(names)
+    if settled and FEW * sum(map(len, others)) <= len(rows):
+        few = merge(others, schema, Times())
+        found = woven(rows, few, schema, names) if len(few) else rows.select(names)
+        if found is not None:
+            return found
+    return merge([rows, *others], schema, Times(), names)
 
 
 def _cut(

@@ -18,7 +18,7 @@ from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.parts.ahead import in_order
 from persist.parts.bundles import expanded
-from persist.parts.codec import RowGroup, at_part_time
+from persist.parts.codec import RowGroup, at_part_time, at_time
 from persist.parts.columns import one_chunk
 from persist.parts.consolidate import Times, join, merge
 from persist.parts.files import BlobReads, Files, Keeps, PartFile
@@ -148,8 +148,9 @@ class PartReader:
             for stretch in stretches(others, loose, times, key_range, self._files):
                 if stretch.part is None:
                     cursors = self._cursors(stretch, times, key_range)
-                    for table in merge_cursors(cursors, self.schema, self._memory_bytes):
-                        yield table.select(names)
+                    large = any(not self._files.is_small(item.part) for item in others)
+                    threaded = large and self._decoders > 1
+                    yield from merge_cursors(cursors, self.schema, names, self._memory_bytes, threaded=threaded)
                     continue
                 file = self._files.open(stretch.part)
                 plain = _Straight(file, stretch.groups, self.schema, times, key_range, names)
@@ -218,7 +219,11 @@ class PartReader:
 
     def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
-        return times.apply(self._whole(table, part))
+        table = self._whole(table, part)
+        keeps_all = part.clip is None and times.keeps_all(part.time_min, part.time_max)
+        if keeps_all and times.advance is not None and part.time_max <= times.advance:
+            return at_time(table, times.advance)
+        return times.apply(table)
 
     def _whole(self, table: pa.Table, part: Part) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that they were committed with."""
