@@ -24,7 +24,7 @@ from persist.core.keys import is_of_maintenance
 from persist.core.record import asdict
 from persist.parts.codec import decode_inline, described_inline, empty_metadata
 from persist.parts.files import WHOLE_BYTES_MAX, BlobReads, Files, PartFile
-from persist.parts.known import Known, Stats, Teller
+from persist.parts.known import Known, Stats, Teller, firsts_of
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
 _SAID = ("rows", "time_min", "time_max", "diff_min", "diff_max", "diff_sum")
@@ -75,7 +75,8 @@ class PartCheck:
                     check_rows(rows, self._schema, part.id)
                 stats.add(rows)
                 if group.known is not None:
-                    _check_known(part, group.known, rows, teller)
+                    firsts = file.firsts([number]) if whole and group.twins is not None else None
+                    _check_known(part, group.known, rows, teller, firsts)
         except BlobNotFound:
             raise _missing(part) from None
         except Corruption as error:
@@ -98,7 +99,8 @@ class PartCheck:
         for number, group in enumerate(groups):
             if metadata.row_group(number).num_rows != group.rows or len(group.chunks) != metadata.num_columns:
                 raise InvalidUsage(f"the index of part {part.id} does not fit its file")
-            if any(chunk.start < 0 or chunk.size < 0 or chunk.start + chunk.size > body for chunk in group.chunks):
+            chunks = group.chunks if group.twins is None else (*group.chunks, group.twins)
+            if any(chunk.start < 0 or chunk.size < 0 or chunk.start + chunk.size > body for chunk in chunks):
                 raise InvalidUsage(f"the index of part {part.id} names bytes outside its file")
         if (part.key_lower, part.key_upper) != (groups[0].key_lower, groups[-1].key_upper):
             raise InvalidUsage(f"part {part.id} says other bounds of its keys than its file")
@@ -150,14 +152,17 @@ def _check_said(part: Part, stats: Stats) -> None:
         raise InvalidUsage(f"part {part.id} has times from {stats.time_min} to {stats.time_max}; times begin at 0")
 
 
-def _check_known(part: Part, known: Known, rows: Any, teller: Teller | None) -> None:
+def _check_known(part: Part, known: Known, rows: Any, teller: Teller | None, firsts: Any) -> None:
     """Refuse what the index tells of a row group's rows where they are others. Without a teller: their bounds alone."""
     stats = Stats()
     stats.add(rows)
-    bounds = replace(
+    found = replace(
         known, time_min=stats.time_min, time_max=stats.time_max, diff_min=stats.diff_min, diff_max=stats.diff_max
     )
-    found = bounds if teller is None else teller.told(rows)
+    if teller is not None:
+        found, twins = teller.told(rows)
+        if firsts is not None and not (firsts == firsts_of(twins, len(rows))).all():
+            raise InvalidUsage(f"the index of part {part.id} tells of other twins than its rows have; write them again")
     if found != known:
         raise InvalidUsage(f"the index of part {part.id} tells {known} of rows that are {found}; write its rows again")
 

@@ -2,14 +2,15 @@
 
 A Parquet part is laid out as
 
-    row groups | index | Parquet footer
+    row groups | twins | index | Parquet footer
 
 The index (JSON, written by us between the last row group and the Parquet footer, where readers of the format
 look at nothing) gives for every row group its rows, its bytes in memory, the encoded keys of its first, its last
 and some rows between, and a CRC-32 for every column chunk. Of parts that maintenance writes it also tells what is
-`Known` of their rows; builds that know nothing of it pass it over. `Part.footer_size`/`footer_checksum` span index and
-footer. So a pruned read verifies exactly what it fetched: the tail by the Part, each column chunk by the index, and a
-whole file by `Part.checksum`. Page checksums are written as well, for other tools.
+`Known` of their rows, and where the twins of each row group are. Builds that know nothing of it pass it over.
+`Part.footer_size`/`footer_checksum` span index and footer. So a pruned read verifies exactly what it fetched: the tail
+by the Part, each column chunk by the index, and a whole file by `Part.checksum`. Page checksums are written as well,
+for other tools.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class RowGroup:
     """A row group: keys `[key_lower, key_upper]` as in Part; `nbytes` in memory; chunks in file column order.
 
     `samples` are lower bounds of the keys of rows at equal distances. `known` is None where the index does not tell.
+    `twins` are the bytes that name the rows which share key and value with the row before (`Teller`); None where these
+    are not told.
     """
 
     rows: int
@@ -70,6 +73,7 @@ class RowGroup:
     samples: tuple[bytes, ...]
     chunks: tuple[Chunk, ...]
     known: Known | None = None
+    twins: Chunk | None = None
 
 
 @dataclass(frozen=True)
@@ -203,8 +207,9 @@ class ParquetEncoder:
         step = max(1, len(table) // SAMPLES)
         rows = range(zlib.crc32(lower) % step, len(table), step)
         samples = tuple(lower_bound(keys[row], schema) for row in rows)
-        known = None if self._teller is None else self._teller.told(table)
-        self._groups.append(_Group(len(table), table.nbytes, lower, upper_bound(keys[len(table) - 1]), samples, known))
+        known, twins = (None, b"") if self._teller is None else self._teller.told(table)
+        upper = upper_bound(keys[len(table) - 1])
+        self._groups.append(_Group(len(table), table.nbytes, lower, upper, samples, known, twins))
         self._stats.add(table)
         if table.schema != schema.updates_schema:
             table = table.cast(schema.updates_schema)
@@ -215,6 +220,10 @@ class ParquetEncoder:
         if self._writer is None:
             self._writer = _open_writer(self._sink, self._schema.updates_schema.empty_table(), self._schema)
         stats = self._stats
+        for group in self._groups:
+            if group.twins:
+                group.twins_start = self._sink.tell()
+                self._sink.write(group.twins)
         body_size = self._sink.tell()
         self._sink.tail = io.BytesIO()
         self._writer.close()
@@ -265,6 +274,7 @@ def decode_footer(part: Part, tail: bytes) -> Footer:
                 tuple(bytes.fromhex(sample) for sample in group["samples"]),
                 tuple(Chunk(*chunk) for chunk in group["chunks"]),
                 known_of(group["known"]) if "known" in group else None,
+                Chunk(*group["twins"]) if "twins" in group else None,
             )
             for group in index["row_groups"]
         )
@@ -389,6 +399,8 @@ def _encode_index(metadata: Any, groups: Sequence[_Group], body: memoryview, has
         }
         if group.known is not None:
             entry["known"] = group.known.as_told()
+        if group.twins:
+            entry["twins"] = (group.twins_start, len(group.twins), zlib.crc32(group.twins))
         described.append(entry)
     document = {"version": FORMAT_VERSION, "has_one_time": has_one_time, "row_groups": described}
     index = json.dumps(document, separators=(",", ":")).encode()
@@ -399,7 +411,7 @@ def _read_metadata(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Group:
     rows: int
     nbytes: int
@@ -407,6 +419,8 @@ class _Group:
     key_upper: bytes | None
     samples: tuple[bytes, ...]
     known: Known | None = None
+    twins: bytes = b""
+    twins_start: int = 0
 
 
 class _Sink(io.BytesIO):

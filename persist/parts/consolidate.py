@@ -108,11 +108,11 @@ def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask
     return _refine(orders, len(table))
 
 
-def has_twins(table: pa.Table, schema: ShardSchema) -> bool:
-    """Whether two of the rows share key and value, whatever their times."""
+def twins(table: pa.Table, schema: ShardSchema) -> Mask:
+    """Which rows share key and value with the row before, whatever their times. The rows are in order."""
     orders = (column(one_chunk(table.column(name))) for name in schema.order)
     _, starts = _refine(orders, len(table))
-    return not bool(starts.all())
+    return ~starts
 
 
 def pick(table: pa.Table, perm: Rows | None, starts: Mask, names: Sequence[str] | None = None) -> pa.Table:
@@ -138,6 +138,38 @@ def summed(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
     if not nonzero.all():
         firsts, sums = firsts[nonzero], sums[nonzero]
     return (firsts if perm is None else perm[firsts]), sums
+
+
+def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.Table:
+    """The kept updates of rows in order, at the times of the read, added up without a look at their keys and values.
+
+    `firsts` are the rows that do not share key and value with the row before. The table has `__time` and `__diff`, and
+    whichever other columns. `clip`: earlier rows are left out.
+    """
+    stamps: Ints = one_chunk(table.column(TIME)).to_numpy()
+    keep = np.ones(len(table), np.bool_)
+    if times.after is not None:
+        keep &= stamps > times.after
+    if times.upto is not None:
+        keep &= stamps <= times.upto
+    if clip is not None:
+        keep &= stamps >= clip
+    kept = np.flatnonzero(keep)
+    groups, stamps = np.cumsum(firsts)[kept], stamps[kept]
+    if times.advance is not None:
+        stamps = np.maximum(stamps, times.advance)
+    starts = np.ones(len(kept), np.bool_)
+    starts[1:] = (groups[1:] != groups[:-1]) | (stamps[1:] != stamps[:-1])
+    if not len(kept):
+        return table.slice(0, 0)
+    rows, sums = summed(None, starts, one_chunk(table.column(DIFF)).to_numpy()[kept])
+    is_left = np.zeros(len(table), np.bool_)
+    is_left[kept[rows]] = True
+    found = table if is_left.all() else table.filter(pa.array(is_left))
+    for name, values in ((TIME, stamps[rows]), (DIFF, sums)):
+        index = found.schema.get_field_index(name)
+        found = found.set_column(index, found.schema.field(name), pa.array(values))
+    return found
 
 
 def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,8 +25,9 @@ from persist.parts.codec import (
     named,
     schema_of,
 )
+from persist.parts.columns import Mask
 from persist.parts.keycodec import KeyRange
-from persist.parts.known import Known
+from persist.parts.known import Known, firsts_of
 from persist.parts.schema import TIME, ShardSchema
 
 WHOLE_BYTES_MAX = 1024 * 1024  # a part up to this size is fetched by one read
@@ -146,6 +148,30 @@ class PartFile:
             return None
         return found
 
+    def tells_twins(self, group: int) -> bool:
+        """Whether `firsts` is told of a row group of which something is known."""
+        return self.groups[group].twins is not None
+
+    def firsts(self, groups: Sequence[int]) -> Mask:
+        """Which rows of row groups that tell their twins, or have none, do not share key and value with the row before.
+
+        Raises Corruption.
+        """
+        chunks = [chunk for group in groups if (chunk := self.groups[group].twins) is not None]
+        found = {}
+        for start, data in self._verified(sorted(chunks, key=lambda chunk: chunk.start)):
+            for chunk in chunks:
+                if start <= chunk.start < start + len(data):
+                    found[chunk.start] = bytes(data[chunk.start - start : chunk.start - start + chunk.size])
+        masks = []
+        for group in groups:
+            rows, chunk = self.groups[group].rows, self.groups[group].twins
+            try:
+                masks.append(firsts_of(b"" if chunk is None else found[chunk.start], rows))
+            except (ValueError, IndexError) as error:
+                raise Corruption(f"{named(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
+        return np.concatenate(masks)
+
     def wanted(self, key_range: KeyRange) -> Iterator[int]:
         """The row groups that may have rows of the range which the reader keeps."""
         keeps = self._files.keeps
@@ -205,10 +231,17 @@ class PartFile:
             (self.groups[group].chunks[position] for group in groups for position in positions),
             key=lambda chunk: chunk.start,
         )
-        segments = []
+        return pa.PythonFile(_Sparse(list(self._verified(chunks)), self.part.size), mode="r")
+
+    def _verified(self, chunks: Sequence[Chunk]) -> Iterator[tuple[int, bytes]]:
+        """The bytes that hold these chunks, which are in order, and where they begin. Raises Corruption."""
         for span in _spans(chunks):
             start = span[0].start
-            data = self._files.fetch(self.part, start, span[-1].start + span[-1].size - start)
+            length = span[-1].start + span[-1].size - start
+            if self._whole is None:
+                data = self._files.fetch(self.part, start, length)
+            else:
+                data = self._whole[start : start + length]
             view = memoryview(data)
             for chunk in span:
                 if zlib.crc32(view[chunk.start - start : chunk.start - start + chunk.size]) != chunk.checksum:
@@ -217,8 +250,7 @@ class PartFile:
                         "their checksum",
                         part=str(self.part.id),
                     )
-            segments.append((start, data))
-        return pa.PythonFile(_Sparse(segments, self.part.size), mode="r")
+            yield start, data
 
 
 def _later(rows: pa.Table, time: int) -> int:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from persist.parts.columns import one_chunk
-from persist.parts.consolidate import has_twins, join
+from persist.parts.columns import Mask, one_chunk
+from persist.parts.consolidate import join, twins
 from persist.parts.schema import DIFF, TIME, ShardSchema
 
+TWINS_SHARE = 4  # of the rows of a row group at most one in so many is told to be a twin of the row before
+_NUMBER = np.dtype("<u2")  # of a row: a row group has at most 65,536
 FEW_ROWS = 64  # of which bounds and sums are taken in Python: calls of numpy take longer
 
 
@@ -40,6 +43,19 @@ def known_of(told: Sequence[int]) -> Known:
     pairs, joins, *bounds = told
     time_min, time_max, diff_min, diff_max = (int(bound) for bound in bounds)
     return Known(bool(pairs), bool(joins), time_min, time_max, diff_min, diff_max)
+
+
+def firsts_of(data: bytes, rows: int) -> Mask:
+    """Which of the rows begin a group that shares key and value, by the bytes that `Teller` made for the others.
+
+    Raises ValueError where they are none.
+    """
+    numbers = np.frombuffer(data, _NUMBER)
+    if len(numbers) and not (numbers[0] > 0 and numbers[-1] < rows and (numbers[1:] > numbers[:-1]).all()):
+        raise ValueError("twins are not numbers of rows in order")
+    found = np.ones(rows, np.bool_)
+    found[numbers] = False
+    return found
 
 
 @dataclass(slots=True)
@@ -87,12 +103,18 @@ class Teller:
         self._schema = schema
         self._last: pa.Table | None = None  # the last row of the row group before
 
-    def told(self, rows: pa.Table) -> Known:
-        """Of the next row group: consolidated rows in order, at least one."""
+    def told(self, rows: pa.Table) -> tuple[Known, bytes]:
+        """Of the next row group: consolidated rows in order, at least one.
+
+        The bytes are the numbers of the rows that share key and value with the row before, two bytes each; b"" where
+        there are none, or too many to be told.
+        """
         stats = Stats()
         stats.add(rows)
-        joins = self._last is not None and has_twins(join([self._last, rows.slice(0, 1)]), self._schema)
+        joins = self._last is not None and bool(twins(join([self._last, rows.slice(0, 1)]), self._schema).any())
         self._last = rows.slice(len(rows) - 1)
-        # Rows at one time that share key and value would have been added up.
-        pairs = stats.time_min < stats.time_max and has_twins(rows, self._schema)
-        return Known(pairs, joins, stats.time_min, stats.time_max, stats.diff_min, stats.diff_max)
+        found = np.zeros(0, np.int64)
+        if stats.time_min < stats.time_max:  # at one time, rows that share key and value would have been added up
+            found = np.flatnonzero(twins(rows, self._schema))
+        known = Known(len(found) > 0, joins, stats.time_min, stats.time_max, stats.diff_min, stats.diff_max)
+        return known, found.astype(_NUMBER).tobytes() if len(found) * TWINS_SHARE <= len(rows) else b""

@@ -19,8 +19,8 @@ from persist.core.errors import InvalidUsage
 from persist.parts.ahead import in_order
 from persist.parts.bundles import expanded
 from persist.parts.codec import RowGroup, at_part_time, at_time
-from persist.parts.columns import one_chunk
-from persist.parts.consolidate import Times, join, merge
+from persist.parts.columns import Mask, one_chunk
+from persist.parts.consolidate import Times, folded, join, merge
 from persist.parts.files import BlobReads, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
@@ -153,7 +153,7 @@ class PartReader:
                     yield from merge_cursors(cursors, self.schema, names, self._memory_bytes, threaded=threaded)
                     continue
                 file = self._files.open(stretch.part)
-                plain = _Straight(file, stretch.groups, self.schema, times, key_range, names)
+                plain = _Straight(file, stretch, self.schema, times, key_range, names)
                 if batch_rows is None:
                     yield from plain.tables(limit, self._decoders)
                 else:
@@ -240,7 +240,7 @@ class _Straight:
     def __init__(
         self,
         file: PartFile,
-        groups: Sequence[int] | None,
+        stretch: Stretch,
         schema: ShardSchema,
         times: Times,
         key_range: KeyRange,
@@ -248,7 +248,9 @@ class _Straight:
     ) -> None:
         part = file.part
         self._file = file
+        groups = stretch.groups
         self._groups = list(file.wanted(key_range)) if groups is None else groups
+        self._folds = stretch.folds
         self._schema = schema
         self._times = times
         self._range = key_range
@@ -257,9 +259,9 @@ class _Straight:
         self._filters = not times.keeps_all(*span) or part.clip is not None
         time, diff = _constants(span, diffs, times)
         self._constants: dict[str, int] = {}
-        if time is not None and not self._filters:
+        if time is not None and not self._filters and not self._folds:
             self._constants[TIME] = time
-        if diff is not None:
+        if diff is not None and not self._folds:
             self._constants[DIFF] = diff
         self._stored = frozenset(file.schema.updates_schema.names)
         self._schemas = {edge: pa.schema(self._fields(edge)) for edge in (False, True)}
@@ -270,11 +272,11 @@ class _Straight:
 
         def read(piece: tuple[list[int], bool]) -> pa.Table:
             groups, edge = piece
-            return self._finished(self._file.read(groups, self._columns(edge)), edge)
+            table = self._file.read(groups, self._columns(edge))
+            return self._finished(table, edge, self._file.firsts(groups) if self._folds else None)
 
-        for table in in_order(
-            read, _batches(self._file, self._groups, self._range, max(1, limit // decoders)), decoders
-        ):
+        pieces = _batches(self._file, self._groups, self._range, max(1, limit // decoders))
+        for table in in_order(read, pieces, decoders):
             if len(table):
                 yield table
 
@@ -285,6 +287,10 @@ class _Straight:
             groups, edge = piece
             return groups, edge, self._file.source(groups, self._columns(edge))
 
+        if self._folds:  # rows that become one may lie in two batches
+            for table in self.tables(limit, 1):
+                yield from (table.slice(start, rows) for start in range(0, len(table), rows))
+            return
         fetchers = 1 if self._file.is_whole else FETCHERS
         pieces = _batches(self._file, self._groups, self._range, max(1, limit // FETCHERS))
         for groups, edge, source in in_order(fetch, pieces, fetchers):
@@ -295,20 +301,23 @@ class _Straight:
 
     def _fields(self, edge: bool) -> list[pa.Field]:
         """What is needed of every row: the columns asked for, and those by which rows are left out."""
-        wanted = {*self._names, *(self._schema.key if edge else ()), *([TIME] if self._filters else ())}
+        wanted = {*self._names, *(self._schema.key if edge else ()), *([TIME] if self._filters or self._folds else ())}
         return [field for field in self._schema.updates_schema if field.name in wanted]
 
     def _columns(self, edge: bool) -> list[str]:
         return [field.name for field in self._fields(edge) if field.name not in self._constants]
 
-    def _finished(self, table: pa.Table, edge: bool) -> pa.Table:
+    def _finished(self, table: pa.Table, edge: bool, firsts: Mask | None = None) -> pa.Table:
         """The rows that are wanted of what was read: at the times of the read, within the key range."""
         clip = self._file.part.clip
         table = self._complete(table, self._schemas[edge])
-        if clip is not None:
-            table = table.filter(pc.greater_equal(table.column(TIME), clip))
-        if TIME in table.column_names and TIME not in self._constants:
-            table = self._times.apply(table)
+        if firsts is not None:
+            table = folded(table, firsts, self._times, clip)
+        else:
+            if clip is not None:
+                table = table.filter(pc.greater_equal(table.column(TIME), clip))
+            if TIME in table.column_names and TIME not in self._constants:
+                table = self._times.apply(table)
         if edge:
             table = clip_rows(table, SortedKeys(table, self._schema.key), self._range)
         return table if table.column_names == self._names else table.select(self._names)

@@ -2,8 +2,9 @@
 
 Keys are cut into stretches, by the bounds of parts and of their row groups. A stretch that one row group has for itself
 is read straight where no two of its rows become one: they differ in key and value, or the read leaves their times
-apart. Everything else is merged. Rows that are in memory anyway (inline parts, small blobs) are cut at the bounds of
-the row groups, so that they make no more to be merged than the row groups that they lie in.
+apart. So is one whose part names the rows that share key and value. Everything else is merged. Rows that are in memory
+anyway (inline parts, small blobs) are cut at the bounds of the row groups, so that they make no more to be merged than
+the row groups that they lie in.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Piece:
     """What a read takes at once: a row group of a part, a whole part (`group` None), or `rows` (`item` None).
 
     `place` is the piece's place among all of them: pieces of one run are in the order of their rows. `settled`: no two
-    rows of the row group become one in this read. `apart`: none becomes one with the row group before. `touches`: it
-    begins with the key that the row group before ends with, and is apart from it all the same.
+    rows of the row group become one in this read. `folds`: some do, and the part names them. `apart`: none becomes one
+    with the row group before. `touches`: it begins with the key that the row group before ends with, and is apart from
+    it all the same.
     """
 
     item: Item | None
@@ -49,6 +51,7 @@ class Piece:
     place: tuple[int, int]
     group: int | None = None
     settled: bool = False
+    folds: bool = False
     apart: bool = False
     touches: bool = False
     rows: pa.Table | None = None
@@ -66,6 +69,11 @@ class Stretch:
         """The part that is read straight."""
         item = self.pieces[0].item
         return item.part if self.is_straight and item is not None else None
+
+    @property
+    def folds(self) -> bool:
+        """Whether rows of it become one, which the part names."""
+        return any(piece.folds for piece in self.pieces)
 
     @property
     def groups(self) -> list[int] | None:
@@ -158,7 +166,7 @@ def _is_straight(pieces: Sequence[Piece], times: Times, files: Files) -> bool:
     first = pieces[0]
     if len(pieces) > 1 or first.item is None:
         return False
-    return is_plain(first.item.part, times, files) if first.group is None else first.settled
+    return is_plain(first.item.part, times, files) if first.group is None else first.settled or first.folds
 
 
 def _belong_together(held: Stretch, fresh: Stretch) -> bool:
@@ -254,9 +262,16 @@ class _Pieces:
                 continue
             merges = known is None or (known.pairs and self._times.merges(known.time_min, known.time_max))
             apart = plain or group == 0 or (known is not None and not known.joins)
-            touches = apart and group > 0 and bounds.key_lower == file.groups[group - 1].key_upper
             yield Piece(
-                item, bounds.key_lower, bounds.key_upper, (number, group), group, plain or not merges, apart, touches
+                item=item,
+                lower=bounds.key_lower,
+                upper=bounds.key_upper,
+                place=(number, group),
+                group=group,
+                settled=plain or not merges,
+                folds=not plain and merges and known is not None and file.tells_twins(group),
+                apart=apart,
+                touches=apart and group > 0 and bounds.key_lower == file.groups[group - 1].key_upper,
             )
 
 

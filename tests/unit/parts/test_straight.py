@@ -67,6 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files_module, "WHOLE_BYTES_MAX", 0)
     monkeypatch.setattr(merge_module, "BATCH_ROWS_MIN", 1)
     monkeypatch.setattr(merge_module, "FEW", 1)
+    monkeypatch.setattr(known_module, "TWINS_SHARE", 1)
 
 
 def compacted(shard: Shard, table: pa.Table, since: int = 0, target: int = 1 << 20) -> list[Run]:
@@ -189,6 +190,19 @@ def test_of_rows_at_many_times_only_the_columns_asked_for_are_fetched(monkeypatc
     assert (rows, nbytes < part.footer_size + part.size // 10) == (5000, True)
 
 
+def test_rows_that_cancel_are_left_out_without_a_look_at_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 1000)
+    monkeypatch.setattr(files_module, "GAP_BYTES_MAX", 0)
+    shard, random = Shard(SCHEMA), np.random.default_rng(1)
+    kept = table_of([(float(n), f"value {random.integers(1 << 40)}", n % 7, 1) for n in range(5000)])
+    gone = [(row["k"], row["v"], 8, -1) for row in kept.slice(0, 5000).to_pylist()[::50]]
+    runs = compacted(shard, pa.concat_tables([kept, table_of(gone)]))
+    [part] = runs[0].parts
+    rows, nbytes = fetched(shard, runs, ["k"])
+    strings = sum(group.chunks[1].size for group in Files(shard.blob, {1: SCHEMA}).open(part).groups)
+    assert (rows, nbytes <= part.size - strings) == (4900, True)
+
+
 def test_one_row_on_top_has_one_row_group_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec_module, "ROW_GROUP_ROWS", 100)
     monkeypatch.setattr(files_module, "GAP_BYTES_MAX", 0)
@@ -220,8 +234,11 @@ def test_beyond_the_parts_that_are_looked_into_reads_are_exact(monkeypatch: pyte
     assert as_dict(found, 9) == naive(tables, advance=9)
 
 
-def file_of(shard: Shard, part: Part, known: Sequence[Known | None]) -> Part:
-    """The part with an index that tells this of its row groups."""
+Told = tuple[Known | None, bytes]
+
+
+def file_of(shard: Shard, part: Part, known: Sequence[Told]) -> Part:
+    """A copy of the part with an index that tells this of its row groups."""
     table = Files(shard.blob, {1: SCHEMA}).open(part).read(range(len(known)), SCHEMA.updates_schema.names)
     with pytest.MonkeyPatch.context() as patch:
         told = iter(known)
@@ -235,33 +252,69 @@ def file_of(shard: Shard, part: Part, known: Sequence[Known | None]) -> Part:
     return made
 
 
-def test_an_index_that_tells_untruths_is_refused() -> None:
+FIRST, SECOND = Known(True, False, 1, 2, -1, 1), Known(False, True, 3, 4, 1, 1)
+TWIN = b"\x01\x00"  # row 1
+
+
+@pytest.fixture
+def told() -> tuple[Shard, Part]:
+    """A part of two row groups; row 1 shares key and value with row 0, and row 3, which begins a group, with row 2."""
     shard = Shard(SCHEMA)
     rows = [(1.0, "a", 1, 1), (1.0, "a", 2, -1), (2.0, "b", 1, 1), (2.0, "b", 3, 1), (3.0, "c", 4, 1)]
     [run] = compacted(shard, table_of(rows))
     [part] = run.parts
-    true = [group.known for group in Files(shard.blob, {1: SCHEMA}).open(part).groups]
-    assert true == [Known(True, False, 1, 2, -1, 1), Known(False, True, 3, 4, 1, 1)]
-    check = PartCheck(SCHEMA)
-    check.blob(file_of(shard, part, true), shard.blob, whole=True)
-    first, second = true
-    assert first is not None
-    assert second is not None
+    file = Files(shard.blob, {1: SCHEMA}).open(part)
+    assert [group.known for group in file.groups] == [FIRST, SECOND]
+    assert file.firsts([0, 1]).tolist() == [True, False, True, True, True]
+    PartCheck(SCHEMA).blob(file_of(shard, part, [(FIRST, TWIN), (SECOND, b"")]), shard.blob, whole=True)
+    return shard, part
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        [(replaced(FIRST, pairs=False), TWIN), (SECOND, b"")],
+        [(FIRST, TWIN), (replaced(SECOND, joins=False), b"")],
+        [(FIRST, TWIN), (replaced(SECOND, time_max=3), b"")],
+        [(FIRST, TWIN), (replaced(SECOND, diff_min=0), b"")],
+        [(FIRST, TWIN), (None, b"")],
+        [(FIRST, b"\x02\x00"), (SECOND, b"")],
+        [(FIRST, TWIN), (SECOND, TWIN)],
+        [(FIRST, b"\x00\x00"), (SECOND, b"")],
+        [(FIRST, b"\x01\x00\x01\x00"), (SECOND, b"")],
+        [(FIRST, b"\x07\x00"), (SECOND, b"")],
+        [(FIRST, b"\x01"), (SECOND, b"")],
+    ],
+)
+def test_an_index_that_tells_untruths_is_refused(told: tuple[Shard, Part], lie: list[Told]) -> None:
+    shard, part = told
+    with pytest.raises(InvalidUsage, match="part p"):
+        PartCheck(SCHEMA).blob(file_of(shard, part, lie), shard.blob, whole=True)
+
+
+def test_bounds_that_are_untrue_are_refused_though_only_times_and_diffs_are_read(told: tuple[Shard, Part]) -> None:
+    shard, part = told
+    with pytest.raises(InvalidUsage, match="the index of part"):
+        PartCheck(SCHEMA).blob(file_of(shard, part, [(replaced(FIRST, time_min=0), TWIN), (SECOND, b"")]), shard.blob)
+
+
+def test_a_read_that_believed_untruths_would_be_wrong(told: tuple[Shard, Part]) -> None:
+    """So these tests tell a build that looks at what the index tells from one that does not."""
+    shard, part = told
+    truth = pa.concat_tables(shard.reader().read_range([Run((part,))], as_of=4)).to_pylist()
+    assert [(row["k"], row["__diff"]) for row in truth] == [(2.0, 2), (3.0, 1)]
     for lie in (
-        [replaced(first, pairs=False), second],
-        [first, replaced(second, joins=False)],
-        [first, replaced(second, time_max=3)],
-        [first, replaced(second, diff_min=0)],
-        [first, None],
+        [(replaced(FIRST, pairs=False), b""), (replaced(SECOND, joins=False), b"")],
+        [(FIRST, b"\x02\x00"), (replaced(SECOND, joins=False), b"")],
     ):
-        with pytest.raises(InvalidUsage, match="the index of part"):
-            check.blob(file_of(shard, part, lie), shard.blob, whole=True)
+        run = Run((file_of(shard, part, lie),))
+        assert pa.concat_tables(shard.reader().read_range([run], as_of=4)).to_pylist() != truth
 
 
 def test_what_a_writer_tells_of_its_rows_is_refused_by_the_commit_and_believed_by_no_read() -> None:
     shard = Shard(SCHEMA)
     table = table_of([(1.0, "a", 1, 1), (1.0, "a", 2, -1), (2.0, "b", 1, 1)])
-    part = file_of(shard, shard.part(table), [Known(False, False, 1, 2, -1, 1)])
+    part = file_of(shard, shard.part(table), [(Known(False, False, 1, 2, -1, 1), b"")])
     with pytest.raises(InvalidUsage, match="as only maintenance may"):
         PartCheck(SCHEMA).blob(part, shard.blob)
     found = pa.concat_tables(shard.reader().read_range([Run((part,))], as_of=5))
