@@ -168,7 +168,7 @@ class PartFile:
             rows, chunk = self.groups[group].rows, self.groups[group].twins
             try:
                 masks.append(firsts_of(b"" if chunk is None else found[chunk.start], rows))
-            except (ValueError, IndexError) as error:
+            except (ValueError, IndexError, KeyError) as error:
                 raise Corruption(f"{named(self.part)} cannot be decoded: {error}", part=str(self.part.id)) from error
         return np.concatenate(masks)
 

@@ -70,14 +70,14 @@ def table(
 
 
 def classify(runs: Iterable[Run], as_of: int, files: Files) -> tuple[list[Part], list[Part]]:
-    """The parts whose rows come out as they are, and those that have to be consolidated with others."""
+    """The parts whose rows come out as they are, and those of which some have to be added up."""
     times = Times.snapshot(as_of)
     straight: list[Part] = []
     others: list[Part] = []
     for items in overlapping(runs, times, ALL_KEYS, files):
         merged: dict[PartId, Part] = {}
         for stretch in stretches(items, None, times, ALL_KEYS, files):
-            if not stretch.is_straight:
+            if not stretch.is_straight or stretch.folds:
                 merged.update((piece.item.part.id, piece.item.part) for piece in stretch.pieces if piece.item)
         others.extend(merged.values())
         straight.extend(item.part for item in items if item.part.id not in merged)

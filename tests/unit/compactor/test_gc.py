@@ -12,8 +12,8 @@ from persist.core import commands as c
 from persist.core import record
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption
-from persist.core.ids import PartId, ReaderId, SeqNo, WriterId
-from persist.core.keys import is_rollup_key, part_key
+from persist.core.ids import PartId, ReaderId, SeqNo
+from persist.core.keys import COMPACTOR, is_rollup_key, part_key
 from persist.core.state import Policy
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 from tests.support.crashing import Fuse
@@ -74,7 +74,7 @@ def test_a_claim_whose_owner_died_is_forgotten_though_nobody_commits_any_more() 
     worker = world.process().machine(NAME)
     worker.apply(c.TakeClaim("merge:[0]", "died", LEASE_MS, inputs))
     part, id_ = next(iter(batch.parts())), PartId(f"p{world.clock.now_ms():012x}{'0' * 20}")
-    key = part_key(world.state().shard_id, WriterId("w" + "0" * 32), id_)
+    key = part_key(world.state().shard_id, COMPACTOR, id_)
     kept = record.replace(part, id=id_, key=key)
     world.blob.put(key, world.blob.get(part.key or ""))
     worker.apply(c.SaveMergeProgress("merge:[0]", "died", inputs, (kept,), b"key", batch.desc.since))
