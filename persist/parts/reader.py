@@ -220,8 +220,7 @@ class PartReader:
     def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
         table = self._whole(table, part)
-        keeps_all = part.clip is None and times.keeps_all(part.time_min, part.time_max)
-        if keeps_all and times.advance is not None and part.time_max <= times.advance:
+        if times.advance is not None and _is_as_of(part, times):
             return at_time(table, times.advance)
         return times.apply(table)
 
@@ -341,6 +340,12 @@ class _Straight:
             filled = pa.repeat(pa.scalar(self._constants[name], pa.int64()), rows)
             self._filled[name] = filled
         return filled.slice(0, rows)
+
+
+def _is_as_of(part: Part, times: Times) -> bool:
+    """Whether the read keeps all rows of the part, and gives all of them one time, so that it need not know theirs."""
+    is_one = times.advance is not None and part.time_max <= times.advance
+    return is_one and part.clip is None and times.keeps_all(part.time_min, part.time_max)
 
 
 def _by_time(table: pa.Table) -> pa.Table:

@@ -68,8 +68,11 @@ def _places(both: pa.Table, count: int, schema: ShardSchema) -> tuple[Ints, Ints
             if least != greatest:
                 every = order.word(level, None)
                 assert every is not None
-                below = np.searchsorted(every[:count], every[count:], "left")
-                upto = np.searchsorted(every[:count], every[count:], "right")
+                base, sought = every[:count], every[count:]
+                below = np.searchsorted(base, sought, "left")
+                is_there = base[np.minimum(below, count - 1)] == sought
+                upto = below.copy()
+                upto[is_there] = np.searchsorted(base, sought[is_there], "right")
                 first = np.where(is_open, below, first)
                 return first, np.maximum(np.where(is_open, upto, end), first)
             end[is_open & (sought < least)] = 0
