@@ -143,9 +143,29 @@ def summed(perm: Rows | None, starts: Mask, diffs: Ints) -> tuple[Ints, Ints]:
 def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.Table:
     """The kept updates of rows in order, at the times of the read, added up without a look at their keys and values.
 
-    `firsts` are the rows that do not share key and value with the row before. The table has `__time` and `__diff`, and
-    whichever other columns. `clip`: earlier rows are left out.
+    `firsts` are the rows that do not share key and value with the row before. The table has `__diff`, and `__time`
+    unless the read keeps all rows and gives them one time. `clip`: rows before it are left out.
     """
+    if TIME in table.column_names:
+        table, firsts = _at_times(table, firsts, times, clip)
+    seconds = np.flatnonzero(~firsts)
+    if not len(seconds):
+        return table
+    alike = np.union1d(seconds - 1, seconds)
+    diffs: Ints = one_chunk(table.column(DIFF)).to_numpy().copy()
+    rows, sums = summed(None, firsts[alike], diffs[alike])
+    left = alike[rows]
+    diffs[left] = sums
+    is_left = np.ones(len(table), np.bool_)
+    is_left[alike] = False
+    is_left[left] = True
+    index = table.schema.get_field_index(DIFF)
+    table = table.set_column(index, table.schema.field(DIFF), pa.array(diffs))
+    return table.filter(pa.array(is_left))
+
+
+def _at_times(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> tuple[pa.Table, Mask]:
+    """The kept rows at the times of the read, and which do not share key, value and that time with the row before."""
     stamps: Ints = one_chunk(table.column(TIME)).to_numpy()
     keep = np.ones(len(table), np.bool_)
     if times.after is not None:
@@ -154,22 +174,15 @@ def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.
         keep &= stamps <= times.upto
     if clip is not None:
         keep &= stamps >= clip
-    kept = np.flatnonzero(keep)
-    groups, stamps = np.cumsum(firsts)[kept], stamps[kept]
+    groups = np.cumsum(firsts)[keep]
+    table, stamps = table.filter(pa.array(keep)), stamps[keep]
     if times.advance is not None:
         stamps = np.maximum(stamps, times.advance)
-    starts = np.ones(len(kept), np.bool_)
-    starts[1:] = (groups[1:] != groups[:-1]) | (stamps[1:] != stamps[:-1])
-    if not len(kept):
-        return table.slice(0, 0)
-    rows, sums = summed(None, starts, one_chunk(table.column(DIFF)).to_numpy()[kept])
-    is_left = np.zeros(len(table), np.bool_)
-    is_left[kept[rows]] = True
-    found = table if is_left.all() else table.filter(pa.array(is_left))
-    for name, values in ((TIME, stamps[rows]), (DIFF, sums)):
-        index = found.schema.get_field_index(name)
-        found = found.set_column(index, found.schema.field(name), pa.array(values))
-    return found
+        index = table.schema.get_field_index(TIME)
+        table = table.set_column(index, table.schema.field(TIME), pa.array(stamps))
+    fresh = np.ones(len(table), np.bool_)
+    fresh[1:] = (groups[1:] != groups[:-1]) | (stamps[1:] != stamps[:-1])
+    return table, fresh
 
 
 def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:

@@ -258,10 +258,11 @@ class _Straight:
         self._filters = not times.keeps_all(*span) or part.clip is not None
         time, diff = _constants(span, diffs, times)
         self._constants: dict[str, int] = {}
-        if time is not None and not self._filters and not self._folds:
+        if time is not None and not self._filters:
             self._constants[TIME] = time
         if diff is not None and not self._folds:
             self._constants[DIFF] = diff
+        self._needs_time = self._filters or (self._folds and TIME not in self._constants)
         self._stored = frozenset(file.schema.updates_schema.names)
         self._schemas = {edge: pa.schema(self._fields(edge)) for edge in (False, True)}
         self._filled: dict[str, pa.Array] = {}  # of each constant column: the longest yet, for slices of it
@@ -300,7 +301,7 @@ class _Straight:
 
     def _fields(self, edge: bool) -> list[pa.Field]:
         """What is needed of every row: the columns asked for, and those by which rows are left out."""
-        wanted = {*self._names, *(self._schema.key if edge else ()), *([TIME] if self._filters or self._folds else ())}
+        wanted = {*self._names, *(self._schema.key if edge else ()), *([TIME] if self._needs_time else ())}
         return [field for field in self._schema.updates_schema if field.name in wanted]
 
     def _columns(self, edge: bool) -> list[str]:
