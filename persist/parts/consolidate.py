@@ -148,16 +148,16 @@ def folded(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> pa.
     """
     if TIME in table.column_names:
         table, firsts = _at_times(table, firsts, times, clip)
-    seconds = np.flatnonzero(~firsts)
-    if not len(seconds):
+    is_alike = ~firsts
+    is_alike[:-1] |= ~firsts[1:]
+    alike = np.flatnonzero(is_alike)  # the twins, and the rows before the first of them
+    if not len(alike):
         return table
-    alike = np.union1d(seconds - 1, seconds)
     diffs: Ints = one_chunk(table.column(DIFF)).to_numpy().copy()
     rows, sums = summed(None, firsts[alike], diffs[alike])
     left = alike[rows]
     diffs[left] = sums
-    is_left = np.ones(len(table), np.bool_)
-    is_left[alike] = False
+    is_left = ~is_alike
     is_left[left] = True
     index = table.schema.get_field_index(DIFF)
     table = table.set_column(index, table.schema.field(DIFF), pa.array(diffs))
