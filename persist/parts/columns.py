@@ -117,6 +117,9 @@ class BytesColumn:
 
     def _piece(self, skip: int, rows: Rows | None) -> Words:
         """Eight bytes from `skip` on, zeros past the end of the value."""
+        if rows is None and self._valid is None and self._length_min == self._length_max >= skip + 8:
+            first = int(self._offsets[0]) + skip  # values of one length lie one after the other
+            return self._at[first :: self._length_max][: len(self._offsets)].astype(np.uint64)
         offsets = self._offsets if rows is None else self._offsets[rows]
         lengths = self._lengths if rows is None else self._lengths[rows]
         starts = offsets + skip

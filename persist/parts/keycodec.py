@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -60,8 +61,17 @@ class SortedKeys:
     """The encoded keys of a table's rows, made one at a time as they are asked for."""
 
     def __init__(self, table: pa.Table, key: tuple[str, ...]) -> None:
-        self._columns: list[Column] = [column(one_chunk(table.column(name))) for name in key]
+        self._arrays = [one_chunk(table.column(name)) for name in key]
         self._rows = len(table)
+
+    @cached_property
+    def _columns(self) -> list[Column]:
+        return [column(array) for array in self._arrays]
+
+    @property
+    def last(self) -> bytes:
+        """The key of the last row, without a look at the others."""
+        return b"".join(column(array.slice(self._rows - 1)).encode(0) for array in self._arrays)
 
     def __getitem__(self, row: int) -> bytes:
         return b"".join(column.encode(row) for column in self._columns)

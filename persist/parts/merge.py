@@ -141,14 +141,14 @@ class Cursor:
         """Put rows that are in order, and their keys, behind those that are loaded."""
         if len(rows):
             keys = SortedKeys(rows, self._schema.key) if keys is None else keys
-            self._loaded.append(_Loaded(rows, keys, keys[len(rows) - 1]))
+            self._loaded.append(_Loaded(rows, keys, keys.last))
             self.nbytes += rows.nbytes
 
     def _push(self, rows: pa.Table) -> None:
         if len(rows):
             rows = join([rows])
             keys = SortedKeys(rows, self._schema.key)
-            self._last = keys[len(rows) - 1]
+            self._last = keys.last
             if self._range.upper is not None and self._last >= self._range.upper:
                 self._groups, self._parts, self._batches = [], [], None
             clipped = clip_rows(rows, keys, self._range)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.parts.columns import column, one_chunk
 from persist.parts.consolidate import join, sort_groups, summed
@@ -47,7 +48,10 @@ def woven(many: pa.Table, few: pa.Table, schema: ShardSchema, names: Sequence[st
     diffs = diffs[index]
     diffs[where] = sums
     taken = pa.array(index)
-    columns = [pa.array(diffs) if name == DIFF else one_chunk(both.column(name)).take(taken) for name in names]
+    columns = [
+        pa.array(diffs) if name == DIFF else pc.take(one_chunk(both.column(name)), taken, boundscheck=False)
+        for name in names
+    ]
     return pa.Table.from_arrays(columns, schema=both.select(list(names)).schema)
 
 
