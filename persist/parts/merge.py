@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,6 +26,7 @@ from persist.parts.schema import ShardSchema
 from persist.parts.weave import FEW, woven
 
 BATCH_ROWS_MIN = 1024
+AHEAD = 2  # tables of the longest cursor that are read ahead where there are threads for it
 CHUNK_BYTES_MAX = 64 * 1024 * 1024  # what a merge holds loaded at most: more only leaves the caches
 
 Prepare = Callable[[pa.Table, Part], pa.Table]
@@ -59,6 +61,7 @@ class Cursor:
         `settled`: no two rows become one.
         """
         self._parts = list(parts)
+        self.rows = sum(part.rows for part, _ in parts)
         self.files = files
         self._schema = schema
         self._range = key_range
@@ -67,6 +70,8 @@ class Cursor:
         self._groups: list[int] = []
         self._batches: Iterator[pa.Table] | None = None
         self._last: bytes | None = None
+        self._ahead: deque[tuple[list[int], Future[pa.Table]]] = deque()  # row groups that other threads read
+        self._pool: ThreadPoolExecutor | None = None
         self._loaded: deque[_Loaded] = deque()
         self.nbytes = 0  # rows that are taken keep their memory until all that were loaded with them are
         self.settled = settled
@@ -110,16 +115,38 @@ class Cursor:
         if file is None or not self._groups:
             return
         first = file.groups[self._groups[0]]
-        if first.nbytes > 2 * nbytes and first.rows > BATCH_ROWS_MIN:
+        if not self._ahead and first.nbytes > 2 * nbytes and first.rows > BATCH_ROWS_MIN:
             rows = max(BATCH_ROWS_MIN, first.rows * nbytes // first.nbytes)
             self._batches = file.batches([self._groups.pop(0)], self._columns(), rows)
             return
-        taken = [self._groups.pop(0)]
-        size = first.nbytes
-        while self._groups and size + file.groups[self._groups[0]].nbytes <= nbytes:
-            size += file.groups[self._groups[0]].nbytes
-            taken.append(self._groups.pop(0))
-        self._push(self._prepare(file.read(taken, self._columns()), file.part))
+        if self._ahead:
+            taken, read = self._ahead.popleft()
+            table = read.result()
+        else:
+            taken = self._following(file, 0, nbytes)
+            table = file.read(taken, self._columns())
+        del self._groups[: len(taken)]
+        self._read_ahead(file, nbytes)
+        self._push(self._prepare(table, file.part))
+
+    def read_ahead_in(self, pool: ThreadPoolExecutor) -> None:
+        """Have the pool's threads read the next row groups of a part, while this thread does something else."""
+        self._pool = pool
+
+    def _read_ahead(self, file: PartFile, nbytes: int) -> None:
+        start = sum(len(taken) for taken, _ in self._ahead)
+        while self._pool is not None and len(self._ahead) < AHEAD and start < len(self._groups):
+            taken = self._following(file, start, nbytes)
+            self._ahead.append((taken, self._pool.submit(file.read, taken, self._columns())))
+            start += len(taken)
+
+    def _following(self, file: PartFile, start: int, nbytes: int) -> list[int]:
+        """The row groups to be read together, from the one at `start` on: as many as take `nbytes`, at least one."""
+        end, size = start + 1, file.groups[self._groups[start]].nbytes
+        while end < len(self._groups) and size + file.groups[self._groups[end]].nbytes <= nbytes:
+            size += file.groups[self._groups[end]].nbytes
+            end += 1
+        return self._groups[start:end]
 
     def take(self, bound: bytes | None) -> pa.Table | None:
         """Take the loaded rows whose key is below `bound` (None: all of them) away from the cursor."""
@@ -151,6 +178,7 @@ class Cursor:
             self._last = keys.last
             if self._range.upper is not None and self._last >= self._range.upper:
                 self._groups, self._parts, self._batches = [], [], None
+                self._ahead.clear()
             clipped = clip_rows(rows, keys, self._range)
             self.push(clipped, keys if len(clipped) == len(rows) else None)
 
@@ -180,9 +208,12 @@ def merge_cursors(
         return window.select(names) if isinstance(window, pa.Table) else _merged(window, schema, names)
 
     windows = _windows(cursors, schema, limit)
-    for table in alongside(merged, windows) if threaded else map(merged, windows):
-        if len(table):
-            yield table
+    if not threaded:
+        yield from filter(len, map(merged, windows))
+        return
+    with ThreadPoolExecutor(max_workers=AHEAD, thread_name_prefix="persist-read") as pool:
+        max(cursors, key=lambda cursor: cursor.rows).read_ahead_in(pool)
+        yield from filter(len, alongside(merged, windows))
 
 
 def _windows(cursors: Sequence[Cursor], schema: ShardSchema, limit: int) -> Iterator[Window]:
