@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from blob import Blob
+from persist.attributes.marks import Marks
 from persist.attributes.nodes import DEFAULT_SHAPE, Shape, Update
 from persist.attributes.storage import ChunkReader, ChunkWriter, NodeCache
 from persist.attributes.tree import Flush, entries, lookup
 from persist.core import commands as c
-from persist.core.attribute import AttributeKey, IndexChunk, is_core_key, key_after
+from persist.core.attribute import MARKS_FROM, AttributeKey, IndexChunk, is_core_key, key_after
 from persist.core.ids import IdSource
+from persist.core.marks import mark_key, mark_value
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import NOTHING_INDEXED, Indexed, IndexPage
@@ -38,6 +40,8 @@ class AttributeIndex:
         if not state.attribute_root.height:
             return NOTHING_INDEXED
         keys: set[AttributeKey] = set()
+        instants: set[int] = set()
+        times: set[int] = set()
         pages: dict[tuple[AttributeKey, AttributeKey | None], int] = {}
         for command in commands:
             if isinstance(command, c.ReadAttributes):
@@ -46,12 +50,21 @@ class AttributeIndex:
                 pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
             elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
                 keys.update(update.key for update in command.attributes if update.needs_value)
+            elif isinstance(command, c.ResolveTime):
+                instants.add(command.at_ms)
+            elif isinstance(command, c.AgeHistory):
+                instants.add(command.before_ms)
+            elif isinstance(command, c.TimeShown):
+                times.add(command.time)
         keys = {key for key in keys if key not in state.attributes and not is_core_key(key)}
-        if not keys and not pages:
-            return Indexed(state.attribute_root.flushes, {}, {})
-        values = self.lookup(state, keys) if keys else {}
-        shown = {span: self.page(state, *span, limit) for span, limit in pages.items()}
-        return Indexed(state.attribute_root.flushes, values, shown)
+        marks = Marks(state, self._reader(state.attribute_chunks))
+        return Indexed(
+            state.attribute_root.flushes,
+            self.lookup(state, keys) if keys else {},
+            {span: self.page(state, *span, limit) for span, limit in pages.items()},
+            {at_ms: marks.newest_at(at_ms) for at_ms in instants},
+            {time: marks.first_beyond(time) for time in times},
+        )
 
     def lookup(self, state: State, keys: Iterable[AttributeKey]) -> dict[AttributeKey, int | None]:
         """The values of these keys in the index alone."""
@@ -61,12 +74,12 @@ class AttributeIndex:
 
     def page(self, state: State, lower: AttributeKey, upper: AttributeKey | None, limit: int) -> IndexPage:
         """The first entries of the index alone with keys in `[lower, upper)`: `limit` and what the State may cover."""
-        end = None if upper is None else bytes.fromhex(upper)
+        end = bytes.fromhex(MARKS_FROM if upper is None else min(upper, MARKS_FROM))
         covered = sum(1 for key in state.attributes if lower <= key and (upper is None or key < upper))
         found: list[tuple[bytes, int]] = []
         leaves = entries(state.attribute_root, self._reader(state.attribute_chunks), bytes.fromhex(lower))
         for leaf in islice(leaves, SCAN_LEAVES_MAX):
-            within = leaf if end is None else [entry for entry in leaf if entry[0] < end]
+            within = [entry for entry in leaf if entry[0] < end]
             found.extend(within)
             if len(within) < len(leaf):
                 return _page(found, None)
@@ -78,11 +91,15 @@ class AttributeIndex:
         return _page(found, key_after(AttributeKey(found[-1][0].hex())))
 
     def flush(self, state: State, *, compact: bool = True) -> c.FlushAttributes:
-        """Write the State's recent values into a new version of its index; the command that makes it the State's.
+        """Write the State's recent values and marks into a new version of its index; the command that makes it the
 
-        `compact=False` leaves the oldest nodes where they are, which only a benchmark wants.
+        State's. Marks that nobody can read by any more leave it. `compact=False` leaves the oldest nodes where they
+        are, which only a benchmark wants.
         """
-        updates: list[Update] = [(bytes.fromhex(key), state.attributes[key]) for key in sorted(state.attributes)]
+        values: dict[AttributeKey, int | None] = dict(state.attributes)
+        values |= {mark_key(at_ms): mark_value(upper) for at_ms, upper in state.marks.items()}
+        values |= dict.fromkeys(Marks(state, self._reader(state.attribute_chunks)).outlived(), None)
+        updates: list[Update] = [(bytes.fromhex(key), values[key]) for key in sorted(values)]
         return self.flushed(state, updates, compact=compact)
 
     def flushed(self, state: State, updates: list[Update], *, compact: bool = True) -> c.FlushAttributes:

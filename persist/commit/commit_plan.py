@@ -14,6 +14,7 @@ from msgspec import Struct
 from persist.core import commands as c
 from persist.core import invariants, state_diff
 from persist.core import outcomes as tokens
+from persist.core.antichain import MINIMUM
 from persist.core.batch import HollowBatch
 from persist.core.bundles import moves
 from persist.core.errors import InlineBudget, Overloaded, PersistError
@@ -31,7 +32,16 @@ from persist.core.record import replace
 from persist.core.state import Policy, State, at_level
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.context import NEWEST_LEVEL, SOUND, UNCHECKED, Indexed, Renewed, Verdict
+from persist.core.transitions.context import (
+    HISTORY_LEVEL,
+    NEWEST_LEVEL,
+    SOUND,
+    UNCHECKED,
+    Indexed,
+    Renewed,
+    Verdict,
+)
+from persist.core.transitions.history import stamped
 from persist.core.transitions.leases import with_lease_clock
 from persist.core.transitions.naming import departed
 
@@ -107,6 +117,7 @@ class Given(Struct, frozen=True):
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
     `renewed` is as in `Context`. `long_diff` is the key of the blob to which the state diff goes, if it goes to one.
     `store_ms` is as in `Context`.
+    `checked_ms` is as in `Context`.
     `unread` has the errors of the commands for which the index or the files could not be read, by place.
     """
 
@@ -124,6 +135,7 @@ class Given(Struct, frozen=True):
     long_diff: str = ""
     store_ms: int = 0
     unread: Mapping[int, PersistError] = {}
+    checked_ms: int | None = None
 
 
 class Commit(Struct, frozen=True):
@@ -166,6 +178,8 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         remembered=given.remembered,
         level=given.level,
         store_ms=given.store_ms,
+        checked_ms=given.checked_ms,
+        base_upper=base.upper,
     )
     begun = base if clock is None or base.lease_clock_ms else with_lease_clock(base, clock)
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
@@ -189,6 +203,9 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
         return Commit(None, base, outcomes, base if refused else None, commands)
     made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
     following = replace(expire_lapsed(state, lease_now), lease_clock_ms=clock or 0, **made)
+    if given.level >= HISTORY_LEVEL:
+        before = base.upper if following.incarnation == base.incarnation else MINIMUM
+        following = stamped(following, before, given.checked_ms, given.policy)
     if given.long_diff:
         following = replace(following, long_diffs={**following.long_diffs, following.seqno: given.long_diff})
     gone = state_diff.gone_between(base, following)

@@ -18,6 +18,7 @@ from persist.core import commands as c
 from persist.core.attribute import AttributeKey
 from persist.core.errors import Corruption, PersistError
 from persist.core.ids import IdSource
+from persist.core.marks import Mark
 from persist.core.outcomes import Outcome
 from persist.core.state import State
 from persist.core.transitions.context import Indexed, IndexPage
@@ -43,6 +44,8 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
     attributes, outcomes = AttributeIndex(patient, ids, cache), OutcomeFiles(patient, ids, cache)
     values: dict[AttributeKey, int | None] = {}
     pages: dict[tuple[AttributeKey, AttributeKey | None], IndexPage] = {}
+    marks: dict[int, Mark | None] = {}
+    shown: dict[int, Mark | None] = {}
     remembered: dict[str, Outcome] = {}
     unread: dict[int, PersistError] = {}
     for place, command in enumerate(commands):
@@ -55,8 +58,10 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
         else:
             values.update(indexed.values)
             pages.update(indexed.pages)
+            marks.update(indexed.marks)
+            shown.update(indexed.shown)
             remembered.update(found)
-    return GroupRead(Indexed(state.attribute_root.flushes, values, pages), remembered, unread)
+    return GroupRead(Indexed(state.attribute_root.flushes, values, pages, marks, shown), remembered, unread)
 
 
 class _UntilAway(ForwardingBlob):

@@ -26,6 +26,7 @@ from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import StoreCalls
 from persist.commit.identity import Identity
 from persist.commit.machine import Machine, MachineSettings
+from persist.commit.store_clock import CheckedClock
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
 from persist.core.errors import InvalidUsage, UpgradeNeeded
@@ -82,6 +83,7 @@ class Location:
         self.background = background or ThreadBackground()
         self.identity = Identity(blob, consensus, self.ids, self.clock, self.settings.build)
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
+        self.checked_clock = CheckedClock(blob, self.clock, self.ids)
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._collector = Collector(self, COLLECTS)
         self._lock = threading.Lock()
@@ -101,7 +103,7 @@ class Location:
                 machine = self._machines[name] = Machine(
                     name,
                     self.versions,
-                    System(self.clock, self.ids, self.background),
+                    System(self.clock, self.ids, self.background, self.checked_clock),
                     policy=self.settings.policy,
                     settings=self.settings.machine,
                     nodes=self.nodes,

@@ -35,7 +35,8 @@ from persist.core.batch import Run
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
 from persist.core.keys import diff_key, shard_of
 from persist.core.state import Policy, State
-from persist.core.transitions.context import SOUND, Context, Verdict
+from persist.core.transitions.context import HISTORY_LEVEL, SOUND, Context, Verdict
+from persist.core.transitions.history import NEEDS_CLOCK
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import is_of_the_future
 
@@ -309,6 +310,7 @@ class Machine(CachedState):
             ids[1],
             self._store_ms(commands, now_ms),
             read.unread,
+            self._checked_ms(commands, now_ms),
         )
         counted_s = self._system.clock.monotonic()
         commit = supplied(plan_commit(base, commands, given), self._supply)
@@ -323,6 +325,15 @@ class Machine(CachedState):
             with contextlib.suppress(PersistError):  # then this machine's clock decides
                 return self._store_clock.now_ms()
         return 0
+
+    def _checked_ms(self, commands: Sequence[c.Command], now_ms: int) -> int | None:
+        """This clock, if it may be trusted. It is compared at once only for a command that cannot do without."""
+        stamps = self._system.stamps
+        if stamps is None or self._versions.level < HISTORY_LEVEL:
+            return None
+        if any(isinstance(command, NEEDS_CLOCK) for command in commands) and stamps.begins():
+            stamps.compare()
+        return now_ms if stamps.agrees(now_ms) else None
 
     def _supply(self, task: Task) -> Supply:
         self.metrics.reliefs += isinstance(task, Merge)
@@ -362,6 +373,9 @@ class Machine(CachedState):
         for duty in self._upkeep.due(state, self._versions.level):
             if not self._system.background.submit(partial(self._do, duty)):
                 self._upkeep.ended(duty)
+        stamps = self._system.stamps
+        if stamps is not None and self._versions.level >= HISTORY_LEVEL and stamps.begins():
+            self._system.background.submit(stamps.compare)
 
     def _do(self, duty: Duty) -> None:
         try:

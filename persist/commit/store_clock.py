@@ -1,17 +1,28 @@
 """What time the blob store says that it is.
 
-It is the second source for an age that guards deletion, and the clock by which a token is from the future.
+It is the second source for an age that guards deletion, the clock by which a token is from the future, and the witness
+without which no wall clock settles which time it names.
 """
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
 from blob import Blob
 from persist.commit.system import Clock
+from persist.core.errors import PersistError
 from persist.core.ids import IdSource
 from persist.formats.store_errors import translated
 
 PREFIX = "clock/"  # of the probes: no shard's blobs begin so
 KNOWN_FOR_S = 60.0
+OFFSET_MS_MAX = 10_000  # by so much two clocks that agree may differ
+COMPARED_EVERY_S = 300.0
+COUNTS_FOR_S = 900.0  # for so long a comparison counts
+TRIED_EVERY_S = 10.0  # a comparison that failed is not tried again sooner
+JUMP_MS_MAX = 1_000  # by more than that a clock is not set without notice
 LEFT_BEHIND_MS = 3_600_000  # a probe that is so old was left by a process that died
 
 
@@ -42,3 +53,58 @@ def probed(blob: Blob, ids: IdSource) -> int:
         now_ms = found[key] if key in found else max(found.values(), default=0)
         blob.delete([key, *(other for other, put_ms in found.items() if put_ms < now_ms - LEFT_BEHIND_MS)])
     return now_ms
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """When the two clocks were compared, by this process, and whether they agreed."""
+
+    now_ms: int
+    at_s: float
+    agreed: bool
+
+
+class CheckedClock:
+    """Whether the wall clock of this process may settle instants: the blob store agrees with it. Thread-safe.
+
+    It is compared every COMPARED_EVERY_S seconds, in the background, so that no commit waits for it. A clock that was
+    set since does not count until it is compared again: the monotonic clock tells.
+    """
+
+    def __init__(self, blob: Blob, clock: Clock, ids: IdSource) -> None:
+        self._blob = blob
+        self._clock = clock
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._compared: _Compared | None = None
+        self._tried_s: float | None = None
+
+    def agrees(self, now_ms: int) -> bool:
+        """Whether `now_ms`, which this process has just read, may be trusted."""
+        compared = self._compared
+        if compared is None or not compared.agreed:
+            return False
+        passed_s = self._clock.monotonic() - compared.at_s
+        return passed_s <= COUNTS_FOR_S and abs(now_ms - compared.now_ms - passed_s * 1000) <= JUMP_MS_MAX
+
+    def begins(self) -> bool:
+        """Whether it is time to compare. Who is told so calls `compare`; nobody else is for a while."""
+        with self._lock:
+            now_s, tried_s, compared = self._clock.monotonic(), self._tried_s, self._compared
+            if tried_s is not None and now_s - tried_s < TRIED_EVERY_S:
+                return False
+            if compared is not None and now_s - compared.at_s < COMPARED_EVERY_S and self._is_steady(compared):
+                return False
+            self._tried_s = now_s
+            return True
+
+    def compare(self) -> None:
+        """Compare the two clocks now. Where the store is away, what was known before counts for its time."""
+        before_ms, at_s = self._clock.now_ms(), self._clock.monotonic()
+        with suppress(PersistError):
+            store_ms = probed(self._blob, self._ids)
+            agreed = before_ms - OFFSET_MS_MAX <= store_ms <= self._clock.now_ms() + OFFSET_MS_MAX
+            self._compared = _Compared(before_ms, at_s, agreed)
+
+    def _is_steady(self, compared: _Compared) -> bool:
+        return not compared.agreed or self.agrees(self._clock.now_ms())

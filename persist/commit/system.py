@@ -122,13 +122,30 @@ class ThreadBackground:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
+class Stamps(Protocol):
+    """Whether the wall clock may be trusted; `persist.commit.store_clock.CheckedClock` is one."""
+
+    def agrees(self, now_ms: int) -> bool:
+        """Whether `now_ms`, which this process has just read, may be trusted."""
+        ...
+
+    def begins(self) -> bool:
+        """Whether the caller is to call `compare` now."""
+        ...
+
+    def compare(self) -> None:
+        """Compare the clocks. Calls the blob store."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class System:
-    """All that a machine needs of its process."""
+    """All that a machine needs of its process. `stamps` None: no clock counts as checked."""
 
     clock: Clock
     ids: IdSource
     background: Background
+    stamps: Stamps | None = None
 
 
 def jittered(ids: IdSource, seconds: float) -> float:

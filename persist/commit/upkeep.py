@@ -53,7 +53,7 @@ class Upkeep:
         `level` is that of the location.
         """
         duties = []
-        if len(state.attributes) >= self._policy.attributes_flush_at:
+        if len(state.attributes) >= self._policy.attributes_flush_at or len(state.marks) >= self._policy.marks_flush_at:
             duties.append(Duty("attributes", FlushIndex()))
         if flush_is_due(state, self._policy):
             duties.append(Duty("outcomes", FlushTokens(self._policy)))

@@ -23,7 +23,7 @@ from persist.core.errors import Corruption, HistoryLost, InvalidUsage, Unavailab
 from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
 from persist.core.keys import is_rollup_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.record import replace
-from persist.core.state import Rollup, State, blank_state
+from persist.core.state import Rollup, State, at_level, blank_state
 from persist.core.state_diff import StateDiff
 from persist.formats.state_frames import (
     HEAD_BYTES,
@@ -224,6 +224,7 @@ class Versions:
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
+        named = at_level(named, self.level)
         data = encode_state(named, self.level, self._build)
         with translated():
             self.blob.put(key, data)

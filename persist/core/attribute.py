@@ -51,10 +51,12 @@ def key_after(key: AttributeKey) -> AttributeKey | None:
 
 def is_core_key(key: AttributeKey) -> bool:
     """Whether the shard itself keeps this attribute: users may read it, not write it."""
-    return key.startswith(CORE_PREFIX)
+    return key.startswith((CORE_PREFIX, MARK_PREFIX))
 
 
 CORE_PREFIX = "0" * 28
+MARK_PREFIX = "ff" * 10  # of marks in the index (`persist.core.marks`), which come after all attributes
+MARKS_FROM = AttributeKey(MARK_PREFIX + "0" * 12)
 EVENT_COUNT = AttributeKey(CORE_PREFIX + "0001")  # updates ever appended, as they were given
 BYTE_COUNT = AttributeKey(CORE_PREFIX + "0002")  # bytes of the parts ever appended
 

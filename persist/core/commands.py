@@ -30,16 +30,22 @@ from persist.core.results import Done as Done
 from persist.core.results import Finalised as Finalised
 from persist.core.results import Flushed as Flushed
 from persist.core.results import HoldGivenUp as HoldGivenUp
+from persist.core.results import HistoryMoved as HistoryMoved
 from persist.core.results import MergeApplied as MergeApplied
 from persist.core.results import PartReplaced as PartReplaced
 from persist.core.results import ReaderRegistered as ReaderRegistered
 from persist.core.results import Result as Result
 from persist.core.results import RollupAdded as RollupAdded
 from persist.core.results import SchemaRegistered as SchemaRegistered
+from persist.core.results import SealLowered as SealLowered
+from persist.core.results import SettingsAre as SettingsAre
+from persist.core.results import ShownFrom as ShownFrom
 from persist.core.results import SinceDowngraded as SinceDowngraded
 from persist.core.results import SweptBefore as SweptBefore
+from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import WriterRegistered as WriterRegistered
 from persist.core.results import snake
+from persist.core.shard_settings import MARK_EVERY_MS, NO_SETTINGS, ShardSettings
 from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
 
 READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
@@ -291,6 +297,58 @@ class ExpireCriticalReader(WriteCommand, frozen=True):
     registered: SeqNo | None = None
 
 
+# --- wall clocks, settings and history
+
+
+class ResolveTime(ReadCommand, frozen=True):
+    """The upper that the shard had by the wall clock `at_ms`, which is sealed by this. -> TimeResolved
+
+    It is answered the same for ever. NotReadable: nothing was written by then, or it is not known any more.
+    Unavailable: the instant is not over yet, or the clock of the committer could not be checked.
+    """
+
+    at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class TimeShown(ReadCommand, frozen=True):
+    """From which wall clock on this time is shown. -> ShownFrom; changes nothing. InvalidUsage: it is not complete."""
+
+    time: Annotated[int, Meta(ge=0)]
+
+
+class LowerSeal(Command, frozen=True):
+    """Repair a seal that a wrong clock has moved far ahead: it goes back to the checked clock. -> SealLowered
+
+    Marks stay. Other instants in between have no answer any more. Changes nothing where the seal is not far ahead.
+    """
+
+
+class SetSettings(Command, frozen=True):
+    """Change the shard's settings iff their version is the expected one. -> SettingsAre
+
+    `history_ms` None: for ever; 0: as readers need it. Conflict carries the actual version. A retry is safe.
+    """
+
+    expected_version: Annotated[int, Meta(ge=0)]
+    history_ms: int | None
+    mark_every_ms: int = MARK_EVERY_MS
+
+
+class AgeHistory(Command, frozen=True):
+    """Move the shard's own hold to what was there at `before_ms`, which is older than its history. -> HistoryMoved
+
+    Where the shard keeps no history, since follows the latest time as far as readers allow.
+    """
+
+    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class ForgetHistory(Command, frozen=True):
+    """Move the shard's own hold to `before`, and since as far as readers allow. -> HistoryMoved. A retry is safe."""
+
+    before: Antichain
+
+
 # --- schema and life cycle
 
 
@@ -327,6 +385,7 @@ class Recreate(WriteCommand, frozen=True):
     """
 
     schema: SchemaRecord
+    settings: ShardSettings = NO_SETTINGS
 
 
 # --- maintenance

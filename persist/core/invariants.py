@@ -25,6 +25,10 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"shard {old.name!r} would change its id from {old.shard_id} to {new.shard_id}")
     if new.lease_clock_ms < old.lease_clock_ms or new.swept_before_ms < old.swept_before_ms:
         raise Corruption(f"the lease clock of shard {old.name!r}, or its frontier of sweeps, would move back")
+    if new.seal.sealed_ms < old.seal.sealed_ms and new.seal.repairs == old.seal.repairs:
+        raise Corruption(f"the seal of shard {old.name!r} would move back without a repair")
+    if new.history_hold < old.history_hold and new.settings == old.settings:
+        raise Corruption(f"the history that shard {old.name!r} holds would begin earlier again")
     appended = new.trace.batches[len(old.trace.batches) :]
     if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
@@ -68,6 +72,10 @@ def check_state(state: State) -> None:
     if state.trace.inline_bytes != sum(b.inline_size for b in state.trace.batches):
         raise Corruption(f"inline bytes of shard {state.name!r} are miscounted")
     _check_index(state)
+    if state.history_hold < state.since and not state.since.is_empty:
+        raise Corruption(f"since {state.since} of shard {state.name!r} is beyond what its own history holds")
+    if state.seal.last is not None and any(at_ms >= state.seal.last.at_ms for at_ms in state.marks):
+        raise Corruption(f"a mark of shard {state.name!r} is not older than its last one")
     if any(seqno > state.seqno for seqno in state.rollups):
         raise Corruption(f"shard {state.name!r} names a rollup of the future")
     if any(reader.seqno > state.seqno for reader in state.leased_readers.values()):

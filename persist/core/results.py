@@ -10,6 +10,7 @@ from persist.core.attribute import AttributeKey
 from persist.core.batch import Part
 from persist.core.ids import SeqNo
 from persist.core.record import Record
+from persist.core.shard_settings import ShardSettings
 
 
 def snake(name: str) -> str:
@@ -81,6 +82,37 @@ class HoldGivenUp(Result, frozen=True):
     """A critical reader was given up at `seqno`, which the caller did not know: ask again, naming that."""
 
     seqno: SeqNo
+
+
+class TimeResolved(Result, frozen=True):
+    """Everything before `upper` was there at the wall clock `at_ms`, a point of the grid: `as_of` is one below it."""
+
+    upper: Antichain
+    at_ms: int
+
+
+class ShownFrom(Result, frozen=True):
+    """Wall clocks from `at_ms` on name this time or a later one. None: not known, for no checked clock was there."""
+
+    at_ms: int | None
+
+
+class SealLowered(Result, frozen=True):
+    """The seal now, and up to where it reached; None: it was not far ahead."""
+
+    sealed_ms: int
+    lowered_from_ms: int | None
+
+
+class SettingsAre(Result, frozen=True):
+    settings: ShardSettings
+
+
+class HistoryMoved(Result, frozen=True):
+    """The shard's own hold (`[]`: it holds nothing), and its since."""
+
+    hold: Antichain
+    since: Antichain
 
 
 class SchemaRegistered(Result, frozen=True):

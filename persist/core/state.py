@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from persist.core.antichain import MINIMUM, Antichain, meet
+from persist.core.antichain import EMPTY, MINIMUM, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
+from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
+from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.trace import EMPTY_TRACE, Trace
 
 SERVICE_TIMES_MAX = 64
@@ -23,6 +25,7 @@ LATER = (
     "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
     "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
+LATER_4 = ("seal", "marks", "settings", "history_hold")  # and with level 4
 
 
 class Policy(Record, frozen=True):
@@ -42,6 +45,8 @@ class Policy(Record, frozen=True):
     attribute_updates_max: int = 1_000  # a command
     attributes_flush_at: int = 2_000  # in the State, so that they are written to the index
     attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)
+    marks_flush_at: int = 1_024  # in the State, so that they are written to the index
+    marks_overlay_max: int = 10_000  # with so many that wait for the index, no instant is sealed
     outcome_kept_ms: int = 7 * 24 * 3600 * 1000  # for at least so long the outcome of a token is known
     outcomes_flush_at: int = 2_000  # in the State, so that they are written to a blob
     outcomes_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
@@ -155,11 +160,18 @@ class State(Record, frozen=True):
     `left` are the staged parts that left the trace (the 16 bytes of their ids, and the seqno at which they left), so
     that none is named again; those minted before `left_before_ms` are forgotten, and refused by their age. `commit_id`
     is that of the commit that made this State; the next state diff names it as its parent.
+
+    `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
+    ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
+    since, by its `settings`; `[]` where it holds none.
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(LATER, 3)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4)
     # Before level 3 `step` takes no tokens that come alone.
-    droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"}
+    droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"} | {
+        "seal",
+        "marks",
+    }
 
     name: str
     shard_id: ShardId
@@ -192,6 +204,10 @@ class State(Record, frozen=True):
     service_times: tuple[tuple[int, int], ...] = ()
     long_diffs: Mapping[SeqNo, str] = {}
     given_up: SeqNo = SeqNo(0)
+    seal: Seal = UNSEALED
+    marks: Mapping[int, Antichain] = {}
+    settings: ShardSettings = NO_SETTINGS
+    history_hold: Antichain = EMPTY
 
     @property
     def lease_now_ms(self) -> int:
@@ -251,20 +267,23 @@ def at_level(state: State, level: int) -> State:
     `commit_id` stays, since every log entry tells it.
     """
     later = [name for name in State.droppable - {"commit_id"} if State.levels[name] > level]
-    blank = blank_state(state.name) if later else state
-    return replace(state, **{name: getattr(blank, name) for name in later}) if later else state
+    changed = {name: blank for name in later if getattr(state, name) != (blank := getattr(_BLANK, name))}
+    return replace(state, **changed) if changed else state
 
 
-def held_since(state: State) -> Antichain:
-    """The meet of what all readers hold; the shard's since as it is, where nobody holds anything.
+def held_since(state: State, *more: Antichain) -> Antichain:
+    """The meet of what all readers, the shard's own history and `more` hold; since as it is, where nothing does.
 
     A leased hold beyond the latest complete time counts as that time. Its reader waits for times to come, or mistook
     the unit: the others still read what there is. A lease at `[]` holds nothing, as one that has lapsed: it cannot
-    close the shard to reads.
+    close the shard to reads. Critical readers can, whatever history says.
     """
     leased = (r.since for r in state.leased_readers.values() if not r.since.is_empty)
     holds = [_reached(since, state.upper) for since in leased]
     holds += [r.since for r in state.critical_readers.values()]
+    if holds and meet(holds).is_empty:
+        return EMPTY
+    holds += [hold for hold in (state.history_hold, *more) if not hold.is_empty]
     return meet(holds) if holds else state.since
 
 
@@ -287,6 +306,11 @@ def blank_state(name: str) -> State:
     )
 
 
-def initial_state(name: str, schema: SchemaRecord, now_ms: int) -> State:
+_BLANK = blank_state("blank")
+
+
+def initial_state(name: str, schema: SchemaRecord, now_ms: int, settings: ShardSettings = NO_SETTINGS) -> State:
     """The State of a shard that was just created; its seqno is v1 once committed."""
-    return replace(blank_state(name), seqno=SeqNo(1), walltime_ms=now_ms, schemas={1: schema})
+    hold = MINIMUM if settings.keeps_history else EMPTY
+    made = {"seqno": SeqNo(1), "walltime_ms": now_ms, "schemas": {1: schema}}
+    return replace(blank_state(name), seal=NEWBORN, settings=settings, history_hold=hold, **made)

@@ -16,10 +16,13 @@ from persist.core.batch import HollowBatch
 from persist.core.entries import difference, with_changes
 from persist.core.errors import Corruption
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
+from persist.core.marks import Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     LATER,
+    LATER_4,
     Claim,
     CriticalReader,
     LeasedReader,
@@ -46,6 +49,7 @@ MAPPINGS = (
     "left",
     "outcomes",
     "long_diffs",
+    "marks",
 )
 SCALARS = (
     "since",
@@ -62,6 +66,9 @@ SCALARS = (
     "lease_clock_ms",
     "swept_before_ms",
     "given_up",
+    "seal",
+    "settings",
+    "history_hold",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "long_diffs")
@@ -99,7 +106,7 @@ class StateDiff(Record, frozen=True):
     # As those of the State; the commit that made it is known by `parent_id`.
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
         {*LATER, "parent_id", "elsewhere", "emptied"} - {"commit_id"}, 3
-    )
+    ) | dict.fromkeys(LATER_4, 4)
     droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
     seqno: SeqNo
@@ -137,6 +144,10 @@ class StateDiff(Record, frozen=True):
     elsewhere: Rollup | None = None
     emptied: tuple[str, ...] = ()
     given_up: SeqNo | None = None
+    seal: Seal | None = None
+    marks: MapDiff[int, Antichain] | None = None
+    settings: ShardSettings | None = None
+    history_hold: Antichain | None = None
 
 
 def diff(
@@ -168,7 +179,7 @@ def diff(
 
 def only_holds(change: StateDiff) -> bool:
     """Whether it changes nothing but the holds of leased readers, and forgets registrations that lapsed."""
-    kept = {"leased_readers", "lease_clock_ms", "writers", "claims", "left", "left_before_ms"}
+    kept = {"leased_readers", "lease_clock_ms", "writers", "claims", "left", "left_before_ms", "seal", "marks"}
     if any(getattr(change, name) is not None for name in ("trace", *SCALARS, *MAPPINGS) if name not in kept):
         return False
     return not any(entries.set for entries in (change.writers, change.claims, change.left) if entries is not None)

@@ -46,7 +46,7 @@ _LISTING = msgspec.msgpack.Decoder(Listing)
 class Build:
     """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
 
-    levels: tuple[int, ...] = (2, 3)
+    levels: tuple[int, ...] = (2, 3, 4)
     features: Mapping[str, int] = field(default_factory=dict)
 
     @property

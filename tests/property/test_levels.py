@@ -25,7 +25,7 @@ from tests.support.examples import examples
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64())])
 POLICY = Policy(inline_part_bytes_max=0, rollup_every=5, outcomes_flush_at=3)
-BOTH = Build(levels=(2, 3))
+ALL = Build(levels=(2, 3, 4))
 
 
 def upper(process: Machine) -> int:
@@ -84,7 +84,7 @@ def live_again(process: Machine, number: int) -> None:
 
 
 def upgrade(process: Machine, number: int) -> None:
-    raise_level(process.location.blob, BOTH)
+    raise_level(process.location.blob, ALL)
 
 
 STEPS: list[Callable[[Machine, int], None]] = [
@@ -92,16 +92,16 @@ STEPS: list[Callable[[Machine, int], None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("level", [2, 3])
+@pytest.mark.parametrize("level", [2, 3, 4])
 @examples(0.4)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(STEPS), st.integers(0, 4)), min_size=1, max_size=16))
 def test_what_a_process_keeps_is_what_others_read(
     level: int, steps: list[tuple[bool, Callable[[Machine, int], None], int]]
 ) -> None:
-    world = World(Build(levels=(2,)) if level == 2 else BOTH, POLICY)
+    world = World(Build(levels=tuple(range(2, level + 1))), POLICY)
     shard: Shard = world.machine().client.create_shard(NAME, SCHEMA, ["id"])
     shard.insert([{"id": 0}])
-    world.build = BOTH
+    world.build = ALL
     processes = [world.machine(), world.machine()]
     for of_first, step, number in steps:
         process = processes[of_first]

@@ -28,7 +28,16 @@ _ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
 _ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
 _PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
 LEASE_MS = 1000
-LOOKING = {"policy", "tick", "expire-lapsed", "state", "upper", "phase", "new-shard"}  # verbs that commit nothing
+LOOKING = {
+    "policy",
+    "tick",
+    "expire-lapsed",
+    "state",
+    "upper",
+    "phase",
+    "new-shard",
+    "clock",
+}  # verbs that commit nothing
 
 
 # --- reading
@@ -172,6 +181,14 @@ def show_state(state: State) -> list[str]:
     ]
     if state.forgotten_ms:
         lines.append(f"forgotten {state.forgotten_ms}")
+    if state.settings.version:
+        lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
+    if state.seal.sealed_ms:
+        marks = {**state.marks, **({state.seal.last.at_ms: state.seal.last.upper} if state.seal.last else {})}
+        lines.append(f"sealed {state.seal.sealed_ms} marks " + " ".join(f"{at}:{marks[at]}" for at in sorted(marks)))
+        if state.seal.passed is not None:
+            lines.append(f"unchecked since {state.seal.passed}")
+        lines += [f"repaired from {before} to {to}" for to, before in state.seal.repairs]
     if state.attributes:
         lines.append("attributes " + show({key: state.attributes[key] for key in sorted(state.attributes)}))
     return lines
@@ -310,6 +327,10 @@ def _flush(args: Arguments) -> c.FlushAttributes:
     return c.FlushAttributes(IndexRoot(before), IndexRoot(after), {}, values)
 
 
+def _history(word: str) -> int | None:
+    return {"none": 0, "forever": None}[word] if word in ("none", "forever") else int(word)
+
+
 def _of_life(args: Arguments) -> c.Command:
     """`of-life 0 insert …`: a command of a handle that was opened in that life of the name."""
     life, verb = int(args.next("a life")), args.next("a verb")
@@ -358,6 +379,14 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force"), _hold(a)
     ),
     "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected"), _hold(a)),
+    "resolve-time": lambda a: c.ResolveTime(int(a.next("milliseconds"))),
+    "time-shown": lambda a: c.TimeShown(int(a.next("a time"))),
+    "lower-seal": lambda a: c.LowerSeal(),
+    "set-settings": lambda a: c.SetSettings(
+        a.number("expected", 0), _history(a.named("history")), a.number("every", 1000)
+    ),
+    "age-history": lambda a: c.AgeHistory(int(a.next("milliseconds"))),
+    "forget-history": lambda a: c.ForgetHistory(_frontier(a)),
     "evolve-schema": lambda a: c.EvolveSchema(
         a.number("expected", 1), SchemaRecord(a.next("a schema").encode(), ("k",))
     ),
@@ -397,6 +426,7 @@ class StepInterpreter:
             "phase",
             "new-shard",
             "lease-clock",
+            "clock",
         }:
             return self._look(group[0])
         commands = []
@@ -433,6 +463,12 @@ class StepInterpreter:
             output = ["ok"]
         elif args.verb == "lease-clock":
             self.shard.has_lease_clock = True
+            output = ["ok"]
+        elif args.verb == "clock":
+            kind = args.next("checked or unchecked")
+            if kind not in ("checked", "unchecked"):
+                raise ScriptError(f"a clock is checked or unchecked, not {kind}")
+            self.shard.is_stamped, self.shard.is_checked = True, kind == "checked"
             output = ["ok"]
         elif args.verb == "phase":
             output = [phase_of(self.shard.state).value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from persist.core.antichain import MINIMUM
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Part, Run
 from persist.core.commands import Appended, Command, Insert, Result
 from persist.core.errors import PersistError
@@ -13,7 +14,8 @@ from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.state_diff import apply, diff, gone_between
 from persist.core.transitions import Context, expire_lapsed, step
-from persist.core.transitions.context import SOUND
+from persist.core.transitions.context import NOTHING_INDEXED, SOUND
+from persist.core.transitions.history import stamped
 from persist.core.transitions.naming import departed
 from persist.formats.state_frames import decode_diff, decode_state, encode_diff, encode_state
 
@@ -74,7 +76,10 @@ class Shard:
         self.policy = policy or Policy()
         self.now_ms = 0
         self.has_lease_clock = False
+        self.is_stamped = False  # whether commits are stamped, as at a location of level 4
+        self.is_checked = False  # whether the blob store agrees with the clock
         self.state = initial_state(NAME, schema, self.now_ms)
+        self.indexed = NOTHING_INDEXED
         self.files: dict[str, Outcome] = {}  # what is in files of outcomes, by id
         self._dead_parts: set[str] = set()
 
@@ -109,8 +114,20 @@ class Shard:
     def _context(self, inserted_at: int | None) -> Context:
         clock = self.now_ms if self.has_lease_clock else None
         return Context(
-            self.now_ms, self.policy, inserted_at, verdict=SOUND, lease_clock_ms=clock, remembered=self.files
+            self.now_ms,
+            self.policy,
+            inserted_at,
+            verdict=SOUND,
+            lease_clock_ms=clock,
+            indexed=self.indexed,
+            remembered=self.files,
+            checked_ms=self._checked_ms,
+            base_upper=self.state.upper,
         )
+
+    @property
+    def _checked_ms(self) -> int | None:
+        return self.now_ms if self.is_checked else None
 
     def _commit(self, state: State) -> None:
         if state is self.state:
@@ -118,6 +135,9 @@ class Shard:
         seqno, clock = SeqNo(self.state.seqno + 1), self.now_ms if self.has_lease_clock else 0
         made = {"seqno": seqno, "walltime_ms": self.now_ms, "commit_id": f"commit v{seqno}"}
         new = replace(state, lease_clock_ms=clock, **made)
+        if self.is_stamped:
+            before = self.state.upper if state.incarnation == self.state.incarnation else MINIMUM
+            new = stamped(new, before, self._checked_ms, self.policy)
         new = departed(new, gone_between(self.state, new), self.policy)
         self._check(self.state, new)
         self.state = new

@@ -17,6 +17,7 @@ from persist.core.attribute import (
 from persist.core.entries import with_changes
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.core.keys import belongs_to
+from persist.core.marks import mark_key
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import RETRY_SOON_S, Context, IndexPage
@@ -100,7 +101,9 @@ def flush(state: State, command: c.FlushAttributes, context: Context) -> tuple[S
         for key, value in state.attributes.items()
         if key not in command.flushed or command.flushed[key] != value  # changed since: it covers what was flushed
     }
-    return replace(state, attributes=kept, attribute_root=root, attribute_chunks=live), c.Flushed(True)
+    marks = with_changes(state.marks, {}, [at_ms for at_ms in state.marks if mark_key(at_ms) in command.flushed])
+    following = replace(state, attributes=kept, marks=marks, attribute_root=root, attribute_chunks=live)
+    return following, c.Flushed(True)
 
 
 def _check_indexed(state: State, context: Context) -> None:

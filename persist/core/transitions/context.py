@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey
 from persist.core.errors import InvalidUsage, from_kind
 from persist.core.ids import ShardId
 from persist.core.keys import born_ms
+from persist.core.marks import Mark
 from persist.core.outcomes import Outcome
 from persist.core.record import Record
 from persist.core.state import Policy, State
@@ -18,11 +20,12 @@ RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way emp
 RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
 
 
-NEWEST_LEVEL = 3  # of which the core knows
+NEWEST_LEVEL = 4  # of which the core knows
 OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
 SWEEPS_LEVEL = 3  # from which on it says what may have been swept
 LIVES_LEVEL = 3  # from which on a name has more than one life
 NAMED_HOLDS_LEVEL = 3  # from which on a critical reader says which of the holds of its name it is
+HISTORY_LEVEL = 4  # from which on a State has settings, and knows wall clocks
 
 
 class IndexPage(Record, frozen=True):
@@ -35,12 +38,15 @@ class IndexPage(Record, frozen=True):
 class Indexed(Record, frozen=True):
     """What was read in the index at the root with this count of flushes: `values` by key (None: not there), and pages
 
-    by the range `(lower, upper)` that was asked for.
+    by the range `(lower, upper)` that was asked for. `marks`: the newest mark at or before an instant (None: not
+    there). `shown`: the first mark beyond a time.
     """
 
     flushes: int
     values: Mapping[AttributeKey, int | None]
     pages: Mapping[tuple[AttributeKey, AttributeKey | None], IndexPage]
+    marks: Mapping[int, Mark | None] = {}
+    shown: Mapping[int, Mark | None] = {}
 
 
 NOTHING_INDEXED = Indexed(0, {}, {})
@@ -84,7 +90,9 @@ class Context(Record, frozen=True):
     may join its batch, because nobody can have seen it yet. `indexed` is what the committer has read in the index of
     attributes for the commands of this commit, `remembered` what it has read in files of outcomes for their tokens.
     `verdict` is what was found of the parts of this command. `level` is that of the location. `store_ms` is the blob
-    store's time, where a token seems to come from the future (0: it was not asked).
+    store's time, where a token seems to come from the future (0: it was not asked). `checked_ms` is the committer's
+    clock where the blob store agrees with it (None: nobody knows), `base_upper` the upper of the State on which this
+    commit is made (None: that of the State that is stepped).
     """
 
     now_ms: int
@@ -97,6 +105,8 @@ class Context(Record, frozen=True):
     remembered: Mapping[str, Outcome] = {}
     level: int = NEWEST_LEVEL
     store_ms: int = 0
+    checked_ms: int | None = None
+    base_upper: Antichain | None = None
 
     @property
     def lease_now_ms(self) -> int:

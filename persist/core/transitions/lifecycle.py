@@ -72,6 +72,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         attributes={},
         attribute_root=NO_INDEX,
         attribute_chunks={},
+        marks={},
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.
@@ -90,7 +91,7 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
     incarnation = state.incarnation + 1
     if incarnation > INCARNATION_MAX:
         raise InvalidUsage(f"the name {state.name!r} was used {incarnation} times; take another one")
-    born = initial_state(state.name, command.schema, context.now_ms)
+    born = initial_state(state.name, command.schema, context.now_ms, command.settings)
     return replace(
         born,
         shard_id=shard_id_of(state.name, incarnation),

@@ -14,7 +14,9 @@ from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import FORMAT_IPC, FORMAT_PARQUET, Description, HollowBatch, Part, Run, batch_of
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, mint, shard_id_of
 from persist.core.keys import part_key
+from persist.core.marks import Mark, Seal
 from persist.core.record import replace
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     Claim,
     CriticalReader,
@@ -140,6 +142,15 @@ attributes = maps_of(st.integers(0, 12).map(lambda n: AttributeKey(f"{n:032x}"))
 
 index_roots = st.builds(IndexRoot, counts, counts, counts, counts, counts, counts, counts)
 chunks = maps_of(counts, st.builds(IndexChunk, texts, counts))
+marks = maps_of(millis, antichains)
+seals = st.builds(
+    Seal,
+    millis,
+    st.none() | st.builds(Mark, millis, antichains),
+    st.tuples(st.tuples(millis, millis)) | st.just(()),
+    st.none() | antichains,
+)
+settings = st.builds(ShardSettings, st.none() | millis, counts, counts)
 left_parts = maps_of(st.binary(min_size=16, max_size=16), counts)
 
 
@@ -166,6 +177,10 @@ def states(draw: st.DrawFn, first_part: int = 0) -> State:
         attribute_chunks=draw(chunks),
         left=draw(left_parts),
         left_before_ms=draw(millis),
+        seal=draw(seals),
+        marks=draw(marks),
+        settings=draw(settings),
+        history_hold=draw(antichains),
     )
 
 
@@ -185,6 +200,10 @@ def successors(draw: st.DrawFn, old: State) -> State:
             "claims",
             "attributes",
             "left",
+            "seal",
+            "marks",
+            "settings",
+            "history_hold",
         )
         if draw(st.booleans())
     }

@@ -31,7 +31,7 @@ from tests.support.shard import SCHEMA as RECORD
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAME, OTHER = "orders", "others"
-LEVELS = [Build(levels=(2,)), Build(levels=(2, 3))]
+LEVELS = [Build(levels=(2,)), Build(levels=(2, 3)), Build(levels=(2, 3, 4))]
 
 
 class FailingOver(MemoryConsensus):
@@ -65,7 +65,7 @@ def ids(shard: Shard) -> list[int]:
     return sorted(row["id"] for row in shard.snapshot().to_arrow().to_pylist())
 
 
-@pytest.fixture(params=LEVELS, ids=["level 2", "level 3"])
+@pytest.fixture(params=LEVELS, ids=["level 2", "level 3", "level 4"])
 def stores(request: pytest.FixtureRequest) -> Stores:
     return Stores(request.param)
 

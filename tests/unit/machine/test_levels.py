@@ -175,9 +175,9 @@ def test_the_command_says_what_it_did(
 ) -> None:
     where = ["upgrade", "--dir", str(tmp_path)]
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 2 raised to 3\n"
+    assert capsys.readouterr().out == "level 2 raised to 4\n"
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 3: nothing to do\n"
+    assert capsys.readouterr().out == "level 4: nothing to do\n"
     monkeypatch.setattr("persist.cli.upgrade.THIS_BUILD", OLD)
     assert main(where) == 1
-    assert "this location has level 3; this persist knows level 2: upgrade it" in capsys.readouterr().err
+    assert "this location has level 4; this persist knows level 2: upgrade it" in capsys.readouterr().err

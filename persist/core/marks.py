@@ -1,0 +1,126 @@
+"""Wall clock and times: marks say which upper belongs to which instant, and a seal says how far they are settled.
+
+A mark `(at_ms, upper)` holds from `at_ms` up to the next mark: it is the upper of the last State that was stamped
+before `at_ms`. Marks lie on a grid of instants, so there is at most one for each point. An instant that is sealed is
+answered the same for ever: no later mark lies at or before it. Only a checked clock seals (one on which the committer
+and the blob store agree). Instants are milliseconds since 1970, UTC. Pure.
+"""
+
+from __future__ import annotations
+
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.attribute import MARK_PREFIX, AttributeKey
+from persist.core.record import Record, replace
+
+INSTANT_MAX = 2**48 - 1  # that the key of a mark can hold
+REPAIRS_MAX = 16  # older ones are joined
+
+
+class Mark(Record, frozen=True):
+    """From the instant `at_ms` on, up to the next mark, the answer is `upper`."""
+
+    at_ms: int
+    upper: Antichain
+
+
+class Seal(Record, frozen=True):
+    """How far instants are settled. `sealed_ms` is the latest checked stamp of a commit, `last` the newest mark.
+
+    `passed` is there once a commit with an unchecked clock has come since that stamp: the upper before the first such.
+    `repairs` are intervals `(lowered_to, lowered_from]` of instants that a spoilt clock had sealed. A repair opened
+    them again, so that they have no answer but where a mark lies.
+    """
+
+    sealed_ms: int = 0
+    last: Mark | None = None
+    repairs: tuple[tuple[int, int], ...] = ()
+    passed: Antichain | None = None
+
+    @property
+    def floor_ms(self) -> int:
+        """No mark that is still to come lies at or before this instant."""
+        return max([self.sealed_ms, *(lowered_from for _, lowered_from in self.repairs)])
+
+    def known_ms(self, every_ms: int) -> int:
+        """The last instant that has its answer already. The next mark lies beyond it."""
+        if self.sealed_ms < self.floor_ms:
+            return self.sealed_ms
+        return point_after(self.sealed_ms, every_ms) - 1
+
+    def repair_of(self, at_ms: int) -> tuple[int, int] | None:
+        """The repair that opened this instant again, if one did."""
+        return next((found for found in self.repairs if found[0] < at_ms <= found[1]), None)
+
+
+UNSEALED = Seal()  # of a shard that is older than marks: what was before its first stamp is not known
+NEWBORN = Seal(last=Mark(0, MINIMUM))  # of a new shard: before it was there, nothing was written
+
+
+def point_after(at_ms: int, every_ms: int) -> int:
+    """The first point of the grid beyond this instant."""
+    return (at_ms // every_ms + 1) * every_ms
+
+
+def point_at(at_ms: int, every_ms: int) -> int:
+    """The last point of the grid at or before this instant."""
+    return at_ms // every_ms * every_ms
+
+
+def sealed_by(seal: Seal, upper: Antichain, checked_ms: int, every_ms: int) -> Seal:
+    """The seal after a commit that was stamped by a checked clock. `upper` is that of the State before the commit.
+
+    The first commit beyond a point of the grid settles that point, whatever it commits. So the last rows before a pause
+    are told as soon as anything is committed after it.
+    """
+    if checked_ms <= seal.sealed_ms:
+        return seal
+    if seal == UNSEALED:
+        return replace(seal, sealed_ms=checked_ms)
+    point = point_after(seal.floor_ms, every_ms)
+    shown, last = upper if seal.passed is None else seal.passed, seal.last
+    if checked_ms >= point and (last is None or last.upper != shown):
+        last = Mark(point, shown)
+    return replace(seal, sealed_ms=checked_ms, last=last, passed=None)
+
+
+def passed_by(seal: Seal, upper: Antichain) -> Seal:
+    """The seal after a commit whose clock was not checked. `upper` is that of the State before the commit.
+
+    Nobody knows when its rows came. So they show from the next checked stamp on, and not before.
+    """
+    return seal if seal == UNSEALED or seal.passed is not None else replace(seal, passed=upper)
+
+
+def lowered(seal: Seal, to_ms: int, every_ms: int) -> Seal:
+    """The seal after the repair of a spoilt clock: what lies beyond `to_ms` is open again. Marks stay."""
+    repairs = (*seal.repairs, (to_ms, seal.known_ms(every_ms)))
+    if len(repairs) > REPAIRS_MAX:
+        first, second = repairs[:2]
+        repairs = ((min(first[0], second[0]), max(first[1], second[1])), *repairs[2:])
+    return replace(seal, sealed_ms=to_ms, repairs=repairs)
+
+
+def with_grid(seal: Seal, every_ms: int) -> Seal:
+    """The seal before the grid changes from `every_ms`: what is answered already stays as it is."""
+    known = seal.known_ms(every_ms)
+    return seal if seal == UNSEALED or known <= seal.sealed_ms else replace(seal, sealed_ms=known)
+
+
+# --- in the index of attributes
+
+
+def mark_key(at_ms: int) -> AttributeKey:
+    """Where a mark lies in the index of attributes. Later ones come first: so the newest one at or before an instant
+
+    is the first entry from that instant's key on.
+    """
+    return AttributeKey(f"{MARK_PREFIX}{INSTANT_MAX - at_ms:012x}")
+
+
+def mark_value(upper: Antichain) -> int:
+    return -1 if upper.element is None else upper.element
+
+
+def mark_of(key: AttributeKey, value: int) -> Mark:
+    """The mark that an entry of the index is."""
+    return Mark(INSTANT_MAX - int(key[len(MARK_PREFIX) :], 16), Antichain(None if value < 0 else value))

@@ -1,0 +1,256 @@
+"""Transitions of history: which time a wall clock names, a shard's settings, and how its own hold on since moves."""
+
+from __future__ import annotations
+
+from persist.core import commands as c
+from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain
+from persist.core.entries import with_changes
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
+from persist.core.marks import Mark, lowered, passed_by, point_after, point_at, sealed_by, with_grid
+from persist.core.record import replace
+from persist.core.shard_settings import ShardSettings
+from persist.core.state import Policy, State, held_since
+from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.leases import without_lapsed_readers
+
+NEEDS_CLOCK = (c.ResolveTime, c.LowerSeal, c.AgeHistory)  # what only a checked clock can do, as a rule
+SPOILT_MS = 3_600_000  # a seal that is so far ahead of a checked clock was made by a wrong one
+
+
+def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy: Policy) -> State:
+    """The State with the seal of the commit that makes it. `base_upper` is that of the State before the commit.
+
+    The same State object where nothing is to be noted. Where too many marks wait for the index no clock counts as
+    checked: instants are sealed later then.
+    """
+    seal, every_ms = state.seal, state.settings.mark_every_ms
+    if checked_ms is not None and len(state.marks) < policy.marks_overlay_max:
+        following = sealed_by(seal, base_upper, checked_ms, every_ms)
+    elif state.upper != base_upper:
+        following = passed_by(seal, base_upper)
+    else:
+        return state
+    if following is seal:
+        return state
+    if seal.last is None or seal.last is following.last:
+        return replace(state, seal=following)
+    return replace(state, seal=following, marks=with_changes(state.marks, {seal.last.at_ms: seal.last.upper}))
+
+
+# --- wall clock to time, and back
+
+
+def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tuple[State, c.TimeResolved]:
+    """Where the instant is not sealed yet, this commit seals it."""
+    context.check_level("wall clocks", HISTORY_LEVEL)
+    state = _sealing(state, command.at_ms, context)
+    mark = _mark_at(state, command.at_ms, context)
+    return state, c.TimeResolved(mark.upper, point_at(command.at_ms, state.settings.mark_every_ms))
+
+
+def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[State, c.ShownFrom]:
+    """The first of the marks beyond the time; where there is none yet, the next one will be it."""
+    context.check_level("wall clocks", HISTORY_LEVEL)
+    time, seal = command.time, state.seal
+    if state.upper.less_equal(time):
+        raise InvalidUsage(f"time {time} of shard {state.name!r} is not complete yet; its upper is {state.upper}")
+    if not state.since.less_equal(time):
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on; when {time} was written is forgotten",
+            as_of=time,
+            since=state.since.to_json(),
+        )
+    marks = [Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items())]
+    marks += [seal.last] if seal.last is not None else []
+    if not marks or marks[-1].upper.less_equal(time):
+        if not seal.sealed_ms or (seal.passed is not None and seal.passed.less_equal(time)):
+            return state, c.ShownFrom(None)  # nobody knows when it was written
+        return state, c.ShownFrom(point_after(seal.floor_ms, state.settings.mark_every_ms))
+    shown = next(mark for mark in marks if not mark.upper.less_equal(time))
+    if shown is marks[0]:
+        _check_indexed(state, context)
+        shown = context.indexed.shown.get(time) or shown
+    return state, c.ShownFrom(shown.at_ms)
+
+
+def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[State, c.SealLowered]:
+    context.check_level("wall clocks", HISTORY_LEVEL)
+    checked_ms = _checked(context, state)
+    if state.seal.sealed_ms <= checked_ms + SPOILT_MS:
+        return state, c.SealLowered(state.seal.sealed_ms, None)
+    seal = lowered(state.seal, checked_ms, state.settings.mark_every_ms)
+    return replace(state, seal=seal), c.SealLowered(checked_ms, seal.repairs[-1][1])
+
+
+def _sealing(state: State, at_ms: int, context: Context) -> State:
+    """The State in which the instant is sealed. Raises Unavailable while it cannot be."""
+    known_ms = state.seal.known_ms(state.settings.mark_every_ms)
+    if at_ms <= known_ms or state.seal.repair_of(at_ms) is not None:
+        return state
+    checked_ms = _checked(context, state)
+    if at_ms > checked_ms:
+        raise Unavailable(
+            f"{at_ms} ms (UTC, since 1970) is not over yet for shard {state.name!r}: it is {checked_ms} ms there; wait",
+            at_ms=at_ms,
+            now_ms=checked_ms,
+        )
+    base_upper = state.upper if context.base_upper is None else context.base_upper
+    sealed = stamped(state, base_upper, checked_ms, context.policy)
+    if at_ms > sealed.seal.known_ms(state.settings.mark_every_ms):
+        raise Unavailable(
+            f"shard {state.name!r} has {len(state.marks)} marks that wait to be written to its index; retry"
+        )
+    return sealed
+
+
+def _checked(context: Context, state: State) -> int:
+    if context.checked_ms is None:
+        raise Unavailable(
+            f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so shard "
+            f"{state.name!r} is not sealed beyond {state.seal.sealed_ms} ms (UTC, since 1970); set the clock, or retry"
+        )
+    return context.checked_ms
+
+
+def _mark_at(state: State, at_ms: int, context: Context) -> Mark:
+    """The mark that answers for an instant which is sealed. Raises NotReadable."""
+    mark = _newest_mark(state, at_ms, context)
+    repair, every_ms = state.seal.repair_of(at_ms), state.settings.mark_every_ms
+    if repair is not None and (mark is None or mark.at_ms != point_at(at_ms, every_ms)):
+        raise NotReadable(
+            f"{at_ms} ms (UTC, since 1970) of shard {state.name!r} was sealed by a wrong clock, whose repair left what "
+            f"lies after {repair[0]} ms and up to {repair[1]} ms without an answer; take another instant",
+            as_of=None,
+            since=state.since.to_json(),
+            lowered_to_ms=repair[0],
+            lowered_from_ms=repair[1],
+        )
+    if mark is None:
+        first_ms = _first_ms(state)
+        raise NotReadable(
+            f"shard {state.name!r} knows wall clocks from {first_ms} ms (UTC, since 1970) on, not {at_ms} ms",
+            as_of=None,
+            since=state.since.to_json(),
+            first_ms=first_ms,
+        )
+    return mark
+
+
+def _newest_mark(state: State, at_ms: int, context: Context) -> Mark | None:
+    last = state.seal.last
+    if last is not None and last.at_ms <= at_ms:
+        return last
+    recent = max((at for at in state.marks if at <= at_ms), default=None)
+    if recent is not None:
+        return Mark(recent, state.marks[recent])
+    if not state.attribute_root.height:
+        return None
+    _check_indexed(state, context)
+    return context.indexed.marks[at_ms]
+
+
+def _first_ms(state: State) -> int:
+    """The first instant that this State itself can tell."""
+    known = [*state.marks, *([state.seal.last.at_ms] if state.seal.last is not None else [])]
+    return min(known, default=point_after(state.seal.floor_ms, state.settings.mark_every_ms))
+
+
+def _check_indexed(state: State, context: Context) -> None:
+    if state.attribute_root.height and context.indexed.flushes != state.attribute_root.flushes:
+        raise RuntimeError(f"the marks of shard {state.name!r} were read in an index that is not the State's")
+
+
+# --- settings, and the hold that follows from them
+
+
+def set_settings(state: State, command: c.SetSettings, context: Context) -> tuple[State, c.SettingsAre]:
+    """Since stays: a shorter history is forgotten by maintenance, and what is forgotten stays so."""
+    context.check_level("settings", HISTORY_LEVEL)
+    known = state.settings
+    wanted = ShardSettings(command.history_ms, command.mark_every_ms, command.expected_version + 1)
+    wanted.check()
+    if known == wanted:  # a retry of what landed
+        return state, c.SettingsAre(known)
+    if command.expected_version != known.version:
+        raise Conflict(
+            f"the settings of shard {state.name!r} have version {known.version}, not the expected "
+            f"{command.expected_version}; read them anew",
+            expected=command.expected_version,
+            actual=known.version,
+        )
+    hold = state.history_hold
+    if not wanted.keeps_history or state.since.is_empty:
+        hold = EMPTY
+    elif hold.is_empty:
+        hold = state.since
+    seal = state.seal
+    if wanted.mark_every_ms != known.mark_every_ms:
+        seal = with_grid(seal, known.mark_every_ms)
+    return replace(state, settings=wanted, history_hold=hold, seal=seal), c.SettingsAre(wanted)
+
+
+def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[State, c.HistoryMoved]:
+    context.check_level("settings", HISTORY_LEVEL)
+    settings = state.settings
+    if not settings.version or settings.history_ms is None or state.since.is_empty:
+        return state, _moved(state)
+    if not settings.history_ms:
+        return _forgotten(state, _latest(state), context)
+    if command.before_ms > _checked(context, state) - settings.history_ms:
+        raise InvalidUsage(
+            f"the history of shard {state.name!r} is kept for {settings.history_ms} ms; {command.before_ms} ms (UTC, "
+            "since 1970) lies within"
+        )
+    sealed = _sealing(state, command.before_ms, context)
+    try:
+        upper = _mark_at(sealed, command.before_ms, context).upper
+    except NotReadable:  # nobody knows what was there then: a later instant moves since
+        return state, _moved(state)
+    if upper == MINIMUM:
+        return state, _moved(state)
+    hold = Antichain(TIME_MAX if upper.element is None else upper.element - 1)
+    if hold <= state.history_hold:
+        return state, _moved(state)
+    return _with_since(replace(sealed, history_hold=hold), context)
+
+
+def forget_history(state: State, command: c.ForgetHistory, context: Context) -> tuple[State, c.HistoryMoved]:
+    before = command.before
+    if before.is_empty:
+        raise InvalidUsage(f"forgetting all of shard {state.name!r} is what drop does; give a time")
+    if _latest(state) < before:
+        raise InvalidUsage(
+            f"{before} lies beyond the latest complete time of shard {state.name!r}, whose upper is {state.upper}: "
+            "nothing could be read; give an earlier time"
+        )
+    return _forgotten(state, before, context)
+
+
+def _forgotten(state: State, before: Antichain, context: Context) -> tuple[State, c.HistoryMoved]:
+    """History before `before` is not held by the shard itself any more."""
+    if state.since.is_empty:
+        return state, _moved(state)
+    if state.settings.keeps_history:
+        if before <= state.history_hold:
+            return state, _moved(state)
+        return _with_since(replace(state, history_hold=before), context)
+    return _with_since(state, context, before)
+
+
+def _with_since(state: State, context: Context, *more: Antichain) -> tuple[State, c.HistoryMoved]:
+    """Since as those hold it whose leases have not lapsed. Only readers and a drop close the shard to reads."""
+    live = without_lapsed_readers(state, context.lease_now_ms)
+    since = max(state.since, held_since(live, *more))
+    if since != state.since and not since.is_empty:
+        state = replace(live, since=since)
+    return state, _moved(state)
+
+
+def _moved(state: State) -> c.HistoryMoved:
+    return c.HistoryMoved(state.history_hold, state.since)
+
+
+def _latest(state: State) -> Antichain:
+    """The latest complete time; [0] where there is none."""
+    upper = state.upper.element
+    return Antichain(TIME_MAX if upper is None else max(upper - 1, 0))

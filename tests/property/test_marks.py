@@ -1,0 +1,160 @@
+"""Wall clocks against a plain list: an instant is answered by the last State that was stamped before it, for ever.
+
+Commits come with clocks that jump, and with clocks that nobody has checked. Marks go to a real index of attributes in
+between, and leave it when what they say is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from blob.memory import MemoryBlob
+from persist.attributes.index import AttributeIndex
+from persist.attributes.nodes import Shape
+from persist.attributes.storage import NodeCache
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import NotReadable, PersistError, Unavailable
+from persist.core.ids import ReaderId
+from persist.core.marks import point_at
+from tests.support.examples import examples
+from tests.support.location import AscendingIds
+from tests.support.shard import Shard, numbered
+
+EVERY_MS = 1_000
+SHAPE = Shape(leaf_entries_max=4, index_entries_max=4, chunk_bytes_target=500)
+
+
+class Stamped(Shard):
+    """A shard whose marks go to an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stamped, self.now_ms = True, 10_000
+        self.index = AttributeIndex(MemoryBlob("mem:"), AscendingIds(), NodeCache(100_000), SHAPE)
+
+    def asked(self, command: c.Command) -> Any:
+        """The answer, or the error with which it was refused."""
+        self.indexed = self.index.indexed(self.state, [command])
+        [result] = self.commit(command)
+        return result
+
+
+class MarksAgainstList(RuleBasedStateMachine):
+    @initialize(kept=st.booleans())
+    def create(self, kept: bool) -> None:
+        self.shard = Stamped()
+        if kept:
+            self.shard.one(c.SetSettings(0, 20_000, EVERY_MS))
+        self.stamps: list[tuple[int | None, int]] = []  # stamp (None: not known yet), and the upper since then
+        self.sealed = 0
+        self.answers: dict[int, Antichain] = {}
+
+    # --- the plain list
+
+    def committed(self, before: Any) -> None:
+        """What a commit means for the list: a checked stamp dates all that came before it without one."""
+        state = self.shard.state
+        if state is before:
+            return
+        upper = state.upper.element
+        assert upper is not None
+        if self.shard.is_checked:
+            self.sealed = max(self.sealed, self.shard.now_ms)
+            self.stamps = [(self.sealed if stamp is None else stamp, at) for stamp, at in self.stamps]
+        if state.upper != before.upper:
+            self.stamps.append((self.sealed if self.shard.is_checked else None, upper))
+
+    def expected(self, at_ms: int) -> Antichain:
+        point = point_at(at_ms, EVERY_MS)
+        shown = [upper for stamp, upper in self.stamps if stamp is not None and stamp < point]
+        return Antichain(max(shown, default=0))
+
+    # --- what happens
+
+    @rule(by=st.integers(0, 3), passed=st.sampled_from([0, 1, 300, 700, 2_500, 60_000]), back=st.integers(0, 4))
+    def append(self, by: int, passed: int, back: int) -> None:
+        """By a clock that may be behind that of the one before."""
+        self.shard.now_ms += passed if back else -min(passed, 9_000)
+        before = self.shard.state
+        upper = before.upper.element
+        assert upper is not None
+        self.shard.one(c.AdvanceUpper(Antichain(upper + by)))
+        self.committed(before)
+
+    @rule()
+    def commit_something_else(self) -> None:
+        before = self.shard.state
+        self.shard.one(c.RegisterReader(ReaderId(numbered("r", before.seqno)), None, 1))
+        self.committed(before)
+
+    @rule(is_checked=st.booleans())
+    def clock(self, is_checked: bool) -> None:
+        self.shard.is_checked = is_checked
+
+    @rule()
+    def flush(self) -> None:
+        self.shard.one(self.shard.index.flush(self.shard.state))
+
+    @rule(ago=st.integers(0, 30_000))
+    def forget(self, ago: int) -> None:
+        before = self.shard.state
+        self.shard.asked(c.AgeHistory(max(0, self.shard.now_ms - 20_000 - ago)))
+        self.committed(before)
+
+    @rule(at_ms=st.integers(0, 100_000), near=st.booleans())
+    def ask(self, at_ms: int, near: bool) -> None:
+        at_ms = self.shard.now_ms - at_ms % 5_000 if near else at_ms
+        before, at_ms = self.shard.state, max(0, at_ms)
+        found = self.shard.asked(c.ResolveTime(at_ms))
+        self.committed(before)
+        self.answered(at_ms, found)
+
+    @precondition(lambda self: self.answers)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        at_ms = data.draw(st.sampled_from(sorted(self.answers)))
+        before = self.shard.state
+        self.answered(at_ms, self.shard.asked(c.ResolveTime(at_ms)))
+        assert self.shard.state is before, "an instant that was answered is sealed already"
+
+    def answered(self, at_ms: int, found: Any) -> None:
+        if isinstance(found, Unavailable):
+            assert point_at(at_ms, EVERY_MS) > self.sealed
+            assert not self.shard.is_checked or at_ms > self.shard.now_ms
+            return
+        if isinstance(found, NotReadable):
+            raise AssertionError(found)
+        since = self.shard.state.since.element
+        assert since is not None
+        if found.upper.element > since:  # else it is forgotten, and who reads is told so
+            assert found == c.TimeResolved(self.expected(at_ms), point_at(at_ms, EVERY_MS))
+            assert self.answers.setdefault(at_ms, found.upper) == found.upper
+
+    @rule(back=st.integers(1, 20))
+    def ask_when_a_time_was_written(self, back: int) -> None:
+        upper, since = self.shard.state.upper.element, self.shard.state.since.element
+        assert upper is not None
+        if upper - back < max(0, since or 0):
+            return
+        found = self.shard.asked(c.TimeShown(upper - back))
+        assert not isinstance(found, PersistError)
+        if found.at_ms is None:
+            return
+        if found.at_ms <= self.sealed:
+            assert not self.expected(found.at_ms).less_equal(upper - back)
+        if found.at_ms - EVERY_MS <= self.sealed:
+            assert self.expected(found.at_ms - EVERY_MS).less_equal(upper - back)
+
+    @invariant()
+    def old_marks_leave(self) -> None:
+        state = self.shard.state
+        assert state.seal.sealed_ms == self.sealed
+        assert len(state.marks) + state.attribute_root.count <= len(self.stamps) + 2
+
+
+MarksAgainstList.TestCase.settings = examples(3, stateful_step_count=60)
+TestMarksAgainstList = MarksAgainstList.TestCase
