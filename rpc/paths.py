@@ -22,6 +22,10 @@ VERBS = frozenset(
         "advance-upper",
         "downgrade-since",
         "receipts",
+        "time-at",
+        "timestamp-of",
+        "settings",
+        "forget",
     }
 )
 # What the router sees instead of the name's slash. No name holds it.

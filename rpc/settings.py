@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from persist.core.errors import InvalidUsage
+from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
 
 DEFAULT_DIRECTORY = "persist-data"
@@ -57,6 +58,7 @@ class ServerSettings:
     insecure: bool = False
     maintenance: bool = True
     maintenance_token: str | None = field(default=None, repr=False)  # by which maintenance of its own is known
+    history: str = DEFAULT_HISTORY  # what new shards keep: `7d`, or by names `7d,eu/=30d,tmp/=none`
     presigned_s: int = 3600
     shutdown_s: int = 30
     access_log: bool = False
@@ -79,6 +81,7 @@ class ServerSettings:
             raise InvalidUsage(f"port is {self.port}; with {self.workers} workers it must be in [0, {most}]")
         if self.maintenance_token is not None and len(self.maintenance_token) < TOKEN_CHARS_MIN:
             raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
+        HistoryDefaults(self.history)
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InvalidUsage("TLS needs both a certificate and a key file")
         if self.tls_certificate:

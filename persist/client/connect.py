@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,10 +16,12 @@ from persist.client.arguments import check_numbers, checked, names
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.transport import Transport
+from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
+from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
 from persist.core.view import ViewRequest
 from persist.parts import ShardSchema
 
@@ -35,7 +38,9 @@ class Connection:
     URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers; `timeout_s` bounds one call to
     them. `handles` are settings of readers and writers, `location` those of stores that this process opens itself.
     `collect`: whether this process deletes, in the background as it commits, what nobody can need any more; not where
-    it commits through a server, which has maintenance of its own.
+    it commits through a server, which has maintenance of its own. `history`: for how long new shards stay readable as
+    of earlier times, such as `7d`, `none` or `forever`; with others for names that begin so, `7d,tmp/=none`. A server
+    has a setting of its own for that.
     """
 
     url: str | None = None
@@ -47,6 +52,7 @@ class Connection:
     handles: HandleSettings = field(default_factory=HandleSettings)
     location: LocationSettings = field(default_factory=LocationSettings)
     collect: bool = True
+    history: str = DEFAULT_HISTORY
 
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
@@ -55,6 +61,8 @@ class Connection:
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
         checked("collect", self.collect, bool)
+        checked("history", self.history, str)
+        HistoryDefaults(self.history)
 
     def __repr__(self) -> str:
         given = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
@@ -79,7 +87,7 @@ class Connection:
 
     @property
     def _here(self) -> LocationSettings:
-        return replace(self.location, collects=self.collect)
+        return replace(self.location, collects=self.collect, history=self.history)
 
 
 class Client:
@@ -96,7 +104,9 @@ class Client:
     def __repr__(self) -> str:
         return f"Client({self.transport!r})"
 
-    def create_shard(self, name: str, schema: pa.Schema, key: Sequence[str]) -> Shard:
+    def create_shard(
+        self, name: str, schema: pa.Schema, key: Sequence[str], *, history: timedelta | str | None = None
+    ) -> Shard:
         """Create a shard, or open the one of that name if it has this schema. Repeating it is safe.
 
         The name of a shard that was dropped may be used again, with any schema. The new shard begins at time 0.
@@ -106,13 +116,17 @@ class Client:
                 are at most 256 characters together.
             schema: the columns. A field that may not be null is `pa.field(name, type, nullable=False)`.
             key: the columns by which rows are ordered and found. Several rows may have one key.
+            history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
+                readers need it) or `forever`. None is what new shards have here. A shard that exists keeps its own;
+                `Shard.configure` changes it.
         Raises: ShardExists (it has another schema), InvalidUsage (the name or the schema cannot be stored),
             Indeterminate (it may have happened, or may yet: look whether the shard is there).
         """
         check_shard_name(name)
+        settings = None if history is None else ShardSettings(kept_ms(history), version=1)
         record, follows = ShardSchema(schema, names("key", key)).to_record(), ""
         for _ in range(LIVES_MAX):
-            view = self.transport.create(name, record, follows)
+            view = self.transport.create(name, record, follows, settings)
             if not view.is_dropped:
                 return Shard(self.transport, name, view, self._settings)
             follows = view.shard_id

@@ -8,6 +8,7 @@ from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import ShardExists
 from persist.core.ids import ShardId, check_shard_name
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.parts import current_schema
@@ -35,10 +36,13 @@ class EmbeddedTransport:
     def listening_moves_since(self) -> bool:
         return True
 
-    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
         check_shard_name(name)
         check_first(schema)
-        fresh = initial_state(name, schema, self.clock.now_ms())
+        chosen = self.location.settings_of_new(name) if settings is None else settings
+        fresh = initial_state(name, schema, self.clock.now_ms(), chosen)
         state = self.location.machine(name).create(fresh, follows)
         known = (state.schemas[state.schema_id], state.schemas[current_schema(state.schemas)[0]])
         if not state.is_closed and schema not in known:

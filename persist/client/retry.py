@@ -35,6 +35,9 @@ LAPSING = (
     c.ExpireReader,
     c.ReadAttributes,
     c.ScanAttributes,
+    c.ResolveTime,
+    c.TimeShown,
+    c.ReadSettings,
 )
 # These claim nothing of what happened, so they are told whatever came before.
 CLAIM_NOTHING = (Corruption, PersistError)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 import pyarrow as pa
 
 from persist.attributes import Attributes
-from persist.client.arguments import checked, names
+from persist.client.arguments import checked, checked_wait, names
 from persist.client.listen import Listen
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
 from persist.client.show import html_table
 from persist.client.snapshot import SPLITS_MAX, ReadLease, ReadSettings, Snapshot, holding
 from persist.client.transport import OneShard, Transport
+from persist.client.wall_clock import as_of_at, kept_ms, resolved, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.core.ids import CriticalReaderId, SeqNo, Token, critical_reader_id_of
+from persist.core.shard_settings import ShardSettings
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
 
@@ -219,7 +222,7 @@ class Shard:
 
     def snapshot(
         self,
-        as_of: int | None = None,
+        as_of: int | datetime | None = None,
         *,
         num_splits: int = 1,
         columns: Sequence[str] | None = None,
@@ -229,30 +232,41 @@ class Shard:
         """The exact contents as of a time, held until the snapshot is closed or read to its end.
 
         Args:
-            as_of: the time; None is the latest complete one.
+            as_of: the time; None is the latest complete one. A datetime with its zone is a wall clock: the contents by
+                then, rounded down to the shard's grid (a second). They are the same whenever it is asked.
             num_splits: into how many splits of disjoint keys it is cut, so that many can read it together.
             columns: those to read; None is all.
             wait_s: seconds to wait until `as_of` is complete.
             purpose: what lists of readers show for it.
         Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since, or nothing was written
-            yet), Unavailable (`as_of` was not complete within `wait_s`).
+            yet), Unavailable (`as_of` was not complete within `wait_s`, or no clock can be trusted for a wall clock).
         """
         if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
             raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
         chosen = None if columns is None else names("columns", columns)
-        with holding(self._transport, self.name, as_of, purpose, wait_s, self._settings.read) as held:
-            return held.snapshot(num_splits, chosen)
+        if not isinstance(as_of, datetime):
+            with holding(self._transport, self.name, as_of, purpose, wait_s, self._settings.read) as held:
+                return held.snapshot(num_splits, chosen)
+        by = self._resolved(as_of, wait_s)
+        found = self.snapshot(
+            as_of_at(self.name, by), num_splits=num_splits, columns=chosen, wait_s=wait_s, purpose=purpose
+        )
+        return replace(found, timestamp=shown_instant(by.at_ms))
 
-    def listen(self, as_of: int | None, *, until: Time = None, purpose: str = "listen") -> Listen:
+    def listen(self, as_of: int | datetime | None, *, until: Time = None, purpose: str = "listen") -> Listen:
         """Every update after a time, once and in order. After `snapshot(as_of)` it goes on without gap or overlap.
 
         Args:
-            as_of: the time; None is from the beginning.
+            as_of: the time; None is from the beginning. A datetime with its zone is a wall clock, as for `snapshot`.
             until: the frontier at which it ends; None never ends, unless the shard is closed.
             purpose: what lists of readers show for it.
-        Raises: InvalidUsage (no such time), NotReadable (what follows `as_of` was forgotten).
+        Raises: InvalidUsage (no such time), NotReadable (what follows `as_of` was forgotten), Unavailable (no clock can
+            be trusted for a wall clock, or it is to come).
         """
         checked("purpose", purpose, str)
+        if isinstance(as_of, datetime):
+            found = self._resolved(as_of, 0.0)
+            as_of = None if found.upper.element == 0 else as_of_at(self.name, found)
         since, end = frontier(0 if as_of is None else as_of), frontier(until)
         lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
         try:
@@ -260,6 +274,85 @@ class Shard:
         except BaseException:
             lease.close()
             raise
+
+    def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
+        """The upper that the shard had by a wall clock: every time before it was complete. Repeating it is safe.
+
+        It is the same for ever, true up to what the clocks of those who commit are off (10 s, or they do not count).
+
+        Args:
+            when: with its zone; it is rounded down to the shard's grid (a second, unless `configure` says otherwise).
+            wait_s: seconds to wait if it is to come.
+        Returns: `[0]` where nothing was written by then, `[]` where the shard was closed.
+        Raises: InvalidUsage (no zone), NotReadable (it is not known, or was forgotten), Unavailable (it is to come, or
+            the clocks of this process and of the blob store do not agree).
+        """
+        return self._resolved(when, wait_s).upper
+
+    def timestamp_of(self, time: int) -> datetime | None:
+        """The first wall clock that names this time or a later one, in UTC: a snapshot as of it shows the time.
+
+        Returns: None where that is not known: no clock could be trusted then.
+        Raises: InvalidUsage (the time is not complete), NotReadable (it was forgotten).
+        """
+        checked("time", time, int)
+        found = self._send(c.TimeShown(frontier(time).element or 0))
+        assert isinstance(found, c.ShownFrom)
+        return None if found.at_ms is None else shown_instant(found.at_ms)
+
+    def _resolved(self, when: datetime, wait_s: float) -> c.TimeResolved:
+        checked("when", when, datetime)
+        checked_wait("wait_s", wait_s)
+        return resolved(self._transport, self.name, when, wait_s, self._settings.read.retry_s)
+
+    # --- settings and history
+
+    @property
+    def settings(self) -> ShardSettings:
+        """The shard's settings as of now. Raises what every call may."""
+        found = self._send(c.ReadSettings())
+        assert isinstance(found, c.SettingsAre)
+        return found.settings
+
+    def configure(
+        self,
+        *,
+        history: timedelta | str | None = None,
+        mark_every: timedelta | None = None,
+        expected_version: int | None = None,
+    ) -> ShardSettings:
+        """Change settings of the shard; what is None stays. Needs the scope `admin`.
+
+        Args:
+            history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
+                readers need it) or `forever`. What was forgotten stays so.
+            mark_every: how finely a wall clock names a time.
+            expected_version: that the settings must have now; None is the one that they have.
+        Returns: the settings afterwards.
+        Raises: InvalidUsage (no such age), Conflict (somebody else changed them: read them, then decide anew).
+        """
+        known = self.settings
+        if history is None and not known.version:
+            raise InvalidUsage(f"shard {self.name!r} has no settings yet: say how much history it is to keep")
+        history_ms = known.history_ms if history is None else kept_ms(history)
+        checked("mark_every", mark_every, timedelta, type(None))
+        every_ms = known.mark_every_ms if mark_every is None else mark_every // timedelta(milliseconds=1)
+        version = known.version if expected_version is None else expected_version
+        found = self._send(c.SetSettings(version, history_ms, every_ms))
+        assert isinstance(found, c.SettingsAre)
+        return found.settings
+
+    def forget(self, before: int) -> Antichain:
+        """Let history before a time be forgotten now, as far as readers allow. Repeating it is safe. Scope `admin`.
+
+        Args:
+            before: the earliest time to keep; not beyond the latest complete one.
+        Returns: the shard's since afterwards.
+        Raises: InvalidUsage (no such time).
+        """
+        found = self._send(c.ForgetHistory(frontier(before)))
+        assert isinstance(found, c.HistoryMoved)
+        return found.since
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on history, which lasts as long as it is kept.

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -190,6 +191,7 @@ class SnapshotSplit:
 class Snapshot:
     """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
 
+    `timestamp` is the wall clock that named the time, rounded down to the shard's grid; None where a time was given.
     `Shard.snapshot` gives one. Reading it to its end closes it. Reading may raise Expired (the lease lapsed),
     Unavailable (retrying is safe) and Corruption (a part is damaged or missing).
     """
@@ -201,6 +203,7 @@ class Snapshot:
     _transport: Transport
     _lease: ReadLease
     _closed: bool = field(default=False)
+    timestamp: datetime | None = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""

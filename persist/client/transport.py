@@ -12,6 +12,7 @@ from persist.core.errors import UnknownShard
 from persist.core.ids import IdSource, ShardId
 from persist.core.phases import dropped, outlived
 from persist.core.record import replace
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 
@@ -45,12 +46,15 @@ class Transport(Protocol):
         """Whether the shard's since follows its listeners. It does not through a server that asks for no token."""
         ...
 
-    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
         """Create the shard unless it exists; its view either way (without batches).
 
         `follows` is the id of the dropped shard whose name it takes, "" where the caller knows of none. If the last
         shard of the name is another dropped one, nothing is created: the view is of that one, and says which it is.
         So a request that comes late begins no further life of the name. None: it follows whichever was the last.
+        `settings` of a new one; None: those that new shards have there.
         """
         ...
 
@@ -109,8 +113,10 @@ class ForwardingTransport:
     def listening_moves_since(self) -> bool:
         return self.inner.listening_moves_since
 
-    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
-        return self.inner.create(name, schema, follows)
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
+        return self.inner.create(name, schema, follows, settings)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.inner.names(prefix, after, limit)

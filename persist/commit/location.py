@@ -31,7 +31,9 @@ from persist.commit.system import Background, Clock, OwnProcess, System, SystemC
 from persist.commit.versions import Versions
 from persist.core.errors import InvalidUsage, UpgradeNeeded
 from persist.core.ids import IdSource
+from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
+from persist.core.transitions.context import HISTORY_LEVEL
 from persist.formats.state_frames import THIS_BUILD, Build
 from persist.formats.store_errors import translated
 
@@ -54,6 +56,7 @@ class LocationSettings:
     attribute_cache_bytes_max: int = CACHE_BYTES_MAX  # nodes of attribute indexes, of all shards together
     build: Build = THIS_BUILD  # what it can read and write
     collects: bool = False  # whether commits have collected in the background what nobody needs any more
+    history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
     metered: bool = False  # whether `Location.store_calls` counts
 
 
@@ -71,6 +74,7 @@ class Location:
         background: Background | None = None,
     ) -> None:
         self.settings = settings or LocationSettings()
+        self._history = None if self.settings.history is None else HistoryDefaults(self.settings.history)
         self.store_calls = StoreCalls()
         if self.settings.metered:
             blob = MeteredBlob(blob, self.store_calls.observer("blob"))
@@ -113,6 +117,12 @@ class Location:
                 self._make_room(name)
             self._machines.move_to_end(name)
             return machine
+
+    def settings_of_new(self, name: str) -> ShardSettings:
+        """The settings of a new shard of this name, if nobody says anything else."""
+        if self._history is None or self.versions.level < HISTORY_LEVEL:
+            return NO_SETTINGS
+        return self._history.of(name)
 
     def _make_room(self, name: str) -> None:
         """For the new machine `name`, under the lock. Whoever uses an evicted one may go on: it only caches.

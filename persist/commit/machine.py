@@ -127,7 +127,7 @@ class Machine(CachedState):
             for _ in range(FINALISE_STEPS_MAX):
                 if self.apply(finalise) == c.Finalised(done=True):
                     break
-            self.apply(c.Recreate(wanted.schemas[wanted.schema_id], shard=ended.shard_id))
+            self.apply(c.Recreate(wanted.schemas[wanted.schema_id], wanted.settings, shard=ended.shard_id))
         except UnknownShard:  # another process was faster
             return self.refresh()
         return self.state()

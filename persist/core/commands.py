@@ -13,12 +13,27 @@ send it; its name in snake case is what tells it from the others when it is writ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
-from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, ShardId, Token, WriterId, written
+from persist.core.command import ADMIN as ADMIN
+from persist.core.command import READ as READ
+from persist.core.command import TIME_MS_MAX as TIME_MS_MAX
+from persist.core.command import WRITE as WRITE
+from persist.core.command import Command as Command
+from persist.core.command import ReadCommand as ReadCommand
+from persist.core.command import WriteCommand as WriteCommand
+from persist.core.command import kinds as kinds
+from persist.core.history_commands import AgeHistory as AgeHistory
+from persist.core.history_commands import ForgetHistory as ForgetHistory
+from persist.core.history_commands import LowerSeal as LowerSeal
+from persist.core.history_commands import ReadSettings as ReadSettings
+from persist.core.history_commands import ResolveTime as ResolveTime
+from persist.core.history_commands import SetSettings as SetSettings
+from persist.core.history_commands import TimeShown as TimeShown
+from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, written
 from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
 from persist.core.results import Appended as Appended
@@ -29,8 +44,8 @@ from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
 from persist.core.results import Finalised as Finalised
 from persist.core.results import Flushed as Flushed
-from persist.core.results import HoldGivenUp as HoldGivenUp
 from persist.core.results import HistoryMoved as HistoryMoved
+from persist.core.results import HoldGivenUp as HoldGivenUp
 from persist.core.results import MergeApplied as MergeApplied
 from persist.core.results import PartReplaced as PartReplaced
 from persist.core.results import ReaderRegistered as ReaderRegistered
@@ -43,40 +58,16 @@ from persist.core.results import ShownFrom as ShownFrom
 from persist.core.results import SinceDowngraded as SinceDowngraded
 from persist.core.results import SweptBefore as SweptBefore
 from persist.core.results import TimeResolved as TimeResolved
+from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered
-from persist.core.results import snake
-from persist.core.shard_settings import MARK_EVERY_MS, NO_SETTINGS, ShardSettings
+from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
-
-READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
 
 _Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 _Writer = Annotated[WriterId, written(WriterId)]
 _Token = Annotated[Token, written(Token)]
 _Reader = Annotated[ReaderId, written(ReaderId)]
 _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
-TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
-
-
-class Command(Record, frozen=True, kw_only=True, tag=snake):
-    """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command."""
-
-    scope: ClassVar[str] = ADMIN
-    shard: Annotated[ShardId, written(ShardId)] | None = None
-
-
-class ReadCommand(Command, frozen=True):
-    scope: ClassVar[str] = READ
-
-
-class WriteCommand(Command, frozen=True):
-    scope: ClassVar[str] = WRITE
-
-
-def kinds(base: type[Any]) -> list[type[Any]]:
-    """The classes below `base` that have no class below them: `kinds(Command)` are all commands."""
-    below = base.__subclasses__()
-    return [kind for cls in below for kind in kinds(cls)] if below else [base]
 
 
 # --- writers
@@ -295,58 +286,6 @@ class ExpireCriticalReader(WriteCommand, frozen=True):
     reader: _Critical
     expected_opaque: str
     registered: SeqNo | None = None
-
-
-# --- wall clocks, settings and history
-
-
-class ResolveTime(ReadCommand, frozen=True):
-    """The upper that the shard had by the wall clock `at_ms`, which is sealed by this. -> TimeResolved
-
-    It is answered the same for ever. NotReadable: nothing was written by then, or it is not known any more.
-    Unavailable: the instant is not over yet, or the clock of the committer could not be checked.
-    """
-
-    at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
-
-
-class TimeShown(ReadCommand, frozen=True):
-    """From which wall clock on this time is shown. -> ShownFrom; changes nothing. InvalidUsage: it is not complete."""
-
-    time: Annotated[int, Meta(ge=0)]
-
-
-class LowerSeal(Command, frozen=True):
-    """Repair a seal that a wrong clock has moved far ahead: it goes back to the checked clock. -> SealLowered
-
-    Marks stay. Other instants in between have no answer any more. Changes nothing where the seal is not far ahead.
-    """
-
-
-class SetSettings(Command, frozen=True):
-    """Change the shard's settings iff their version is the expected one. -> SettingsAre
-
-    `history_ms` None: for ever; 0: as readers need it. Conflict carries the actual version. A retry is safe.
-    """
-
-    expected_version: Annotated[int, Meta(ge=0)]
-    history_ms: int | None
-    mark_every_ms: int = MARK_EVERY_MS
-
-
-class AgeHistory(Command, frozen=True):
-    """Move the shard's own hold to what was there at `before_ms`, which is older than its history. -> HistoryMoved
-
-    Where the shard keeps no history, since follows the latest time as far as readers allow.
-    """
-
-    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
-
-
-class ForgetHistory(Command, frozen=True):
-    """Move the shard's own hold to `before`, and since as far as readers allow. -> HistoryMoved. A retry is safe."""
-
-    before: Antichain
 
 
 # --- schema and life cycle

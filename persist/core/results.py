@@ -91,6 +91,12 @@ class TimeResolved(Result, frozen=True):
     at_ms: int
 
 
+class TimeToCome(Result, frozen=True):
+    """The wall clock that was asked for is not over yet: it is `now_ms`."""
+
+    now_ms: int
+
+
 class ShownFrom(Result, frozen=True):
     """Wall clocks from `at_ms` on name this time or a later one. None: not known, for no checked clock was there."""
 

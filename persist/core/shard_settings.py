@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from persist.core.errors import InvalidUsage
 from persist.core.record import Record
 
@@ -35,3 +37,51 @@ class ShardSettings(Record, frozen=True):
 
 
 NO_SETTINGS = ShardSettings()
+
+NONE, FOREVER = "none", "forever"
+DEFAULT_HISTORY = "7d"  # of new shards
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+_AGE = re.compile(r"([0-9]{1,15})(ms|s|m|h|d|w)")
+
+
+def history_ms(given: object) -> int | None:
+    """The `history_ms` that a text means, such as `7d`, `none` or `forever`. Raises InvalidUsage."""
+    found: int | None = -1
+    if given in (NONE, FOREVER):
+        found = 0 if given == NONE else None
+    elif isinstance(given, str) and (age := _AGE.fullmatch(given)):
+        found = int(age[1]) * _UNITS_MS[age[2]]
+    if found is not None and not 0 <= found <= HISTORY_MS_MAX:
+        raise InvalidUsage(
+            f"history is {given!r:.100}; it must be an age such as '7d' (ms, s, m, h, d or w), 'none' or 'forever'"
+        )
+    return found
+
+
+def history_text(kept_ms: int | None) -> str:
+    """As `history_ms` reads it, in the largest unit that fits."""
+    if not kept_ms:
+        return FOREVER if kept_ms is None else NONE
+    unit = max((unit for unit, ms in _UNITS_MS.items() if kept_ms % ms == 0), key=_UNITS_MS.__getitem__)
+    return f"{kept_ms // _UNITS_MS[unit]}{unit}"
+
+
+class HistoryDefaults:
+    """How much history new shards keep: `7d`, or with other ages for names that begin so: `7d,eu/=30d,tmp/=none`.
+
+    Raises InvalidUsage where the text cannot be read.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._by_prefix: dict[str, int | None] = {}
+        for item in text.split(","):
+            prefix, _, age = item.strip().rpartition("=")
+            self._by_prefix[prefix] = history_ms(age)
+        if "" not in self._by_prefix:
+            raise InvalidUsage(f"history is {text!r:.100}; it must begin with what holds for all names, such as '7d'")
+
+    def of(self, name: str) -> ShardSettings:
+        """The settings of a new shard of this name: those of the longest prefix."""
+        prefix = max((prefix for prefix in self._by_prefix if name.startswith(prefix)), key=len)
+        return ShardSettings(self._by_prefix[prefix], version=1)

@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-certificate", metavar="FILE", help="PEM file; needs --tls-key")
     parser.add_argument("--tls-key", metavar="FILE", help="PEM file; needs --tls-certificate")
     parser.add_argument("--insecure", action="store_true", default=None, help="listen beyond loopback without tokens")
+    parser.add_argument(
+        "--history", metavar="AGE", help="what new shards keep readable: 7d (default), none, forever, or 7d,tmp/=none"
+    )
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
@@ -89,7 +92,8 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
 def _serve(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, announce: bool = False
 ) -> int:
-    location = where_of(arguments).open(LocationSettings(policy=settings.policy, metered=True))
+    served = LocationSettings(policy=settings.policy, history=settings.history, metered=True)
+    location = where_of(arguments).open(served)
     children: list[subprocess.Popen[bytes]] = []
 
     def ready() -> None:

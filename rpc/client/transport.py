@@ -21,6 +21,7 @@ from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.ids import IdSource, ShardId, check_shard_name
+from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, Staged, decode_result, decode_staged, decode_view
@@ -86,8 +87,13 @@ class HttpTransport:
         """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
         return self._calls.has_token
 
-    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
-        body = json.dumps({"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}).encode()
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
+        wanted: dict[str, object] = {"schema": b64encode(schema.arrow).decode(), "key": list(schema.key)}
+        if settings is not None:
+            wanted["history"] = history_text(settings.history_ms)
+        body = json.dumps(wanted).encode()
         query = "" if follows is None else f"?follows={_quoted(follows)}"
         put = Call("PUT", f"/v1/shards/{_quoted(check_shard_name(name))}{query}", name, body, _CREATE, safe=False)
         reply = settled(

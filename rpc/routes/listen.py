@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from persist.client.wall_clock import as_of_at, resolved
 from persist.core import antichain
 from persist.core.antichain import Antichain
 from persist.core.commands import READ, WRITE
@@ -19,7 +22,7 @@ from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
 from rpc.errors import status_of
 from rpc.listen_frames import EVENTS, FRAMES, ID_LENGTH_MAX, sse_error
-from rpc.routes.parameters import frontier, read_seen
+from rpc.routes.parameters import After, frontier, read_seen
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream
 
@@ -57,11 +60,12 @@ class _Place:
 )
 async def listen(
     request: Request,
-    after: Annotated[int | None, Query(ge=0, description="Updates at later times; else all of them.")] = None,
+    after: After,
     until: Annotated[str, Query(max_length=32, description="End when all before this time was sent.")] = "[]",
 ) -> Response:
     """Server-sent events with `Accept: text/event-stream` (rows as JSON), else frames with Arrow IPC.
 
+    With `timestamp`: every update after what was there by that wall clock. The header `persist-after` tells the time.
     Resume with the header Last-Event-ID, or with `after` = the last event's upper - 1. An id is good for the shard that
     gave it: 404 (`unknown_shard`) where that was dropped, also where its name belongs to another one now. The shard's
     since follows a listener only if its token has the scope `write`. A stream of events that fails ends with an event
@@ -72,7 +76,11 @@ async def listen(
     principal.require(READ, name)
     moves_since = service.tokens is not None and WRITE in principal.scopes
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
-    start = _start(request, name, after)
+    told, time = {}, after if not isinstance(after, datetime) else None
+    if isinstance(after, datetime) and "last-event-id" not in request.headers:
+        time = await _after_of(service, name, after)
+        told = {"persist-after": "" if time is None else str(time)}
+    start = _start(request, name, time)
     if start.shard is not None and await _is_at_the_end(service, name, start):
         return Response(status_code=204)  # by which a browser's EventSource knows not to come again
     async with AsyncExitStack() as held:
@@ -84,9 +92,15 @@ async def listen(
             _with_error(await held.enter_async_context(aclosing(frames)), form),
             held.pop_all(),
             media_type=form,
-            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+            headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},
             slow_s=service.limits.slow_listener_s,
         )
+
+
+async def _after_of(service: Service, name: str, when: datetime) -> int | None:
+    """The last time that was complete by a wall clock; None: nothing was written by then."""
+    found = await service.work.run(partial(resolved, service.transport, name, when, 0.0, 0.0))
+    return None if found.upper.element == 0 else as_of_at(name, found)
 
 
 async def _with_error(frames: AsyncIterator[bytes], form: str) -> AsyncIterator[bytes]:

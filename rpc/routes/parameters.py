@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from datetime import datetime
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
+from fastapi.dependencies.models import Dependant
 
+from persist.client.wall_clock import read_instant
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
@@ -19,6 +23,14 @@ _CLOSED = ("[]", "closed")
 
 Frontier = Annotated[
     str, Query(description="A time (`7` or `[7]`), or `[]` for closed: no more.", examples=["7"], max_length=32)
+]
+Timestamp = Annotated[
+    str | None,
+    Query(
+        description="A wall clock with its zone (RFC 3339), in the place of a time.",
+        examples=["2030-01-01T12:00:00Z"],
+        max_length=64,
+    ),
 ]
 Format = Annotated[
     str | None,
@@ -54,7 +66,7 @@ async def only_known(request: Request) -> None:
     A misspelt one would mean its default, and of two only one would be heeded. A key that nothing remembers would
     promise what does not hold: that the same key with another request is refused.
     """
-    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    known = list(_query_parameters(request.scope["route"].dependant))
     for name in request.query_params:
         if len(request.query_params.getlist(name)) > 1:
             raise InvalidUsage(f"parameter {name[:100]!r} is given more than once; give it once")
@@ -62,6 +74,13 @@ async def only_known(request: Request) -> None:
             raise InvalidUsage(f"there is no parameter {name[:100]!r} here; there is {', '.join(known) or 'none'}")
     if "token" not in known and request.method not in ("GET", "HEAD") and "idempotency-key" in request.headers:
         raise InvalidUsage("this request takes no Idempotency-Key; leave it out: repeating the request is safe")
+
+
+def _query_parameters(dependant: Dependant) -> Iterator[str]:
+    """Names of the query parameters of a route, also of those that it reads by a function."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _query_parameters(inner)
 
 
 def frontier(text: str, name: str) -> Antichain:
@@ -72,6 +91,33 @@ def frontier(text: str, name: str) -> Antichain:
     if not found:
         raise InvalidUsage(f"parameter {name} is {text!r}; it must be a time such as 7, or [] for closed")
     return antichain.frontier(int(found.group(1) or found.group(2)))
+
+
+def _as_of(
+    as_of: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
+    timestamp: Timestamp = None,
+) -> int | datetime | None:
+    return _time_or_instant("as_of", as_of, timestamp)
+
+
+def _after(
+    after: Annotated[int | None, Query(ge=0, description="Updates at later times; else all of them.")] = None,
+    timestamp: Timestamp = None,
+) -> int | datetime | None:
+    return _time_or_instant("after", after, timestamp)
+
+
+AsOf = Annotated[int | datetime | None, Depends(_as_of)]
+After = Annotated[int | datetime | None, Depends(_after)]
+
+
+def _time_or_instant(name: str, time: int | None, timestamp: str | None) -> int | datetime | None:
+    """The time or the wall clock that is asked for, of which there may be one. Raises InvalidUsage."""
+    if timestamp is None:
+        return time
+    if time is not None:
+        raise InvalidUsage(f"the parameters {name} and timestamp are both given; give one of them")
+    return read_instant("parameter timestamp", timestamp)
 
 
 def token_of(request: Request, parameter: str | None) -> Token | None:

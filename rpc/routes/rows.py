@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AsyncExitStack
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from persist.client.connect import Client
 from persist.client.expanding import expanded
 from persist.client.snapshot import Snapshot
+from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
 from persist.core.commands import READ, WRITE, Appended
 from persist.core.errors import InvalidUsage
@@ -22,6 +24,7 @@ from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.routes.parameters import (
+    AsOf,
     Format,
     Frontier,
     IdempotencyToken,
@@ -122,13 +125,16 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
 @router.get("/{name}/snapshot", summary="The exact contents as of a time, with multiplicities", response_class=Response)
 async def snapshot(
     request: Request,
-    as_of: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
+    as_of: AsOf,
     columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
     form: Format = None,
     expand: Annotated[bool, Query(description="Repeat rows instead of the column __diff.")] = False,
     wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for `as_of` at most.")] = 10.0,
 ) -> Response:
-    """Streamed in key order. The header `persist-as-of` tells the time. A stream that breaks off is not whole."""
+    """Streamed in key order. The header `persist-as-of` tells the time, `persist-timestamp` the wall clock that named
+
+    it. A stream that breaks off is not whole.
+    """
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(READ, name)
     chosen = rows.format_of(request.headers.get("accept"), form)
@@ -144,11 +150,18 @@ async def snapshot(
             pieces.rest(first),
             held.pop_all(),
             media_type=rows.MEDIA_TYPES[chosen],
-            headers={"persist-as-of": str(opened.as_of)},
+            headers={"persist-as-of": str(opened.as_of), **_timestamp_header(opened)},
         )
 
 
-def _open(service: Service, name: str, as_of: int | None, columns: list[str] | None, wait_s: float) -> Snapshot:
+def _timestamp_header(opened: Snapshot) -> dict[str, str]:
+    at = opened.timestamp
+    return {} if at is None else {"persist-timestamp": instant_text(instant_ms("timestamp", at))}
+
+
+def _open(
+    service: Service, name: str, as_of: int | datetime | None, columns: list[str] | None, wait_s: float
+) -> Snapshot:
     shard = Client(service.transport, service.handles).shard(name)
     return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot")
 

@@ -14,6 +14,7 @@ from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
+from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
@@ -85,12 +86,14 @@ async def create(
     principal_of(request).require(WRITE, name)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
         try:
-            schema = read_schema(json.loads(data)).to_record()
+            wanted = json.loads(data)
+            schema = read_schema(wanted).to_record()
         except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error
+    settings = ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
     if follows:
         parse(ShardId, follows)
-    view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema, follows)
+    view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema, follows, settings)
     service.shard_ids.learn(name)
     return _view(request, view)
 

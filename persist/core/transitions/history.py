@@ -40,9 +40,11 @@ def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy:
 # --- wall clock to time, and back
 
 
-def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tuple[State, c.TimeResolved]:
+def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tuple[State, c.TimeResolved | c.TimeToCome]:
     """Where the instant is not sealed yet, this commit seals it."""
     context.check_level("wall clocks", HISTORY_LEVEL)
+    if context.checked_ms is not None and _is_open(state, command.at_ms) and command.at_ms > context.checked_ms:
+        return state, c.TimeToCome(context.checked_ms)
     state = _sealing(state, command.at_ms, context)
     mark = _mark_at(state, command.at_ms, context)
     return state, c.TimeResolved(mark.upper, point_at(command.at_ms, state.settings.mark_every_ms))
@@ -82,18 +84,16 @@ def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[St
     return replace(state, seal=seal), c.SealLowered(checked_ms, seal.repairs[-1][1])
 
 
+def _is_open(state: State, at_ms: int) -> bool:
+    """Whether the instant has no answer yet."""
+    return at_ms > state.seal.known_ms(state.settings.mark_every_ms) and state.seal.repair_of(at_ms) is None
+
+
 def _sealing(state: State, at_ms: int, context: Context) -> State:
     """The State in which the instant is sealed. Raises Unavailable while it cannot be."""
-    known_ms = state.seal.known_ms(state.settings.mark_every_ms)
-    if at_ms <= known_ms or state.seal.repair_of(at_ms) is not None:
+    if not _is_open(state, at_ms):
         return state
     checked_ms = _checked(context, state)
-    if at_ms > checked_ms:
-        raise Unavailable(
-            f"{at_ms} ms (UTC, since 1970) is not over yet for shard {state.name!r}: it is {checked_ms} ms there; wait",
-            at_ms=at_ms,
-            now_ms=checked_ms,
-        )
     base_upper = state.upper if context.base_upper is None else context.base_upper
     sealed = stamped(state, base_upper, checked_ms, context.policy)
     if at_ms > sealed.seal.known_ms(state.settings.mark_every_ms):
@@ -161,6 +161,10 @@ def _check_indexed(state: State, context: Context) -> None:
 
 
 # --- settings, and the hold that follows from them
+
+
+def read_settings(state: State, command: c.ReadSettings, context: Context) -> tuple[State, c.SettingsAre]:
+    return state, c.SettingsAre(state.settings)
 
 
 def set_settings(state: State, command: c.SetSettings, context: Context) -> tuple[State, c.SettingsAre]:

@@ -29,6 +29,7 @@ from persist.core.errors import (
     UpgradeNeeded,
     UpperMismatch,
 )
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from tests.support.location import AscendingIds, TestClock
@@ -97,7 +98,9 @@ class Scripted:
     def pauses(self) -> list[float]:
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
-    def create(self, name: str, schema: SchemaRecord) -> ShardView:
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
         raise AssertionError
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:

@@ -1,0 +1,96 @@
+"""Wall clocks as callers write them, and which time of a shard they name.
+
+An instant is told with its zone, and kept as milliseconds since 1970, UTC. What is finer is left out: instants are
+rounded down to a grid anyway (a second, unless the shard says otherwise).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from persist.client.retry import send
+from persist.client.transport import Transport
+from persist.core import commands as c
+from persist.core.antichain import TIME_MAX
+from persist.core.errors import InvalidUsage, NotReadable, Unavailable
+from persist.core.marks import INSTANT_MAX
+from persist.core.shard_settings import history_ms
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MILLISECOND = timedelta(milliseconds=1)
+ASKED_AGAIN_S = 1.0  # while an instant is not over yet
+_RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?([Zz]|[+-]\d{2}:\d{2})")
+
+
+def instant_ms(what: str, value: datetime) -> int:
+    """The instant in milliseconds since 1970. Raises InvalidUsage where it has no zone, or lies before 1970."""
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidUsage(
+            f"{what} is {value.isoformat()}, without a zone; give one, as datetime(2026, 11, 20, 12, tzinfo=UTC)"
+        )
+    found = (value - EPOCH) // MILLISECOND
+    if not 0 <= found <= INSTANT_MAX:
+        raise InvalidUsage(f"{what} is {value.isoformat()}; it must be an instant after 1970")
+    return found
+
+
+def read_instant(what: str, text: str) -> datetime:
+    """The instant that a text in RFC 3339 tells, as `2026-11-20T12:00:00Z`. Raises InvalidUsage."""
+    try:
+        if not _RFC3339.fullmatch(text):
+            raise ValueError
+        found = datetime.fromisoformat(text.upper())
+        instant_ms(what, found)
+    except ValueError:
+        raise InvalidUsage(
+            f"{what} is {text!r:.100}; it must be an instant with its zone, such as 2026-11-20T12:00:00Z"
+        ) from None
+    return found
+
+
+def shown_instant(at_ms: int) -> datetime:
+    """The instant, in UTC."""
+    return EPOCH + at_ms * MILLISECOND
+
+
+def instant_text(at_ms: int) -> str:
+    """The instant in RFC 3339, UTC."""
+    return shown_instant(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def kept_ms(history: timedelta | str) -> int | None:
+    """How much history is meant, in milliseconds; None: for ever. Raises InvalidUsage."""
+    return history_ms(f"{history // MILLISECOND}ms" if isinstance(history, timedelta) else history)
+
+
+def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:
+    """What the shard had by that wall clock. Waits until it is over, for at most `wait_s`.
+
+    Raises InvalidUsage, NotReadable (it is not known), Unavailable (it is not over, or clocks do not agree).
+    """
+    at_ms = instant_ms("the wall clock", at)
+    deadline = transport.clock.monotonic() + wait_s
+    while True:
+        found = send(transport, name, c.ResolveTime(at_ms), retry_s)
+        if isinstance(found, c.TimeResolved):
+            return found
+        assert isinstance(found, c.TimeToCome)
+        left = deadline - transport.clock.monotonic()
+        if left <= 0:
+            raise Unavailable(
+                f"{instant_text(at_ms)} is not over yet for shard {name!r}, where it is {instant_text(found.now_ms)}; "
+                "wait longer, or take an earlier instant"
+            )
+        transport.clock.sleep(max(0.001, min((at_ms - found.now_ms) / 1000, left, ASKED_AGAIN_S)))
+
+
+def as_of_at(name: str, found: c.TimeResolved) -> int:
+    """The latest time that was complete by that wall clock. Raises NotReadable where nothing was written by then."""
+    if found.upper.element == 0:
+        raise NotReadable(
+            f"nothing was written to shard {name!r} by {instant_text(found.at_ms)}; take a later instant",
+            as_of=None,
+            since=[0],  # nobody can have forgotten what was not there
+        )
+    return TIME_MAX if found.upper.element is None else found.upper.element - 1

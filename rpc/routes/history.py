@@ -1,0 +1,126 @@
+"""Wall clocks, settings of a shard, and its history."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from persist.client.wall_clock import instant_text, read_instant, resolved
+from persist.core import commands as c
+from persist.core.commands import ADMIN, READ
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
+from persist.formats.http_messages import result_to_json
+from rpc.routes.parameters import Frontier, frontier
+from rpc.service import principal_of, service_of, shard_of
+
+router = APIRouter(prefix="/v1/shards", tags=["history"])
+SETTINGS_BYTES_MAX = 64 * 1024
+
+_SETTINGS_BODY: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "If-Match",
+            "in": "header",
+            "required": True,
+            "schema": {"type": "string"},
+            "example": '"1"',
+            "description": "The version that the settings have now, as the header ETag of the GET tells it.",
+        }
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"type": "object"}, "example": {"history": "30d", "mark_every_ms": 1000}}
+        },
+    },
+}
+
+
+@router.get("/{name}/time-at", summary="Which times were complete by a wall clock")
+async def time_at(
+    request: Request,
+    timestamp: Annotated[str, Query(description="With its zone (RFC 3339).", max_length=64)],
+    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait if it is to come.")] = 0.0,
+) -> Response:
+    """`frontier`: every time before it was complete; it is the same for ever. `as_of` is the latest of them."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    when = read_instant("parameter timestamp", timestamp)
+    wait_s = min(wait, service.limits.wait_s_max)
+    found = await service.work.run(partial(resolved, service.transport, name, when, wait_s, wait_s))
+    upper = found.upper.element
+    as_of = {} if upper is None or upper == 0 else {"as_of": upper - 1}
+    return _json({"frontier": found.upper.to_json(), **as_of, "timestamp": instant_text(found.at_ms)})
+
+
+@router.get("/{name}/timestamp-of", summary="From which wall clock on a time is shown")
+async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
+    """`timestamp` is null where that is not known."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    found = await service.apply(name, c.TimeShown(time))
+    assert isinstance(found, c.ShownFrom)
+    return _json({"time": time, "timestamp": None if found.at_ms is None else instant_text(found.at_ms)})
+
+
+@router.get("/{name}/settings", summary="The settings of a shard")
+async def settings(request: Request) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    found = await service.apply(name, c.ReadSettings())
+    assert isinstance(found, c.SettingsAre)
+    return _settings(found.settings)
+
+
+@router.put("/{name}/settings", summary="Change the settings of a shard", openapi_extra=_SETTINGS_BODY)
+async def configure(request: Request) -> Response:
+    """What is left out has its default. 409 where the settings have another version than If-Match says."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(ADMIN, name)
+    version = request.headers.get("if-match", "").strip('"')
+    if not version.isdecimal() or len(version) > 18:
+        raise InvalidUsage('the header If-Match must have the version of the settings, as If-Match: "1"')
+    async with service.body(request, SETTINGS_BYTES_MAX) as data:
+        kept_ms, every_ms = _read(data)
+    found = await service.apply(name, c.SetSettings(int(version), kept_ms, every_ms))
+    assert isinstance(found, c.SettingsAre)
+    return _settings(found.settings)
+
+
+@router.post("/{name}/forget", summary="Let history before a time be forgotten now, as far as readers allow")
+async def forget(request: Request, before: Frontier) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(ADMIN, name)
+    return _json(result_to_json(await service.apply(name, c.ForgetHistory(frontier(before, "before")))))
+
+
+def _read(data: bytes) -> tuple[int | None, int]:
+    """`history_ms` and `mark_every_ms` of a body. Raises InvalidUsage."""
+    try:
+        wanted = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the body is no JSON: {error}") from error
+    if not isinstance(wanted, dict) or "history" not in wanted:
+        raise InvalidUsage('the body must be a JSON object such as {"history": "7d"}')
+    if unknown := sorted(wanted.keys() - {"history", "mark_every_ms"}):
+        raise InvalidUsage(f"there is no setting {unknown[0]!r:.100}; there is history and mark_every_ms")
+    every_ms = wanted.get("mark_every_ms", MARK_EVERY_MS)
+    if type(every_ms) is not int:
+        raise InvalidUsage(f"mark_every_ms is {every_ms!r:.100}; it must be a whole number")
+    return history_ms(wanted["history"]), every_ms
+
+
+def _settings(found: ShardSettings) -> Response:
+    history = history_text(found.history_ms) if found.version else None
+    shown = {"history": history, "mark_every_ms": found.mark_every_ms, "version": found.version}
+    return _json(shown, {"etag": f'"{found.version}"'})
+
+
+def _json(value: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json", headers=headers)

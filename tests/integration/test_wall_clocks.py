@@ -1,0 +1,261 @@
+"""Wall clocks and history, as users see them: in Python and over HTTP, over stores whose clocks the tests move."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.client.wall_clock import shown_instant
+from persist.commit.location import Location, LocationSettings
+from persist.core.antichain import Antichain
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
+from persist.core.state import Policy
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.support.clocks import START_MS, Ids, Machine, World
+from tests.support.location import InlineBackground
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=Policy(marks_flush_at=4))
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
+
+
+def at(world: World, ago_ms: int = 0) -> datetime:
+    return shown_instant(world.true_ms - ago_ms)
+
+
+def insert(world: World, shard: Shard, number: int, passes_ms: int = 1_000) -> None:
+    shard.insert([{"id": number}])
+    world.pass_ms(passes_ms)
+
+
+def ids(shard: Shard, as_of: datetime) -> list[int]:
+    return sorted(shard.snapshot(as_of, wait_s=0).to_arrow()["id"].to_pylist())
+
+
+# --- which time a wall clock names
+
+
+def test_a_wall_clock_shows_what_was_there_by_then_for_ever_and_from_everywhere(world: World, shard: Shard) -> None:
+    for number in range(30):
+        insert(world, shard, number)
+    shown = {ago: ids(shard, at(world, ago * 1_000)) for ago in range(30)}
+    instants = {ago: at(world, ago * 1_000) for ago in range(30)}
+    assert shown == {ago: list(range(30 - ago)) for ago in range(30)}
+    world.pass_ms(60_000)
+    insert(world, shard, 99)
+    other = world.machine().shard(NAME)
+    assert {ago: ids(other, instant) for ago, instant in instants.items()} == shown
+    state = world.machine().location.machine(NAME).refresh()
+    assert state.attribute_root.count > 20, "most marks lie in the index by now"
+
+
+def test_the_last_rows_before_a_pause_are_shown(world: World, shard: Shard) -> None:
+    insert(world, shard, 1, passes_ms=3_600_000)
+    before = at(world, 1_800_000)
+    insert(world, shard, 2)
+    assert ids(shard, before) == [1]
+
+
+def test_a_snapshot_tells_the_wall_clock_that_it_was_resolved_to(world: World, shard: Shard) -> None:
+    insert(world, shard, 1, passes_ms=2_345)
+    with shard.snapshot(at(world)) as found:
+        assert found.as_of == 0
+        assert found.timestamp == shown_instant((START_MS + 2_345) // 1_000 * 1_000)
+    assert shard.snapshot().timestamp is None
+
+
+def test_a_listener_goes_on_after_what_was_there_by_a_wall_clock(world: World, shard: Shard) -> None:
+    insert(world, shard, 1)
+    then = at(world)
+    insert(world, shard, 2)
+    with shard.listen(then) as listen:
+        [event] = listen.next_events(0)
+    assert event.updates["id"].to_pylist() == [2]
+
+
+def test_a_zone_is_needed_and_any_zone_will_do(world: World, shard: Shard) -> None:
+    insert(world, shard, 1)
+    here = timezone(timedelta(hours=5, minutes=30))
+    assert ids(shard, at(world).astimezone(here)) == [1]
+    with pytest.raises(InvalidUsage, match="without a zone"):
+        shard.snapshot(datetime.fromisoformat("2026-11-20T12:00"))
+    with pytest.raises(InvalidUsage, match="after 1970"):
+        shard.time_at(datetime(1969, 1, 1, tzinfo=UTC))
+
+
+def test_an_instant_that_is_to_come_is_waited_for(world: World, shard: Shard) -> None:
+    insert(world, shard, 1)
+    to_come = at(world, -5_000)
+    with pytest.raises(Unavailable, match="is not over yet"):
+        shard.time_at(to_come, wait_s=2)
+    assert shard.time_at(to_come, wait_s=10) == Antichain(1)
+
+
+def test_before_anything_was_written_nothing_can_be_read(world: World, shard: Shard) -> None:
+    early = datetime(2000, 1, 1, tzinfo=UTC)
+    insert(world, shard, 1)
+    assert shard.time_at(early) == Antichain(0)
+    with pytest.raises(NotReadable, match="nothing was written"):
+        shard.snapshot(early)
+    with shard.listen(early) as listen:
+        assert [event.updates["id"].to_pylist() for event in listen.next_events(0)] == [[1]]
+
+
+def test_a_time_tells_from_which_wall_clock_on_it_is_shown(world: World, shard: Shard) -> None:
+    for number in range(20):
+        insert(world, shard, number)
+    for time in range(20):
+        shown = shard.timestamp_of(time)
+        assert shown is not None
+        assert ids(shard, shown) == list(range(time + 1))
+        assert shard.time_at(shown - timedelta(milliseconds=1)) <= Antichain(time)
+
+
+def test_a_process_whose_clock_is_off_settles_nothing(world: World, shard: Shard) -> None:
+    insert(world, shard, 1)
+    settled = at(world)
+    assert ids(shard, settled) == [1]
+    wrong = world.machine(off_ms=40_000).shard(NAME)
+    insert(world, wrong, 2)
+    with pytest.raises(Unavailable, match="do not agree"):
+        wrong.time_at(at(world))
+    assert ids(wrong, settled) == [1], "what is settled needs no clock"
+    insert(world, shard, 3)
+    assert ids(shard, at(world)) == [1, 2, 3]
+    assert ids(shard, settled) == [1]
+
+
+def test_a_clock_that_is_set_while_a_process_runs_settles_nothing_until_it_is_compared(world: World) -> None:
+    machine = world.machine()
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"])
+    insert(world, shard, 1)
+    machine.clock.off_ms = 300_000
+    insert(world, shard, 2)
+    with pytest.raises(Unavailable, match="do not agree"):
+        shard.time_at(at(world, -200_000))
+    machine.clock.off_ms = 0
+    world.pass_ms(400_000)
+    assert ids(shard, at(world)) == [1], "nobody knows when the second one came, only that it was before now"
+    world.pass_ms(1_000)
+    assert ids(shard, at(world)) == [1, 2]
+
+
+# --- history
+
+
+def test_new_shards_keep_what_their_location_says(world: World) -> None:
+    def created(history: str | None, name: str) -> int | None:
+        clock = world.machine().clock
+        location = Location(
+            world.blob, world.consensus, settings=LocationSettings(history=history), clock=clock, ids=Ids(clock, 9),
+            background=InlineBackground(),
+        )  # fmt: skip
+        found = Client(EmbeddedTransport(location)).create_shard(name, SCHEMA, ["id"]).settings
+        return found.history_ms if found.version else -1
+
+    assert created(None, "without") == -1
+    assert created("7d", "seven") == 7 * 24 * 3_600_000
+    assert created("7d,tmp/=none,eu/=forever", "tmp/a") == 0
+    assert created("7d,tmp/=none,eu/=forever", "eu/a") is None
+
+
+def test_nobody_who_reads_or_writes_moves_since_past_the_history(world: World, shard: Shard) -> None:
+    for number in range(5):
+        insert(world, shard, number)
+    held = shard.open_reader()
+    held.downgrade(Antichain(4), held.seqno)
+    assert shard.downgrade_since(4) == Antichain(0)
+    assert shard.since() == Antichain(0)
+
+
+def test_settings_are_changed_one_after_another(shard: Shard) -> None:
+    assert shard.settings.version == 1
+    assert shard.configure(history=timedelta(days=2)).history_ms == 2 * 24 * 3_600_000
+    assert shard.configure(mark_every=timedelta(minutes=1)).history_ms == 2 * 24 * 3_600_000
+    with pytest.raises(Conflict, match="version 3, not the expected 1"):
+        shard.configure(history="none", expected_version=1)
+    with pytest.raises(InvalidUsage, match="it must be an age such as '7d'"):
+        shard.configure(history="a week")
+
+
+def test_who_manages_the_shard_forgets_by_hand(world: World, shard: Shard) -> None:
+    for number in range(5):
+        insert(world, shard, number)
+    then = at(world, 3_000)
+    assert ids(shard, then) == [0, 1]
+    assert shard.forget(3) == Antichain(3)
+    with pytest.raises(NotReadable, match="history was forgotten"):
+        shard.snapshot(then)
+    with pytest.raises(InvalidUsage, match="beyond the latest complete time"):
+        shard.forget(5)
+
+
+# --- over HTTP
+
+
+@pytest.fixture
+def http(machine: Machine) -> TestClient:
+    return TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")
+
+
+def test_over_http_a_wall_clock_takes_the_place_of_a_time(world: World, shard: Shard, http: TestClient) -> None:
+    insert(world, shard, 1, passes_ms=2_500)
+    when = at(world).isoformat()
+    insert(world, shard, 2)
+    with http:
+        told = http.get(f"/v1/shards/{NAME}/time-at", params={"timestamp": when}).json()
+        assert told == {"frontier": [1], "as_of": 0, "timestamp": "2025-10-09T08:53:22.000Z"}
+        asked = {"timestamp": when, "format": "ndjson"}
+        read = http.get(f"/v1/shards/{NAME}/snapshot", params=asked)
+        assert read.text == '{"id":1,"__diff":1}\n'
+        assert read.headers["persist-as-of"] == "0"
+        assert read.headers["persist-timestamp"] == told["timestamp"]
+        shown = http.get(f"/v1/shards/{NAME}/timestamp-of", params={"time": 0}).json()
+        assert shown == {"time": 0, "timestamp": "2025-10-09T08:53:21.000Z"}
+        refused = http.get(f"/v1/shards/{NAME}/snapshot", params={**asked, "as_of": 0})
+        assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage")
+        refused = http.get(f"/v1/shards/{NAME}/time-at", params={"timestamp": "2026-11-20 12:00"})
+        assert "with its zone" in refused.json()["detail"]
+
+
+def test_over_http_settings_are_compared_and_set(shard: Shard, http: TestClient) -> None:
+    path = f"/v1/shards/{NAME}/settings"
+    with http:
+        found = http.get(path)
+        assert (found.json(), found.headers["etag"]) == ({"history": "1w", "mark_every_ms": 1000, "version": 1}, '"1"')
+        changed = http.put(path, json={"history": "none"}, headers={"If-Match": '"1"'})
+        assert changed.json() == {"history": "none", "mark_every_ms": 1000, "version": 2}
+        assert http.put(path, json={"history": "7d"}, headers={"If-Match": '"1"'}).status_code == 409
+        for body, headers in [({"history": "7d"}, {}), ({"keep": "7d"}, {"If-Match": '"2"'}), ([], {"If-Match": "2"})]:
+            assert http.put(path, json=body, headers=headers).status_code == 400
+        assert http.put("/v1/shards/b", json={"fields": [{"name": "i", "type": "int8", "key": True}], "history": "2d"})
+        assert http.get("/v1/shards/b/settings").json()["history"] == "2d"
+
+
+def test_over_http_history_is_forgotten_by_hand(world: World, shard: Shard, http: TestClient) -> None:
+    for number in range(3):
+        insert(world, shard, number)
+    with http:
+        moved = http.post(f"/v1/shards/{NAME}/forget", params={"before": "2"})
+    assert moved.json() == {"result": "history_moved", "hold": [2], "since": [2]}
