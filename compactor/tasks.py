@@ -1,4 +1,4 @@
-"""What the loop does with a shard: merge it, collect it."""
+"""What the loop does with a shard: forget what is older than its history, merge it, collect it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 from compactor.loop import Task
 from compactor.worker import Worker, idle_for_ms
+from persist.commit.aging import age, is_aging, step_s
 from persist.commit.collector import Collector
 from persist.commit.location import Location
+from persist.commit.place import CommitterOf
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 
 BUSY_AGAIN_S = 1.0
+AGED_MAX = 100_000  # shards of which it is remembered when the next step is due
 
 
 def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: bool | None = None) -> Task:
@@ -29,6 +32,26 @@ def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: b
         return _merge_again_s(location, worker, location.machine(name).state())
 
     return merge
+
+
+def history_task(location: Location, committer_of: CommitterOf) -> Task:
+    """Move the shard's own hold on since with the clock, in steps, and look again when the next one is due."""
+    due: dict[str, float] = {}
+
+    def forget(name: str) -> float | None:
+        machine = committer_of(name)
+        now_s = location.clock.monotonic()
+        if (wait_s := due.get(name, now_s) - now_s) > 0:
+            return wait_s if is_aging(machine.state()) else None
+        if age(machine, location.clock) is None:
+            return None
+        if len(due) >= AGED_MAX:
+            due.clear()
+        state = machine.state()
+        due[name] = now_s + step_s(state)
+        return step_s(state) if is_aging(state) else None
+
+    return forget
 
 
 def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, every_s: float = 5.0) -> Task:

@@ -14,7 +14,7 @@ from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
 from compactor.progress import ProgressBar
-from compactor.tasks import gc_task, merge_task
+from compactor.tasks import gc_task, history_task, merge_task
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
 from persist.client.connect import Connection
@@ -85,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
                 location, settings, engine=engine, metrics=metrics, progress=progress, committer_of=committer_of
             )
 
-        tasks = [merge_task(location, worker, idle=True if arguments.once else None)]
+        merging = merge_task(location, worker, idle=True if arguments.once else None)
+        tasks = [merging, history_task(location, committer_of)]
         if arguments.gc:
             tasks.append(gc_task(location, Collector(location, metrics=metrics, committer_of=committer_of)))
         patterns = tuple(arguments.shards or ("*",))

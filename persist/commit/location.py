@@ -10,7 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -22,6 +22,7 @@ from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
+from persist.commit.aging import age
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import StoreCalls
 from persist.commit.identity import Identity
@@ -29,7 +30,7 @@ from persist.commit.machine import Machine, MachineSettings
 from persist.commit.store_clock import CheckedClock
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
-from persist.core.errors import InvalidUsage, UpgradeNeeded
+from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.ids import IdSource
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
@@ -57,6 +58,7 @@ class LocationSettings:
     build: Build = THIS_BUILD  # what it can read and write
     collects: bool = False  # whether commits have collected in the background what nobody needs any more
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
+    compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
     metered: bool = False  # whether `Location.store_calls` counts
 
 
@@ -87,7 +89,7 @@ class Location:
         self.background = background or ThreadBackground()
         self.identity = Identity(blob, consensus, self.ids, self.clock, self.settings.build)
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
-        self.checked_clock = CheckedClock(blob, self.clock, self.ids)
+        self._stamps = CheckedClock(blob, self.clock, self.ids) if self.settings.compares_clock else None
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._collector = Collector(self, COLLECTS)
         self._lock = threading.Lock()
@@ -107,16 +109,22 @@ class Location:
                 machine = self._machines[name] = Machine(
                     name,
                     self.versions,
-                    System(self.clock, self.ids, self.background, self.checked_clock),
+                    System(self.clock, self.ids, self.background, self._stamps),
                     policy=self.settings.policy,
                     settings=self.settings.machine,
                     nodes=self.nodes,
                 )
                 if self.settings.collects:
-                    machine.collect_with(self._collector.run)
+                    machine.collect_with(self._maintain)
                 self._make_room(name)
             self._machines.move_to_end(name)
             return machine
+
+    def _maintain(self, name: str) -> None:
+        """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
+        with suppress(PersistError):  # no clock can be trusted now: later
+            age(self.machine(name), self.clock)
+        self._collector.run(name)
 
     def settings_of_new(self, name: str) -> ShardSettings:
         """The settings of a new shard of this name, if nobody says anything else."""

@@ -36,7 +36,6 @@ from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistErr
 from persist.core.keys import diff_key, shard_of
 from persist.core.state import Policy, State
 from persist.core.transitions.context import HISTORY_LEVEL, SOUND, Context, Verdict
-from persist.core.transitions.history import NEEDS_CLOCK
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import is_of_the_future
 
@@ -310,7 +309,7 @@ class Machine(CachedState):
             ids[1],
             self._store_ms(commands, now_ms),
             read.unread,
-            self._checked_ms(commands, now_ms),
+            self._checked_ms(now_ms),
         )
         counted_s = self._system.clock.monotonic()
         commit = supplied(plan_commit(base, commands, given), self._supply)
@@ -326,12 +325,12 @@ class Machine(CachedState):
                 return self._store_clock.now_ms()
         return 0
 
-    def _checked_ms(self, commands: Sequence[c.Command], now_ms: int) -> int | None:
-        """This clock, if it may be trusted. It is compared at once only for a command that cannot do without."""
+    def _checked_ms(self, now_ms: int) -> int | None:
+        """This clock, if it may be trusted. It is compared at once where nothing is known, as in a new process."""
         stamps = self._system.stamps
         if stamps is None or self._versions.level < HISTORY_LEVEL:
             return None
-        if any(isinstance(command, NEEDS_CLOCK) for command in commands) and stamps.begins():
+        if not stamps.agrees(now_ms) and stamps.begins():
             stamps.compare()
         return now_ms if stamps.agrees(now_ms) else None
 

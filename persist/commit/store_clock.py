@@ -20,7 +20,7 @@ PREFIX = "clock/"  # of the probes: no shard's blobs begin so
 KNOWN_FOR_S = 60.0
 OFFSET_MS_MAX = 10_000  # by so much two clocks that agree may differ
 COMPARED_EVERY_S = 300.0
-COUNTS_FOR_S = 900.0  # for so long a comparison counts
+COUNTS_FOR_S = 24 * 3600.0  # for so long a comparison counts
 TRIED_EVERY_S = 10.0  # a comparison that failed is not tried again sooner
 JUMP_MS_MAX = 1_000  # by more than that a clock is not set without notice
 LEFT_BEHIND_MS = 3_600_000  # a probe that is so old was left by a process that died
@@ -67,8 +67,9 @@ class _Compared:
 class CheckedClock:
     """Whether the wall clock of this process may settle instants: the blob store agrees with it. Thread-safe.
 
-    It is compared every COMPARED_EVERY_S seconds, in the background, so that no commit waits for it. A clock that was
-    set since does not count until it is compared again: the monotonic clock tells.
+    The first commit of a process waits for that, since a short program has no other one. From then on it is compared in
+    the background, every COMPARED_EVERY_S seconds in which there are commits. A clock that was set since does not count
+    until it is compared again: the monotonic clock tells.
     """
 
     def __init__(self, blob: Blob, clock: Clock, ids: IdSource) -> None:

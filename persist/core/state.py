@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from persist.core.antichain import EMPTY, MINIMUM, Antichain, meet
+from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
@@ -285,6 +285,12 @@ def held_since(state: State, *more: Antichain) -> Antichain:
         return EMPTY
     holds += [hold for hold in (state.history_hold, *more) if not hold.is_empty]
     return meet(holds) if holds else state.since
+
+
+def latest_time(state: State) -> Antichain:
+    """The latest complete time; [0] where there is none."""
+    upper = state.upper.element
+    return Antichain(TIME_MAX if upper is None else max(upper - 1, 0))
 
 
 def _reached(hold: Antichain, upper: Antichain) -> Antichain:

@@ -183,7 +183,7 @@ class CommitInterpreter:
             return Location(
                 blob,
                 log,
-                settings=LocationSettings(policy, settings),
+                settings=LocationSettings(policy, settings, compares_clock=False),
                 clock=self.clock,
                 ids=AscendingIds(origin),
                 background=self.background if origin == OURS else LateBackground(),

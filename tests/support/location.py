@@ -72,11 +72,17 @@ def memory_location(
     small_merges: bool = True,
     build: Build = THIS_BUILD,
 ) -> Location:
-    """A location over memory stores (or those given) that checks every invariant at every commit."""
+    """A location over memory stores (or those given) that checks every invariant at every commit.
+
+    The clocks of memory stores and of tests are not the same, so nothing is told by wall clocks there.
+    """
+    checking = MachineSettings(retry_s, True, small_merges)
     return Location(
         blob if blob is not None else MemoryBlob("mem:"),
         consensus if consensus is not None else MemoryConsensus("mem:"),
-        settings=LocationSettings(policy or Policy(), MachineSettings(retry_s, True, small_merges), build=build),
+        settings=LocationSettings(
+            policy or Policy(), MachineSettings(retry_s, True, small_merges), build=build, compares_clock=False
+        ),
         clock=clock or TestClock(),
         ids=ids or AscendingIds(),
         background=InlineBackground(),

@@ -9,11 +9,10 @@ from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.marks import Mark, lowered, passed_by, point_after, point_at, sealed_by, with_grid
 from persist.core.record import replace
 from persist.core.shard_settings import ShardSettings
-from persist.core.state import Policy, State, held_since
+from persist.core.state import Policy, State, held_since, latest_time
 from persist.core.transitions.context import HISTORY_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
 
-NEEDS_CLOCK = (c.ResolveTime, c.LowerSeal, c.AgeHistory)  # what only a checked clock can do, as a rule
 SPOILT_MS = 3_600_000  # a seal that is so far ahead of a checked clock was made by a wrong one
 
 
@@ -199,7 +198,7 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
     if not settings.version or settings.history_ms is None or state.since.is_empty:
         return state, _moved(state)
     if not settings.history_ms:
-        return _forgotten(state, _latest(state), context)
+        return _forgotten(state, latest_time(state), context)
     if command.before_ms > _checked(context, state) - settings.history_ms:
         raise InvalidUsage(
             f"the history of shard {state.name!r} is kept for {settings.history_ms} ms; {command.before_ms} ms (UTC, "
@@ -214,7 +213,7 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
         return state, _moved(state)
     hold = Antichain(TIME_MAX if upper.element is None else upper.element - 1)
     if hold <= state.history_hold:
-        return state, _moved(state)
+        return _with_since(state, context)  # a reader that held since back may be gone
     return _with_since(replace(sealed, history_hold=hold), context)
 
 
@@ -222,7 +221,7 @@ def forget_history(state: State, command: c.ForgetHistory, context: Context) -> 
     before = command.before
     if before.is_empty:
         raise InvalidUsage(f"forgetting all of shard {state.name!r} is what drop does; give a time")
-    if _latest(state) < before:
+    if latest_time(state) < before:
         raise InvalidUsage(
             f"{before} lies beyond the latest complete time of shard {state.name!r}, whose upper is {state.upper}: "
             "nothing could be read; give an earlier time"
@@ -252,9 +251,3 @@ def _with_since(state: State, context: Context, *more: Antichain) -> tuple[State
 
 def _moved(state: State) -> c.HistoryMoved:
     return c.HistoryMoved(state.history_hold, state.since)
-
-
-def _latest(state: State) -> Antichain:
-    """The latest complete time; [0] where there is none."""
-    upper = state.upper.element
-    return Antichain(TIME_MAX if upper is None else max(upper - 1, 0))

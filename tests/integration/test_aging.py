@@ -1,0 +1,128 @@
+"""History gets older: since follows the clock, also where nobody reads or writes, and never passes the policy."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from compactor.tasks import history_task
+from persist.client.shard import Shard
+from persist.commit.aging import age, step_s
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Unavailable
+from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+def created(machine: Machine, history: str) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history=history)
+
+
+def insert_every_hour(world: World, shard: Shard, hours: int) -> None:
+    for number in range(hours):
+        shard.insert([{"id": number}])
+        world.pass_ms(HOUR_MS)
+
+
+def aged(machine: Machine) -> Antichain:
+    """Since, after maintenance had its turn."""
+    age(machine.location.machine(NAME), machine.clock)
+    return machine.shard(NAME).since()
+
+
+def test_since_follows_the_clock_where_nobody_reads_or_writes(world: World, machine: Machine) -> None:
+    shard = created(machine, "1d")
+    insert_every_hour(world, shard, 30)
+    assert aged(machine) == Antichain(5), "what was there a day ago was written up to an hour before that"
+    for hour in range(6, 30):
+        world.pass_ms(HOUR_MS)
+        assert aged(machine) == Antichain(min(hour, 29))
+    world.pass_ms(DAY_MS)
+    assert aged(machine) == Antichain(29), "the latest time stays"
+
+
+def test_maintenance_comes_again_in_steps_and_rests_once_nothing_is_left(world: World, machine: Machine) -> None:
+    shard = created(machine, "1h")
+    insert_every_hour(world, shard, 3)
+    task = history_task(machine.location, machine.location.machine)
+    state = machine.location.machine(NAME).state()
+    assert step_s(state) == 36
+    assert task(NAME) == 36
+    seqno = machine.location.machine(NAME).state().seqno
+    assert task(NAME) == 36, "it is not due yet"
+    assert machine.location.machine(NAME).state().seqno == seqno
+    world.pass_ms(HOUR_MS)
+    task(NAME)
+    assert shard.since() == Antichain(2)
+    world.pass_ms(HOUR_MS)
+    assert task(NAME) is None
+
+
+def test_a_clock_that_is_ahead_forgets_nothing(world: World, machine: Machine) -> None:
+    shard = created(machine, "1d")
+    insert_every_hour(world, shard, 3)
+    with pytest.raises(Unavailable, match="do not agree"):
+        aged(world.machine(off_ms=400 * DAY_MS))
+    with pytest.raises(Unavailable, match="do not agree"):
+        aged(world.machine(off_ms=-400 * DAY_MS))
+    assert shard.since() == Antichain(0)
+
+
+def test_a_reader_holds_since_and_once_it_is_gone_since_follows(world: World, machine: Machine) -> None:
+    shard = created(machine, "1h")
+    insert_every_hour(world, shard, 5)
+    reader = shard.critical_reader("auditor")
+    assert aged(machine) == Antichain(0)
+    reader.downgrade_since(2)
+    assert aged(machine) == Antichain(2)
+    reader.expire()
+    assert aged(machine) == Antichain(3)
+
+
+def test_no_history_is_forgotten_as_soon_as_readers_allow(world: World, machine: Machine) -> None:
+    shard = created(machine, "none")
+    insert_every_hour(world, shard, 5)
+    lease = shard.open_reader(1)
+    assert aged(machine) == Antichain(1)
+    lease.close()
+    assert aged(machine) == Antichain(4)
+
+
+def test_for_ever_is_for_ever(world: World, machine: Machine) -> None:
+    shard = created(machine, "forever")
+    insert_every_hour(world, shard, 5)
+    world.pass_ms(1_000 * DAY_MS)
+    assert aged(machine) == Antichain(0)
+
+
+def test_a_shorter_history_is_forgotten_and_a_longer_one_brings_nothing_back(world: World, machine: Machine) -> None:
+    shard = created(machine, "7d")
+    insert_every_hour(world, shard, 5)
+    assert aged(machine) == Antichain(0)
+    shard.configure(history="1h")
+    assert aged(machine) == Antichain(3)
+    shard.configure(history="forever")
+    assert aged(machine) == Antichain(3)
+    assert shard.forget(4) == Antichain(4)
+
+
+def test_a_shard_without_settings_is_left_as_it_was(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"])
+    assert shard.settings.version == 0
+    insert_every_hour(world, shard, 5)
+    world.pass_ms(1_000 * DAY_MS)
+    assert aged(machine) == Antichain(0)
+    assert machine.location.machine(NAME).apply(c.AgeHistory(0)) == c.HistoryMoved(Antichain(None), Antichain(0))
