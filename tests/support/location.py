@@ -76,7 +76,6 @@ def memory_location(
 
     The clocks of memory stores and of tests are not the same, so nothing is told by wall clocks there.
     """
-    checking = MachineSettings(retry_s, True, small_merges)
     return Location(
         blob if blob is not None else MemoryBlob("mem:"),
         consensus if consensus is not None else MemoryConsensus("mem:"),
