@@ -49,7 +49,7 @@ class SnapshotReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         schema = current_schema(executors.view_of(self._target).schemas)[1]
         columns = schema.columns(name for name in self._schema.names if name not in (TIME, DIFF))
-        splits = planning.plan_snapshot(self._target, self._options, columns)
+        splits = planning.plan_snapshot(self._target, planning.with_times(self._target, self._options), columns)
         return [SplitPartition(split) for split in splits] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -92,7 +92,8 @@ class SnapshotReader(DataSourceReader):
 class ChangesReader(DataSourceReader):
     """The change feed of `[startingVersion, endingVersion]`, both inclusive, fixed when Spark plans the load.
 
-    Without a startingVersion the contents as of the shard's since come first, as changes at that time.
+    So are startingTimestamp and endingTimestamp, rounded down to the shard's grid. Without a start the contents as of
+    the shard's since come first, as changes at that time.
     """
 
     def __init__(self, target: Target, options: ReadOptions, schema: StructType) -> None:
@@ -101,7 +102,8 @@ class ChangesReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        target, options = self._target, self._options
+        target = self._target
+        options = planning.with_times(target, self._options)
         view = executors.view_of(target)
         starting, ending = options.starting_version, options.ending_version
         lower = (view.since.element or 0) if starting is None else starting

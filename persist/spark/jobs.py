@@ -220,7 +220,7 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
             ) from None
         apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
         client = Client(executors.transport(target.connection), target.connection.handles)
-        client.create_shard(target.shard, stored_schema(schema, apart), options.key)
+        client.create_shard(target.shard, stored_schema(schema, apart), options.key, history=options.history)
         return executors.view_of(target)
     found = current_schema(view.schemas)[1].key
     if options.key is not None and options.key != found:

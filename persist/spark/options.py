@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
+from persist.client.wall_clock import read_instant
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
@@ -27,23 +29,21 @@ _LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "p
 _READ = (
     "columns", "where", "startKey", "endKey", "keyPrefix", "numPartitions", "batchRows", "memoryBytes", "leaseSeconds",
 )  # fmt: skip
-_BATCH_READ = ("asOf", "versionAsOf", "multiplicity", "waitSeconds")
+_BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "multiplicity", "waitSeconds")
+_BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
 _CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
 _STREAM_READ = ("startingOffsets", "cursor", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
-_WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes")
+_WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history")
 _BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion")
 _STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES),
+    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES),
     "a streaming read": (*_LOCATION, *_READ, "readChangeFeed", "startingVersion", "timeUnit", *_STREAM_READ),
     "a batch write": (*_LOCATION, *_WRITE, *_BATCH_WRITE),
     "a streaming write": (*_LOCATION, *_WRITE, *_STREAM_WRITE),
 }
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
 _REFUSED = {
-    "timestampasof": "times of a shard are integers: use asOf",
-    "startingtimestamp": "times of a shard are integers: use startingVersion",
-    "endingtimestamp": "times of a shard are integers: use endingVersion",
     "mergeschema": "evolve the shard's schema with Shard.evolve_schema",
     "overwriteschema": "evolve the shard's schema with Shard.evolve_schema",
 }
@@ -217,21 +217,27 @@ class ReadOptions:
     starting_version: int | None
     ending_version: int | None
     time_unit: str | None
+    as_of_timestamp: datetime | None = None
+    starting_timestamp: datetime | None = None
+    ending_timestamp: datetime | None = None
 
     @classmethod
     def of(cls, options: Options) -> ReadOptions:
-        if options.has("asOf") and options.has("versionAsOf"):
-            raise InvalidUsage("options 'asOf' and 'versionAsOf' mean the same; give one")
+        _one_of(options, "asOf", "versionAsOf", "timestampAsOf")
+        _one_of(options, "startingVersion", "startingTimestamp")
+        _one_of(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
         changes = options.flag("readChangeFeed")
         latest_change = (options.text("startingVersion") or "").lower() == "latest"
         starting = None if latest_change else _version(options, "startingVersion")
         ending = _version(options, "endingVersion")
-        if changes and options.has(name):
-            raise InvalidUsage(f"option {name!r} is for snapshots; a change feed has startingVersion and endingVersion")
-        if not changes and ending is not None:
-            raise InvalidUsage("option 'endingVersion' needs readChangeFeed")
+        for given in (name, "timestampAsOf"):
+            if changes and options.has(given):
+                raise InvalidUsage(f"option {given!r} is for snapshots; a change feed has a starting and an ending one")
+        for given in ("endingVersion", "startingTimestamp", "endingTimestamp"):
+            if not changes and options.has(given):
+                raise InvalidUsage(f"option {given!r} needs readChangeFeed")
         return cls(
             columns=options.names("columns"),
             where=options.text("where"),
@@ -247,6 +253,9 @@ class ReadOptions:
             starting_version=starting,
             ending_version=ending,
             time_unit=options.text("timeUnit") and options.choice("timeUnit", ("s", "ms", "us")),
+            as_of_timestamp=_instant(options, "timestampAsOf"),
+            starting_timestamp=_instant(options, "startingTimestamp"),
+            ending_timestamp=_instant(options, "endingTimestamp"),
         )
 
 
@@ -263,6 +272,7 @@ class WriteOptions:
     new_upper: int | None
     closes: bool = False
     txn: tuple[str, int] | None = None
+    history: str | None = None  # of a shard that the write creates
 
     @property
     def renames(self) -> dict[str | None, str]:
@@ -301,6 +311,7 @@ class WriteOptions:
             new_upper=upper,
             closes=closes,
             txn=None if version is None else (options.text("txnAppId") or "", version),
+            history=options.text("history"),
         )
 
 
@@ -343,6 +354,17 @@ def _starting(options: Options) -> str | int:
             return time
         raise InvalidUsage(f'option {name!r} is earliest, latest, a time or {{"time": 7}}, not {value!r}')
     return _version(options, name) or 0
+
+
+def _one_of(options: Options, *names: str) -> None:
+    given = [name for name in names if options.has(name)]
+    if len(given) > 1:
+        raise InvalidUsage(f"options {given[0]!r} and {given[1]!r} mean the same; give one")
+
+
+def _instant(options: Options, name: str) -> datetime | None:
+    text = options.text(name)
+    return None if text is None else read_instant(f"option {name!r}", text)
 
 
 def _version(options: Options, name: str) -> int | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs, part_reader
+from persist.client.wall_clock import as_of_at, resolved
+from persist.core.antichain import TIME_MAX
 from persist.core.batch import Run
+from persist.core.commands import TimeResolved
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema, encode_key, plan_splits
@@ -23,6 +28,30 @@ from persist.spark.pruning import Filter
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition
+
+
+def with_times(target: Target, options: ReadOptions) -> ReadOptions:
+    """The options with times in the place of wall clocks. The times are the same whenever Spark plans the read again.
+
+    A change feed begins with what came at or after its start, and ends with what was there by its end.
+    """
+    found: dict[str, Any] = {}
+    if options.as_of_timestamp is not None:
+        found["as_of"] = as_of_at(target.shard, _resolved(target, options, options.as_of_timestamp))
+    if options.starting_timestamp is not None:
+        found["starting_version"] = _upper_time(_resolved(target, options, options.starting_timestamp))
+    if options.ending_timestamp is not None:
+        found["ending_version"] = _upper_time(_resolved(target, options, options.ending_timestamp)) - 1
+    return replace(options, **found)
+
+
+def _resolved(target: Target, options: ReadOptions, when: datetime) -> TimeResolved:
+    retry_s = target.connection.handles.read.retry_s
+    return resolved(executors.transport(target.connection), target.shard, when, options.wait_s, retry_s)
+
+
+def _upper_time(found: TimeResolved) -> int:
+    return TIME_MAX if found.upper.element is None else found.upper.element
 
 
 def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]) -> list[SnapshotSplit]:

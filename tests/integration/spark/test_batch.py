@@ -152,9 +152,31 @@ def test_a_task_that_is_tried_again_writes_once(spark: Any, client: Any, load: A
     assert load("orders").selectExpr("count(*) c", "sum(n) s").collect() == [(2000, 1999000)]
 
 
+@pytest.mark.proof
+def test_wall_clocks_name_times(client: Any, load: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shown = []
+    for number, key in enumerate("ab"):
+        shard.insert([{"k": key}])
+        shown.append(shard.timestamp_of(number))
+        shard.time_at(shown[-1], wait_s=10)
+    first, second = (when.isoformat() for when in shown)
+
+    def keys(**options: str) -> list[str]:
+        return sorted(row.k for row in load("orders", **options).collect())
+
+    assert keys(timestampAsOf=first) == ["a"]
+    assert keys(timestampAsOf=second) == ["a", "b"]
+    assert keys(readChangeFeed="true", startingTimestamp=first) == ["b"]
+    assert keys(readChangeFeed="true", endingTimestamp=first) == ["a"]
+    assert keys(readChangeFeed="true", startingTimestamp=first, endingTimestamp=first) == []
+
+
 BAD_OPTIONS = [
     ({"nonsense": "1"}, "option 'nonsense' is unknown"),
-    ({"timestampAsOf": "2024-01-01"}, "times of a shard are integers: use asOf"),
+    ({"timestampAsOf": "2024-01-01"}, "must be an instant with its zone"),
+    ({"timestampAsOf": "2024-01-01T00:00:00Z", "asOf": "1"}, "mean the same; give one"),
+    ({"startingTimestamp": "2024-01-01T00:00:00Z"}, "needs readChangeFeed"),
     ({"asOf": "soon"}, "option 'asOf' is a whole number, not 'soon'"),
     ({"asOf": "1", "versionAsOf": "1"}, "mean the same; give one"),
     ({"numPartitions": "0"}, "option 'numPartitions' is 0, outside"),
