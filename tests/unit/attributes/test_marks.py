@@ -1,0 +1,92 @@
+"""Marks in the index of attributes: found by instant and by time, left out of scans, and gone with their history."""
+
+from __future__ import annotations
+
+import pytest
+
+from blob.memory import MemoryBlob
+from persist.attributes.index import AttributeIndex
+from persist.attributes.marks import OUTLIVED_MAX
+from persist.attributes.storage import NodeCache
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.attribute import MARKS_FROM, AttributeKey, AttributeUpdate
+from persist.core.errors import InvalidUsage
+from persist.core.ids import Token, WriterId
+from persist.core.marks import Mark, Seal
+from persist.core.record import replace
+from persist.core.state import State
+from tests.support.location import AscendingIds
+from tests.support.shard import Shard, numbered
+
+MARKS = 10_000
+EVERY_MS = 1_000
+
+
+@pytest.fixture
+def index() -> AttributeIndex:
+    return AttributeIndex(MemoryBlob("mem:"), AscendingIds(), NodeCache(10_000_000))
+
+
+@pytest.fixture
+def shard(index: AttributeIndex) -> Shard:
+    """Ten thousand marks, at each second one; the newest ten are not in the index yet."""
+    shard = Shard()
+    shard.one(c.AdvanceUpper(Antichain(MARKS)))
+    marks = {number * EVERY_MS: Antichain(number) for number in range(1, MARKS - 9)}
+    newest = Mark(MARKS * EVERY_MS, Antichain(MARKS))
+    shard.state = replace(shard.state, marks=marks, seal=Seal(newest.at_ms, newest))
+    shard.one(index.flush(shard.state))
+    recent = {number * EVERY_MS: Antichain(number) for number in range(MARKS - 9, MARKS)}
+    shard.state = replace(shard.state, marks=recent)
+    assert shard.state.attribute_root.count == MARKS - 10
+    return shard
+
+
+def resolved(index: AttributeIndex, state: State, at_ms: int) -> Mark | None:
+    return index.indexed(state, [c.ResolveTime(at_ms)]).marks[at_ms]
+
+
+def test_the_newest_mark_at_or_before_an_instant_is_found(index: AttributeIndex, shard: Shard) -> None:
+    for number in (1, 2, 500, 4_096, MARKS - 10):
+        for beyond in (0, 1, 999):
+            found = resolved(index, shard.state, number * EVERY_MS + beyond)
+            assert found == Mark(number * EVERY_MS, Antichain(number))
+    assert resolved(index, shard.state, 999) is None
+
+
+def test_the_first_mark_beyond_a_time_is_found(index: AttributeIndex, shard: Shard) -> None:
+    for time in (0, 1, 499, 4_096, MARKS - 12):
+        found = index.indexed(shard.state, [c.TimeShown(time)]).shown[time]
+        assert found == Mark((time + 1) * EVERY_MS, Antichain(time + 1))
+    assert index.indexed(shard.state, [c.TimeShown(MARKS - 5)]).shown[MARKS - 5] is None
+
+
+def test_marks_are_no_attributes(index: AttributeIndex, shard: Shard) -> None:
+    mine = AttributeKey("fe" * 16)
+    shard.one(c.RegisterWriter(WriterId(numbered("w", 1)), 1_000))
+    update = AttributeUpdate.replace(mine, 7)
+    shard.one(c.UpdateAttributes(WriterId(numbered("w", 1)), Token(numbered("i", 1)), (update,)))
+    shard.one(index.flush(shard.state))
+    page = index.page(shard.state, AttributeKey("0" * 32), None, 100)
+    assert (page.values, page.following) == ({mine: 7}, None)
+    with pytest.raises(InvalidUsage, match="is kept by the shard itself"):
+        shard.one(
+            c.UpdateAttributes(
+                WriterId(numbered("w", 1)), Token(numbered("i", 2)), (AttributeUpdate.replace(MARKS_FROM, 1),)
+            )
+        )
+
+
+def test_marks_whose_history_is_forgotten_leave_in_bounded_steps(index: AttributeIndex, shard: Shard) -> None:
+    since = 9_000
+    shard.state = replace(shard.state, since=Antichain(since))
+    before = shard.state.attribute_root.count
+    shard.one(index.flush(shard.state))
+    gone = before + 9 - shard.state.attribute_root.count
+    assert gone == OUTLIVED_MAX
+    for _ in range(3):
+        shard.one(index.flush(shard.state))
+    assert shard.state.attribute_root.count <= MARKS - since + 3
+    for number in range(since, MARKS):
+        assert resolved(index, shard.state, number * EVERY_MS) == Mark(number * EVERY_MS, Antichain(number))
