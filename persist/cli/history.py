@@ -1,0 +1,77 @@
+"""`persist history NAME`: how much history a shard keeps, and which time a wall clock names.
+
+A line of JSON for each answer. What is not asked for is not done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from persist.cli.where import add_arguments as add_where
+from persist.cli.where import where_of
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.client.wall_clock import instant_ms, instant_text, read_instant
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.shard_settings import history_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    add_where(parser)
+    parser.add_argument("--keep", metavar="AGE", help="keep so much from now on: 7d, none, forever")
+    parser.add_argument("--forget", metavar="TIME", type=int, help="let history before this time be forgotten now")
+    parser.add_argument("--at", metavar="INSTANT", help="which times were complete by 2026-11-20T12:00:00Z")
+    parser.add_argument("--when", metavar="TIME", type=int, help="from which instant on this time is shown")
+    parser.add_argument("--repair-clock", action="store_true", help="take back what a clock far ahead has settled")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    location = where_of(arguments).open(must_exist=True)
+    try:
+        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+        if arguments.repair_clock:
+            _tell(_repaired(location, shard.name))
+        if arguments.keep is not None:
+            shard.configure(history=arguments.keep)
+        if arguments.forget is not None:
+            shard.forget(arguments.forget)
+        if arguments.at is not None:
+            upper = shard.time_at(read_instant("--at", arguments.at))
+            _tell({"at": arguments.at, "frontier": upper.to_json()})
+        if arguments.when is not None:
+            when = shard.timestamp_of(arguments.when)
+            shown = None if when is None else instant_text(instant_ms("--when", when))
+            _tell({"time": arguments.when, "timestamp": shown})
+        _tell(_settings(location, shard))
+    finally:
+        location.close()
+    return 0
+
+
+def _settings(location: Location, shard: Shard) -> dict[str, Any]:
+    state = location.machine(shard.name).refresh()
+    settings, sealed_ms = state.settings, state.seal.sealed_ms
+    return {
+        "shard": shard.name,
+        "history": history_text(settings.history_ms) if settings.version else None,
+        "mark_every_ms": settings.mark_every_ms,
+        "version": settings.version,
+        "since": state.since.to_json(),
+        "settled": instant_text(sealed_ms) if sealed_ms else None,
+    }
+
+
+def _repaired(location: Location, name: str) -> dict[str, Any]:
+    found = location.machine(name).apply(c.LowerSeal())
+    assert isinstance(found, c.SealLowered)
+    taken_back = None if found.lowered_from_ms is None else instant_text(found.lowered_from_ms)
+    return {"settled": instant_text(found.sealed_ms), "taken_back_from": taken_back}
+
+
+def _tell(found: dict[str, Any]) -> None:
+    print(json.dumps(found))
