@@ -37,7 +37,7 @@ LAPSING = (
     c.ScanAttributes,
     c.ResolveTime,
     c.TimeShown,
-    c.ReadSettings,
+    c.ReadShardSettings,
 )
 # These claim nothing of what happened, so they are told whatever came before.
 CLAIM_NOTHING = (Corruption, PersistError)

@@ -310,7 +310,7 @@ class Shard:
     @property
     def settings(self) -> ShardSettings:
         """The shard's settings as of now. Raises what every call may."""
-        found = self._send(c.ReadSettings())
+        found = self._send(c.ReadShardSettings())
         assert isinstance(found, c.SettingsAre)
         return found.settings
 

@@ -29,7 +29,7 @@ from persist.core.command import kinds as kinds
 from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import LowerSeal as LowerSeal
-from persist.core.history_commands import ReadSettings as ReadSettings
+from persist.core.history_commands import ReadShardSettings as ReadShardSettings
 from persist.core.history_commands import ResolveTime as ResolveTime
 from persist.core.history_commands import SetSettings as SetSettings
 from persist.core.history_commands import TimeShown as TimeShown

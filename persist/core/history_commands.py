@@ -44,7 +44,7 @@ class SetSettings(Command, frozen=True):
     mark_every_ms: int = MARK_EVERY_MS
 
 
-class ReadSettings(ReadCommand, frozen=True):
+class ReadShardSettings(ReadCommand, frozen=True):
     """The shard's settings as of now. -> SettingsAre; changes nothing."""
 
 

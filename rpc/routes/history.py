@@ -73,7 +73,7 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
 async def settings(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(READ, name)
-    found = await service.apply(name, c.ReadSettings())
+    found = await service.apply(name, c.ReadShardSettings())
     assert isinstance(found, c.SettingsAre)
     return _settings(found.settings)
 

@@ -127,6 +127,7 @@ def test_replicated_writers_write_every_update_once(shard: Shard) -> None:
 
 
 def test_since_is_the_meet_of_the_holds_and_history_before_it_is_refused(shard: Shard) -> None:
+    shard.configure(history="none")
     for number in range(10):
         shard.insert([{"id": number, "name": "x"}])
     slow = shard.critical_reader("slow")

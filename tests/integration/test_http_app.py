@@ -309,12 +309,16 @@ def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | No
 @pytest.mark.parametrize(
     ("method", "path", "says"),
     [
-        ("GET", "/v1/shards/orders/snapshot?asof=0", "'asof' here; there is as_of, columns, format, expand, wait"),
+        (
+            "GET",
+            "/v1/shards/orders/snapshot?asof=0",
+            "'asof' here; there is columns, format, expand, wait, as_of, timestamp",
+        ),
         ("POST", "/v1/shards/orders/insert?tokn=k2", "'tokn' here; there is"),
         ("GET", "/v1/shards?prefx=eu/", "'prefx' here; there is prefix, after, limit"),
         ("GET", "/v1/shards/orders?wait=1", "'wait' here; there is past, timeout"),
         ("DELETE", "/v1/shards/orders?forse=true", "'forse' here; there is force"),
-        ("GET", "/v1/shards/orders/listen?form=csv", "'form' here; there is after, until"),
+        ("GET", "/v1/shards/orders/listen?form=csv", "'form' here; there is until, after, timestamp"),
         ("GET", "/v1/location?a=1", "'a' here; there is none"),
     ],
 )

@@ -61,7 +61,8 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
     events = [json.loads(data) for data in re.findall(r"^data: (.*)$", answer("text/event-stream"), re.MULTILINE)]
     assert [row["id"] for event in events for row in event["rows"]] == ["b", "b", "c"]
     assert json.loads(answer("past=5"))["upper"] == [6]
-    assert json.loads(answer("downgrade-since?since=3"))["shard_since"] == [3]
+    assert json.loads(answer("downgrade-since?since=3"))["shard_since"] == [0], "its own history holds it"
+    assert json.loads(answer("forget?before=3"))["since"] == [3]
     assert json.loads(answer("shards?prefix"))["shards"] == ["eu/orders"]
     tokens = json.loads((tmp_path / "tokens.json").read_text())["tokens"]
     assert (tokens[0]["id"], tokens[0]["scopes"], tokens[0]["prefixes"]) == ("etl", ["write"], ["eu/"])

@@ -128,6 +128,13 @@ def commands(place: Place) -> list[c.Command]:
         c.RegisterCriticalReader(CRITICAL, "", "cursor"),
         c.CompareAndDowngradeSince(CRITICAL, "", "", Antichain(9)),
         c.ExpireCriticalReader(CRITICAL, ""),
+        c.ResolveTime(0),
+        c.TimeShown(0),
+        c.LowerSeal(),
+        c.ReadShardSettings(),
+        c.SetSettings(0, 0),
+        c.AgeHistory(0),
+        c.ForgetHistory(Antichain(1)),
         c.EvolveSchema(1, schema),
         c.Drop(True),
         c.Recreate(schema),
@@ -198,7 +205,7 @@ def test_without_tokens_listening_moves_nothing_and_the_explicit_verb_does(tmp_p
     """A plain listener made the shard forget its history for everybody."""
     handles = HandleSettings(read=ReadSettings(lease_ms=3_000))
     with Server(tmp_path / "data") as server, persist.connect(server.url, handles=handles) as client:
-        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        shard = client.create_shard(NAME, SCHEMA, ["id"], history="none")
         for number in range(UPPER):
             shard.insert([{"id": number, "v": "x"}])
         with shard.listen(None) as listen:

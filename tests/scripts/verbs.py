@@ -382,7 +382,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "resolve-time": lambda a: c.ResolveTime(int(a.next("milliseconds"))),
     "time-shown": lambda a: c.TimeShown(int(a.next("a time"))),
     "lower-seal": lambda a: c.LowerSeal(),
-    "read-settings": lambda a: c.ReadSettings(),
+    "read-settings": lambda a: c.ReadShardSettings(),
     "set-settings": lambda a: c.SetSettings(
         a.number("expected", 0), _history(a.named("history")), a.number("every", 1000)
     ),

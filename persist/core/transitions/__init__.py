@@ -57,7 +57,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ResolveTime: history.resolve_time,
     c.TimeShown: history.time_shown,
     c.LowerSeal: history.lower_seal,
-    c.ReadSettings: history.read_settings,
+    c.ReadShardSettings: history.read_settings,
     c.SetSettings: history.set_settings,
     c.AgeHistory: history.age_history,
     c.ForgetHistory: history.forget_history,

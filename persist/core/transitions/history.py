@@ -162,7 +162,7 @@ def _check_indexed(state: State, context: Context) -> None:
 # --- settings, and the hold that follows from them
 
 
-def read_settings(state: State, command: c.ReadSettings, context: Context) -> tuple[State, c.SettingsAre]:
+def read_settings(state: State, command: c.ReadShardSettings, context: Context) -> tuple[State, c.SettingsAre]:
     return state, c.SettingsAre(state.settings)
 
 
