@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from persist.attributes import Attributes
     from persist.client.connect import Client, Connection, connect
+    from persist.client.critical import CriticalReaderHandle
     from persist.client.listen import Listen, ListenEvent
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
-    from persist.client.shard import CriticalReaderHandle, HandleSettings, Shard
+    from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings

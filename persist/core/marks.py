@@ -8,6 +8,9 @@ and the blob store agree). Instants are milliseconds since 1970, UTC. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import MARK_PREFIX, AttributeKey
 from persist.core.record import Record, replace
@@ -30,6 +33,8 @@ class Seal(Record, frozen=True):
     `repairs` are intervals `(lowered_to, lowered_from]` of instants that a spoilt clock had sealed. A repair opened
     them again, so that they have no answer but where a mark lies.
     """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("sealed_ms", "last", "repairs", "passed"), 4)
 
     sealed_ms: int = 0
     last: Mark | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import ClassVar
 
 from persist.core.errors import InvalidUsage
 from persist.core.record import Record
@@ -18,6 +20,8 @@ class ShardSettings(Record, frozen=True):
     `mark_every_ms`: how finely a wall clock names a time. `version` counts the changes. 0: the shard has no settings,
     as those that are older than settings. Then since goes by the readers alone, and by what `forget` says.
     """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("history_ms", "mark_every_ms", "version"), 4)
 
     history_ms: int | None = None
     mark_every_ms: int = MARK_EVERY_MS

@@ -27,7 +27,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.client.shard import CriticalReaderHandle, Shard
+from persist.client.critical import CriticalReaderHandle
+from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, leased_blobs
 from persist.client.transport import OneShard, Transport
 from persist.core.antichain import TIME_MAX, Antichain, frontier

@@ -24,13 +24,15 @@ from persist.core.state import State
 from persist.formats import outcome_frames
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
-from persist.formats.state_frames import NEWEST_LEVEL, THIS_BUILD
+from persist.formats.state_frames import THIS_BUILD
 from tests.compat import fields, sample
 from tests.compat.sample import EXPECTED, HERE, STAGED, Write, client_of, expected, frames, opened_copy
 
 SAMPLES = sorted(path.parent for path in HERE.glob(f"*/{EXPECTED}"))
 BYTES_MAX = 300_000  # of a sample, which lies in the repository for ever
-NEWEST = HERE / f"v{NEWEST_LEVEL}"
+IN_THE_MAKING = frozenset({4})  # levels whose bytes are not frozen yet: no sample stands for them
+NEWEST = SAMPLES[-1]
+OLDER = [path for path in SAMPLES if path.name != f"v{THIS_BUILD.newest}"]
 WITH_TOKENS = [path for path in SAMPLES if expected(path).writes]
 
 each_sample = pytest.mark.parametrize("frozen", SAMPLES, ids=lambda path: path.name)
@@ -55,7 +57,7 @@ def blobs(location: Location) -> set[str]:
 
 
 def test_there_is_a_sample_of_every_level() -> None:
-    assert [path.name for path in SAMPLES] == [f"v{level}" for level in THIS_BUILD.levels]
+    assert [path.name for path in SAMPLES] == [f"v{level}" for level in THIS_BUILD.levels if level not in IN_THE_MAKING]
     for frozen in SAMPLES:
         assert sum(path.stat().st_size for path in frozen.rglob("*") if path.is_file()) < BYTES_MAX
 
@@ -188,7 +190,8 @@ def test_every_field_of_every_record_has_a_value_somewhere_in_the_newest_sample(
     """A field that is added later is missing here until the sample of its level holds it."""
     bodies = [sample.decoded(frame) for frame in frames(copied).values()]
     used = fields.used([*bodies, decode_command((frozen / STAGED).read_bytes())])
-    missing = {field for field in fields.with_defaults(fields.DURABLE) - used if field not in fields.unusable()}
+    to_come = fields.unusable() | fields.of_later_levels(read_level(copied.blob, THIS_BUILD))
+    missing = fields.with_defaults(fields.DURABLE) - used - to_come
     assert missing == set(), "let tests/compat/generate.py use these fields"
     kinds = {frame[4:5] for frame in frames(copied).values()}
     assert kinds == set(sample.KINDS), "a kind of frame is missing"
@@ -206,7 +209,9 @@ def test_no_field_of_a_later_level_has_a_value_in_a_sample(frozen: Path, copied:
 # --- what is done with a location
 
 
-@pytest.mark.parametrize("frozen", SAMPLES[:-1], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "frozen", [path for path in SAMPLES if path.name != f"v{THIS_BUILD.newest}"], ids=lambda path: path.name
+)
 def test_after_an_upgrade_it_reads_the_same(frozen: Path, tmp_path: Path) -> None:
     directory = tmp_path / "location"
     shutil.copytree(frozen / "location", directory)
