@@ -42,6 +42,7 @@ def closed(shard: Any) -> None:
 def forgotten(shard: Any) -> None:
     for _ in range(3):
         shard.insert([ROW])
+    shard.configure(history="none")
     shard.downgrade_since(3)
     shard.snapshot(as_of=0)
 
