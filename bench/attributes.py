@@ -23,13 +23,13 @@ import pyarrow as pa
 from bench.bars import bar, interleaved, median
 from blob.memory import MemoryBlob
 from persist.attributes.index import AttributeIndex
-from persist.attributes.nodes import DEFAULT_SHAPE, HEADER_BYTES, KEY_BYTES, Index, Leaf, Node, Update
+from persist.attributes.nodes import DEFAULT_SHAPE, HEADER_BYTES, Index, Leaf, Node, Update
 from persist.attributes.storage import NodeCache
 from persist.attributes.tree import Flush
 from persist.client.connect import Client, connect
 from persist.commit.system import SystemIds
 from persist.core.antichain import MINIMUM
-from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate, attribute_key
+from persist.core.attribute import KEY_BYTES, NO_INDEX, AttributeKey, AttributeUpdate, attribute_key
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.record import replace
 from persist.core.state import Policy, SchemaRecord, State
@@ -171,7 +171,7 @@ def many(count: int, rounds: int) -> None:
         url = f"persist://{directory}/location"
         with connect(url) as client:
             for name in ("without", "with"):
-                client.create_shard(name, SCHEMA, ["writer"])
+                client.create_shard(name, SCHEMA, ["writer"], history="none")
             began = time.perf_counter()
             fill(client, "with", count)
             root = client.transport.location.machine("with").state().attribute_root  # type: ignore[attr-defined]
@@ -247,7 +247,7 @@ def pipelined(writers: int, appends_each: int) -> None:
     rates = []
     for waiting in (True, False):
         with tempfile.TemporaryDirectory() as directory, connect(f"persist://{directory}/location") as client:
-            shard = client.create_shard("events", SCHEMA, ["writer"])
+            shard = client.create_shard("events", SCHEMA, ["writer"], history="none")
             each = max(1, appends_each // 10) if waiting else appends_each
 
             def write(number: int) -> None:

@@ -59,7 +59,7 @@ def measure(url: str, commits: int, rows: int) -> None:
     table = pa.table({"id": [f"{n:016d}" for n in range(rows)], "n": list(range(rows))})
     schema = pa.schema([("id", pa.string()), ("n", pa.int64())])
     with persist.connect(url) as client:
-        old = client.create_shard("old", schema, ["id"])
+        old = client.create_shard("old", schema, ["id"], history="none")
         old_writer = old.open_writer()
         for number in range(commits):
             old_writer.insert(table)
@@ -69,7 +69,7 @@ def measure(url: str, commits: int, rows: int) -> None:
         loads: list[list[float]] = [[], []]
         appends: list[list[float]] = [[], []]
         for number in range(SAMPLES):
-            young = client.create_shard(f"young-{number}", schema, ["id"])
+            young = client.create_shard(f"young-{number}", schema, ["id"], history="none")
             young_writer = young.open_writer()
             for _ in range(EARLY):
                 young_writer.insert(table)

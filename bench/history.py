@@ -1,6 +1,9 @@
 """History: what it costs that a shard keeps its past.
 
-    python -m bench.history [--only straight] [--rows 10000000] [--times 64] [--rounds 5] [--directory DIR]
+    python -m bench.history [--only append resolve days straight] [--rows 10000000] [--times 64] [--rounds 5]
+                            [--marks 1000000] [--directory DIR]
+
+`append`, `resolve` and `days`: see `bench/marks.py`.
 
 `straight`: a compacted shard whose history is kept is read as a whole, one column of it, and all of it with eight
 batches of one percent each on top, a third of their updates retractions. Then these are merged in as well, so that rows
@@ -22,12 +25,13 @@ import pyarrow.parquet as pq
 
 from bench.bars import bar, interleaved, median
 from bench.maintenance import opened
+from bench.marks import bench_append, bench_days, bench_resolve, whole
 from compactor.engine import EngineSettings
-from compactor.worker import Worker, WorkerSettings
+from compactor.worker import WorkerSettings
 from persist.client.connect import Client
 from persist.commit.location import Location
-from persist.core import commands as c
 
+KINDS = ["append", "resolve", "days", "straight"]
 NAME = "straight"
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
 ON_TOP = 8
@@ -36,14 +40,22 @@ PERCENT = 100
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=["straight"], choices=["straight"])
+    parser.add_argument("--only", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--times", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--marks", type=int, default=1_000_000)
     parser.add_argument("--directory", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench_straight(arguments.directory or Path(folder), arguments)
+        if "append" in arguments.only:
+            bench_append(Path(folder))
+        if "resolve" in arguments.only:
+            bench_resolve(arguments.marks)
+        if "days" in arguments.only:
+            bench_days()
+        if "straight" in arguments.only:
+            bench_straight(arguments.directory or Path(folder) / "straight", arguments)
 
 
 def rows_of(ids: np.ndarray, version: int) -> dict[str, pa.Array]:
@@ -62,17 +74,7 @@ def make(location: Location, client: Client, rows: int, times: int) -> None:
     ids = np.random.default_rng(1).permutation(rows) * 2
     for time, some in enumerate(np.array_split(ids, times)):
         shard.compare_and_append(pa.table(rows_of(some, 0)), time, time + 1)
-    compact(location)
-
-
-def compact(location: Location) -> None:
-    """Merge all of it, as somebody who has nothing else to do would."""
-    state = location.machine(NAME).refresh()
-    parts, whole = [part for batch in state.trace.batches for part in batch.parts()], state.trace.batches
-    inputs, size = tuple(part.id for part in parts), sum(part.size for part in parts)
-    spec = c.MergeSpec(inputs, whole[0].desc.lower, whole[-1].desc.upper, state.merge_since, state.trace.rows, size)
-    engine = EngineSettings(threads=2, read_ahead=1)
-    Worker(location, WorkerSettings(engine=engine)).merge(NAME, spec)
+    whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2, read_ahead=1)))
 
 
 def put_on_top(client: Client, rows: int, first: int) -> None:
@@ -104,7 +106,8 @@ def compared(client: Client, files: Sequence[str], columns: list[str] | None, ro
     def theirs() -> None:
         found[1] = len(pq.read_table(files, columns=columns or SCHEMA.names))
 
-    ours(), theirs()
+    ours()
+    theirs()
     seconds = [median(some) for some in interleaved(rounds, ours, theirs)]
     speed = [rows / each / 1e6 for rows, each in zip(found, seconds, strict=True)]
     print(
@@ -127,7 +130,7 @@ def bench_straight(directory: Path, arguments: argparse.Namespace) -> None:
             files = files_of(location, directory)
         if len(files) > ON_TOP:
             bar("eight batches on top to read_table", compared(client, files, None, rounds), ">= 0.4")
-            compact(location)
+            whole(location, NAME, WorkerSettings(engine=EngineSettings(threads=2, read_ahead=1)))
         print("merged, with the rows that were replaced and what took them away:")
         files = files_of(location, directory)
         compared(client, files, None, rounds)

@@ -80,8 +80,8 @@ def bench_soak(directory: Path, seconds: float) -> list[bool]:
 
 def soaked(client: Client, seen: Seen, seconds: float) -> int:
     """Run everybody for so long; how many rows were appended."""
-    client.create_shard("appended", SMALL, ["k"])
-    updated = client.create_shard("updated", SMALL, ["k"])
+    client.create_shard("appended", SMALL, ["k"], history="none")
+    updated = client.create_shard("updated", SMALL, ["k"], history="none")
     counts = [0] * WRITERS
     threads = [
         threading.Thread(target=writer, args=(client.shard("appended"), seen, counts, n)) for n in range(WRITERS)

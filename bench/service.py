@@ -75,7 +75,7 @@ def small(root: Path, rounds: int) -> None:
 
 
 def _appender(client: persist.client.connect.Client, rows: pa.Table) -> Callable[[], object]:
-    shard = client.create_shard(f"bench-{secrets.token_hex(6)}", rows.schema, KEY)
+    shard = client.create_shard(f"bench-{secrets.token_hex(6)}", rows.schema, KEY, history="none")
     writer = shard.open_writer()
     upper = [0]
 
@@ -91,7 +91,7 @@ def writers(root: Path, count: int, seconds: float) -> None:
     """Many processes insert into one shard; then 16 of deltalake's, and one of SlateDB's."""
     with ServerProcess(root / "writers") as server:
         with persist.connect(server.url) as client:
-            shard = client.create_shard("one", table().schema, KEY)
+            shard = client.create_shard("one", table().schema, KEY, history="none")
         single = _run_writers(server.url, 1, min(seconds, 3.0))
         many = _run_writers(server.url, count, seconds)
         with persist.connect(server.url) as client:
@@ -167,7 +167,7 @@ def _listening(root: Path, rounds: int, consensus: str | None) -> tuple[float, f
     context = multiprocessing.get_context("spawn")
     with ServerProcess(root, consensus=consensus) as server, persist.connect(server.url) as client:
         rows = table()
-        shard = client.create_shard(f"listen-{secrets.token_hex(4)}", rows.schema, KEY)
+        shard = client.create_shard(f"listen-{secrets.token_hex(4)}", rows.schema, KEY, history="none")
         parent, child = context.Pipe()
         listener = context.Process(target=_listener, args=(server.url, shard.name, rounds, child))
         listener.start()
@@ -212,7 +212,7 @@ def idle(root: Path, shards: int, listeners: int, seconds: float) -> None:
     with ServerProcess(root / "idle", metered=True) as server:
         with persist.connect(server.url) as client:
             for number in range(shards):
-                client.create_shard(f"s{number:05d}", table().schema, KEY)
+                client.create_shard(f"s{number:05d}", table().schema, KEY, history="none")
         streams = [_open_stream(server.port, f"s{number % shards:05d}") for number in range(listeners)]
         time.sleep(2.0)
         before, statements = server.rss(), server.statements()
@@ -241,7 +241,7 @@ def kill(root: Path, seconds: float) -> None:
     directory = root / "kill"
     with ServerProcess(directory) as a, ServerProcess(directory) as b:
         client = persist.connect(f"{a.url},{b.url}")
-        shard = client.create_shard("one", table().schema, KEY)
+        shard = client.create_shard("one", table().schema, KEY, history="none")
         victim = a if rendezvous([a.url, b.url], "one")[0] == a.url else b
         longest, errors, done = 0.0, 0, 0
         killer = threading.Timer(seconds / 2, victim.kill)

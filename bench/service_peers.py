@@ -48,7 +48,7 @@ class DeltaPeer:
         done = sum(queue.get() for _ in processes)
         for process in processes:
             process.join()
-        return done / seconds
+        return float(done / seconds)
 
 
 def _delta_writer(path: str, seconds: float, barrier: Any, queue: Any) -> None:

@@ -16,9 +16,10 @@ these are few (`left_batches_max`).
 - Claims: what another is at work on (`taken`, ids of parts) is left alone. A plan names parts by id, so it cannot
   conflict with writers.
 
-The worker has three more rules, each of which rewrites a row a bounded number of times. Where too many batches are left
+The worker has four more rules, each of which rewrites a row a bounded number of times. Where too many batches are left
 that are not due, the youngest are merged with one that they outweigh: a logarithm of them is left whatever their sizes.
-A batch whose history since has passed is collapsed. A batch of an older schema is written in the current one.
+A batch whose history since has passed is collapsed. A batch of an older schema is written in the current one. Where a
+shard keeps its history by age, the oldest batches are collapsed as rows get older than that.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class MergePolicy:
     inline_flush_bytes: int = 256 * 1024
     garbage_percent: int = 200
     garbage_growth: int = GARBAGE_GROWTH
+    aged_percent: int = 20  # where history is kept: rows that it no longer needs, in percent of the others
     rewrite_old_schemas: bool = True
     specs_max: int = 64
     left_batches_max: int = 0  # so many of the newest small batches are left to the committer
@@ -82,6 +84,7 @@ class MergePolicy:
             fan_in_small=2,
             garbage_percent=120,
             garbage_growth=8,
+            aged_percent=10,
             small_rows=0,
             left_batches_max=0,
         )
@@ -311,11 +314,46 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
 def _garbage(
     state: State, batches: Sequence[HollowBatch], largest: Sequence[int], policy: MergePolicy
 ) -> list[tuple[int, int]]:
+    if state.settings.history_ms and (aged := _aged(state, batches, policy)):
+        return [(0, aged)]
     end = _passed(batches, state.merge_since)
     if sum(batch.run_count for batch in batches[:end]) < policy.fan_in:
         return []
     garbage = _is_garbage(batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
     return [(0, end)] if garbage else []
+
+
+def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> int:
+    """How many of the first batches are to be merged, as their history is older than what the shard keeps of it.
+
+    Since then passes a part of a batch at a time, and seldom the whole. What it has passed is estimated as if the rows
+    of a batch were spread evenly over its times. Where that is wrong nothing is merged for ever: a merge leaves no row
+    that since has passed anew, and each such row takes away itself and one other at most.
+    """
+    since, whole = state.merge_since.element, state.trace.batches
+    rows, settled, anew, left = state.trace.rows, 0, 0.0, 0.0
+    if since is None or rows < policy.small_rows or batches[0] is not whole[0]:
+        return 0
+    for index, batch in enumerate(batches):
+        low, high, diffs = _earliest(batch), max((part.time_max for part in batch.parts()), default=0), batch.diff_sum
+        if low > since or diffs is None:
+            break
+        passed = 1.0 if high <= since else (since - low) / (high - low)
+        if not index:  # an earlier merge brought these to the time `low`
+            settled, left = (batch.rows if high <= low else abs(diffs)), diffs
+            anew = passed * (batch.rows - settled)
+        else:
+            anew += passed * batch.rows
+            left += passed * diffs
+        gone = min(settled + anew - abs(left), 2 * anew)
+        if gone * 100 >= policy.aged_percent * (rows - gone):
+            return index + 1
+    return 0
+
+
+def _earliest(batch: HollowBatch) -> int:
+    """The earliest time that a batch tells apart from others."""
+    return max(batch.desc.lower.element or 0, batch.desc.since.element or 0)
 
 
 def _due(
@@ -355,7 +393,7 @@ def _has_history(batch: HollowBatch, since: Antichain) -> bool:
 
     Each such merge halves what is left to collapse, so a batch is rewritten for this at most 63 times.
     """
-    low = max(batch.desc.lower.element or 0, batch.desc.since.element or 0)
+    low = _earliest(batch)
     high = max(part.time_max for part in batch.parts())
     if since.element is None or high <= low or (min(since.element, high) - low) * 2 < high - low:
         return False

@@ -176,6 +176,39 @@ def test_history_that_since_has_passed_is_collapsed_at_most_once_per_halving() -
     assert 1 <= merges <= 12
 
 
+def test_a_shard_that_keeps_its_history_by_age_is_little_more_than_that() -> None:
+    """It was more than twice that: since passes a part of a batch at a time, and never the whole."""
+    shape = Shape()
+    shape.state = replace(shape.state, settings=replace(shape.state.settings, version=1, history_ms=1_000))
+    live, each, kept = 25_000, 2_000, 42
+    shape.append(live, diff_sum=live)
+    worst = 0.0
+    for time in range(1, 300):
+        shape.state = replace(shape.state, since=Antichain(max(0, time - kept)))
+        shape.append(each, diff_min=-1, diff_sum=0)
+        while specs := shape.plan():
+            spec, whole = specs[0], specs[0].lower == MINIMUM
+            first, last = spec.lower.element or 0, (spec.upper.element or 0) - 1
+            at_most = live + max(0, last - (time - kept)) * each if whole else spec.rows
+            left = min(spec.rows, at_most)
+            shape.merge(spec, left, diff_min=-1, diff_sum=live if whole else 0, time_min=first, time_max=last)
+        worst = max(worst, shape.state.trace.rows / (live + kept * each))
+    assert worst <= 1.5
+    assert shape.rewritten <= 7 * shape.appended
+
+
+def test_history_that_does_not_cancel_after_all_is_merged_a_bounded_number_of_times() -> None:
+    shape = Shape()
+    shape.state = replace(shape.state, settings=replace(shape.state.settings, version=1, history_ms=1_000))
+    for time in range(300):
+        shape.state = replace(shape.state, since=Antichain(max(0, time - 10)))
+        shape.append(1_000, diff_min=-1, diff_sum=0)  # half insertions, half retractions, of which nothing cancels
+        while specs := shape.plan():
+            last = (specs[0].upper.element or 0) - 1
+            shape.merge(specs[0], diff_min=-1, diff_sum=0, time_min=min(last, time - 10), time_max=last)
+    assert shape.rewritten / shape.appended <= 2 * log_of(shape.appended, 1.3)
+
+
 def test_parts_of_an_older_schema_are_rewritten_once() -> None:
     shape = Shape()
     shape.append(1_000_000)
