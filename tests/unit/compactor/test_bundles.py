@@ -111,8 +111,8 @@ def _one(world: World, number: int) -> list[Part]:
 
 
 def test_a_location_of_level_2_has_no_bundles() -> None:
-    world = World(policy=TINY)
     with patch("persist.commit.versions.Versions.level", 2):
+        world = World(policy=TINY)
         world.append_in_parts(10, 1)
     assert bundles(world) == []
     assert len(listed(world)) == 10
