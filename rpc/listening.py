@@ -131,8 +131,7 @@ class Listeners:
         assert element is not None
         as_of = None if element == 0 else element - 1
         name, transport = state.name, OneShard(self._transport, state.shard_id)
-        lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings)
-        lease.seqno = SeqNo(1)
+        lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings, SeqNo(1))
         listen = Listen(transport, name, lease, as_of, until, self._settings)
         for event in listen.next_events(0.0):
             yield event.upper, encode(event)
@@ -141,8 +140,8 @@ class Listeners:
 class _HeldElsewhere(ReadLease):
     """The lease of a step: the listener's hold does its work."""
 
-    def _send(self, command: c.Command, retry_s: float | None = None) -> None:
-        return
+    def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
+        return c.SinceDowngraded(self.since, self.since)
 
 
 def _source(state: State) -> Source:

@@ -53,14 +53,17 @@ class ReadSettings:
 
 
 class ReadLease:
-    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one."""
+    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
 
-    def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings) -> None:
+    `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
+    """
+
+    def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings, seqno: SeqNo) -> None:
         self._transport = transport
         self._name = name
         self._settings = settings
         self.reader = reader
-        self.seqno = SeqNo(0)
+        self.seqno = seqno
         self.since = Antichain(0)
         self._renewed_s = transport.clock.monotonic()
         self._closed = False
@@ -77,11 +80,12 @@ class ReadLease:
         Users call `Shard.open_reader`, which knows `transport` and `settings`. Raises NotReadable (the shard's since is
         beyond `since`).
         """
-        lease = cls(transport, name, mint(ReaderId, transport.ids), settings)
-        command = c.RegisterReader(lease.reader, since, settings.lease_ms, purpose)
+        reader = mint(ReaderId, transport.ids)
+        command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
         result = send(transport, name, command, settings.retry_s)
         assert isinstance(result, c.ReaderRegistered)
-        lease.seqno, lease.since = result.seqno, result.since
+        lease = cls(transport, name, reader, settings, result.seqno)
+        lease.since = result.since
         return lease
 
     def keep(self) -> None:
@@ -95,7 +99,7 @@ class ReadLease:
     def check(self) -> None:
         """Renew the lease now. Raises Expired when it is gone."""
         now = self._transport.clock.monotonic()
-        self._send(c.HeartbeatReader(self.reader))
+        self._send(c.HeartbeatReader(self.reader, self.seqno))
         self._renewed_s = now
 
     def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
@@ -104,7 +108,7 @@ class ReadLease:
         latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
         Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
         """
-        self._give_up(since, seqno, c.DowngradeSince(self.reader, since, seqno))
+        self._give_up(since, seqno, c.DowngradeSince)
 
     def move(self, since: Antichain, seqno: SeqNo) -> None:
         """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
@@ -112,13 +116,16 @@ class ReadLease:
         Raises Expired: the lease is gone.
         """
         follows = self._transport.listening_moves_since
-        self._give_up(since, seqno, (c.DowngradeSince if follows else c.MoveHold)(self.reader, since, seqno))
+        self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
 
-    def _give_up(self, since: Antichain, seqno: SeqNo, command: c.Command) -> None:
+    def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
         now = self._transport.clock.monotonic()
         # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
-        self.since, self.seqno = since, seqno
-        self._send(command)
+        self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
+        moved = self._send(command(self.reader, self.since, self.seqno))
+        assert isinstance(moved, c.SinceDowngraded)
+        if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
+            raise Expired(f"the hold of reader {self.reader} at {since} is gone: its lease lapsed; open a new one")
         self._renewed_s = now
 
     def close(self) -> None:
@@ -139,9 +146,9 @@ class ReadLease:
             closing.start()
             closing.join(CLOSE_RETRY_S)
 
-    def _send(self, command: c.Command, retry_s: float | None = None) -> None:
+    def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
         longest = self._settings.retry_s
-        send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
+        return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,7 @@ class SnapshotSplit:
     runs: tuple[Run, ...]
     schemas: Mapping[int, SchemaRecord]
     reader: ReaderId
+    seqno: SeqNo
     settings: ReadSettings
     columns: tuple[str, ...] | None = None
     shard_id: ShardId | None = None
@@ -173,7 +181,7 @@ class SnapshotSplit:
         """
         if self.shard_id is not None:
             transport = OneShard(transport, self.shard_id)
-        lease = ReadLease(transport, self.shard, self.reader, self.settings)
+        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
         lease.check()
         _, reader = part_reader(transport, self, self.settings, keeps)
         pieces = reader.read_range(
@@ -291,9 +299,18 @@ class Held:
 
     def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...]) -> SnapshotSplit:
         """One key range of it, whose rows are in `runs`."""
-        view, reader = self.view, self.lease.reader
+        view, lease = self.view, self.lease
         return SnapshotSplit(
-            view.name, self.as_of, key_range, runs, view.schemas, reader, self.settings, columns, view.shard_id
+            shard=view.name,
+            as_of=self.as_of,
+            key_range=key_range,
+            runs=runs,
+            schemas=view.schemas,
+            reader=lease.reader,
+            seqno=lease.seqno,
+            settings=self.settings,
+            columns=columns,
+            shard_id=view.shard_id,
         )
 
     def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:

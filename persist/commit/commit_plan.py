@@ -115,9 +115,7 @@ class Given(Struct, frozen=True):
     way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
     `verdicts` say of each command, in order, what was found of its parts.
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
-    `renewed` is as in `Context`. `long_diff` is the key of the blob to which the state diff goes, if it goes to one.
-    `store_ms` is as in `Context`.
-    `checked_ms` is as in `Context`.
+    `renewed`, `store_ms` and `checked_ms` are as in `Context`.
     `unread` has the errors of the commands for which the index or the files could not be read, by place.
     """
 
@@ -132,7 +130,6 @@ class Given(Struct, frozen=True):
     renewed: tuple[Renewed, ...] = ()
     remembered: Mapping[str, tokens.Outcome] = {}
     level: int = NEWEST_LEVEL
-    long_diff: str = ""
     store_ms: int = 0
     unread: Mapping[int, PersistError] = {}
     checked_ms: int | None = None
@@ -206,8 +203,6 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if given.level >= HISTORY_LEVEL:
         before = base.upper if following.incarnation == base.incarnation else MINIMUM
         following = stamped(following, before, given.checked_ms, given.policy)
-    if given.long_diff:
-        following = replace(following, long_diffs={**following.long_diffs, following.seqno: given.long_diff})
     gone = state_diff.gone_between(base, following)
     if state is not stepped:  # a merge that this commit takes along may have taken what came only now
         came = stepped.trace.blob_keys - base.trace.blob_keys
@@ -222,6 +217,17 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if given.check_all:
         invariants.check_diff(change, base, following)
     return Commit(change, following, outcomes, following, commands)
+
+
+def with_long_diff(commit: Commit, key: str) -> Commit:
+    """The same commit, where its state diff is too long for the log and goes to the blob of this key.
+
+    Nothing is planned anew: the commit differs only in that its State names the blob.
+    """
+    assert commit.diff is not None
+    state = commit.following
+    following = replace(state, long_diffs={**state.long_diffs, state.seqno: key})
+    return replace(commit, diff=state_diff.in_blob(commit.diff, key), following=following, upkeep=following)
 
 
 def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:

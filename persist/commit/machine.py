@@ -19,7 +19,18 @@ from persist.attributes.storage import NodeCache, StaleIndex
 from persist.commit.blob_worker import BlobWorker
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
-from persist.commit.commit_plan import Collect, Commit, Given, Merge, Outcome, Supply, Task, plan_commit, supplied
+from persist.commit.commit_plan import (
+    Collect,
+    Commit,
+    Given,
+    Merge,
+    Outcome,
+    Supply,
+    Task,
+    plan_commit,
+    supplied,
+    with_long_diff,
+)
 from persist.commit.counters import MachineMetrics
 from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
@@ -235,28 +246,23 @@ class Machine(CachedState):
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
 
-        A command that is too large by itself goes to a blob, to which the log refers. A value that cannot be written
-        is refused only to the command that brings it.
+        A value that cannot be written is refused only to the command that brings it.
         """
-        is_long = False
         while True:
             commands, verdicts = [pending.command for pending in group], [pending.verdict for pending in group]
             try:
-                return self._commit(commands, verdicts, is_long)
-            except InvalidUsage as error:
-                if len(group) > 1:
-                    group = self._queue.halve_group()
-                elif is_long or not isinstance(error, TooLarge):
+                return self._commit(commands, verdicts)
+            except InvalidUsage:
+                if len(group) == 1:
                     raise
-                else:
-                    is_long = True
+                group = self._queue.halve_group()
 
     def _interrupted(self) -> Indeterminate:
         return Indeterminate(
             f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
         )
 
-    def _commit(self, commands: Sequence[c.Command], verdicts: Sequence[Verdict], is_long: bool) -> Commit:
+    def _commit(self, commands: Sequence[c.Command], verdicts: Sequence[Verdict]) -> Commit:
         """Commit the commands together, and publish the State. Raises the error that is then the outcome of each."""
         deadline, commit_id = self._deadline(), self._system.ids.uuid7()
         base, is_fresh = self.cached, False
@@ -264,16 +270,15 @@ class Machine(CachedState):
             base, is_fresh = self.refresh(), True
         lost = 0
         while True:
-            long_diff = diff_key(base.shard_id, self._system.ids) if is_long else ""
-            commit, planned_s = self._planned(base, commands, verdicts, (commit_id, long_diff), lost)
+            commit, planned_s = self._planned(base, commands, verdicts, commit_id, lost)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
-            elif self._log.write(commit.diff, deadline, long_diff, commit.following.is_closed):
-                self._leases.saw(commit.following, planned_s, planned_s)
-                self.publish(commit.following)
+            elif (written := self._written(commit, base, deadline)) is not None:
+                self._leases.saw(written.following, planned_s, planned_s)
+                self.publish(written.following)
                 self.metrics.committed(len(commands), lost)
-                return commit
+                return written
             else:
                 lost += 1
                 if self._system.clock.monotonic() > deadline:
@@ -283,10 +288,29 @@ class Machine(CachedState):
             commands = commit.commands
             base, is_fresh = self.refresh(), True
 
+    def _written(self, commit: Commit, base: State, deadline: float) -> Commit | None:
+        """The commit as it is in the log now. None: plan anew, on the State as of now.
+
+        A command whose state diff is too long for the log by itself goes to a blob, to which the log refers. Whether
+        it is too long shows only once it is encoded.
+        """
+        assert commit.diff is not None
+        ends = commit.following.is_closed
+        try:
+            return commit if self._log.write(commit.diff, deadline, ends=ends) else None
+        except TooLarge:
+            if len(commit.commands) > 1:
+                raise
+        key = diff_key(base.shard_id, self._system.ids)
+        commit = with_long_diff(commit, key)
+        assert commit.diff is not None
+        self._check_diff(commit, base)
+        return commit if self._log.write(commit.diff, deadline, key, ends) else None
+
     def _planned(
-        self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], ids: tuple[str, str], lost: int
+        self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], commit_id: str, lost: int
     ) -> tuple[Commit, float]:
-        """The plan, with all that it needs of the stores. `ids`: that of the commit, and the key of its long diff.
+        """The plan, with all that it needs of the stores.
 
         And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit
         that has lost races takes no overdue merge along: it would merge anew for each of them.
@@ -296,7 +320,7 @@ class Machine(CachedState):
         now_ms = self._system.clock.now_ms()
         given = Given(
             now_ms,
-            ids[0],
+            commit_id,
             self.policy,
             read.indexed,
             self._upkeep.merging if self._settings.small_merges and not lost else None,
@@ -306,17 +330,21 @@ class Machine(CachedState):
             self._leases.renewed() if has_clock else (),
             read.remembered,
             self._versions.level,
-            ids[1],
             self._store_ms(commands, now_ms),
             read.unread,
             self._checked_ms(now_ms),
         )
         counted_s = self._system.clock.monotonic()
         commit = supplied(plan_commit(base, commands, given), self._supply)
-        if self._settings.check_all and commit.diff is not None:
-            written = self._versions.decode(self._versions.encode(commit.diff))
-            invariants.check_diff(written, base, commit.following)
+        self._check_diff(commit, base)
         return commit, counted_s
+
+    def _check_diff(self, commit: Commit, base: State) -> None:
+        """In tests: that the state diff leads from `base` to the State that follows, also after it was encoded."""
+        if self._settings.check_all and commit.diff is not None:
+            data = self._versions.encode(commit.diff)
+            self._versions.check_readable(data)
+            invariants.check_diff(self._versions.decode(data), base, commit.following)
 
     def _store_ms(self, commands: Sequence[c.Command], now_ms: int) -> int:
         """The blob store's time if a token seems to come from the future: this clock may be behind. 0: not asked."""

@@ -83,19 +83,20 @@ class Versions:
         return max(self._level_read, self._level)
 
     def encode(self, change: StateDiff, ends: bool = False) -> bytes:
-        """The log entry of a state diff. `ends`: the shard is dropped after it.
+        """The log entry of a state diff, for `check_readable`. `ends`: the shard is dropped after it.
 
-        InvalidUsage: nobody could read it, since a value in it has a wrong type; or this process may only read, which
-        takes holds all the same.
+        InvalidUsage: this process may only read, which takes holds all the same.
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
-        data = encode_diff(change, self.level, self._build, ends=ends)
+        return encode_diff(change, self.level, self._build, ends=ends)
+
+    def check_readable(self, data: bytes) -> None:
+        """InvalidUsage: nobody could read this log entry, since a value in it has a wrong type."""
         try:
             decode_diff(data, self._build)
         except Corruption as error:
             raise InvalidUsage(f"a command holds a value of a wrong type; nothing was written: {error}") from error
-        return data
 
     def decode(self, data: bytes) -> StateDiff:
         """The state diff of a log entry."""
@@ -229,7 +230,9 @@ class Versions:
         with translated():
             self.blob.put(key, data)
         first = state_diff.diff(blank_state(state.name), named, commit_id)
-        return self.encode(first), named
+        entry = self.encode(first)
+        self.check_readable(entry)
+        return entry, named
 
     def write_rollup(self, state: State) -> tuple[str, int]:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""

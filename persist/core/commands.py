@@ -213,9 +213,14 @@ class RegisterReader(ReadCommand, frozen=True):
 
 
 class HeartbeatReader(ReadCommand, frozen=True):
-    """Extend a reader's lease; no State change when a quarter of the lease has not passed yet. -> Done"""
+    """Extend a reader's lease; no State change when a quarter of the lease has not passed yet. -> Done
+
+    `seqno`: the holder counts on the States from there on. A hold that begins later was taken by a registration that
+    a server delivered late, after the holder's own had lapsed. It is answered as one that is gone.
+    """
 
     reader: _Reader
+    seqno: SeqNo | None = None
 
 
 class DowngradeSince(ReadCommand, frozen=True):

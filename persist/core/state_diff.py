@@ -185,6 +185,12 @@ def only_holds(change: StateDiff) -> bool:
     return not any(entries.set for entries in (change.writers, change.claims, change.left) if entries is not None)
 
 
+def in_blob(change: StateDiff, key: str) -> StateDiff:
+    """The same state diff, where it lies in the blob of this key: the State that follows names the blob."""
+    named = change.long_diffs or _NO_CHANGE
+    return replace(change, long_diffs=MapDiff({**named.set, change.seqno: key}, named.deleted))
+
+
 def standing_for(change: StateDiff, key: str, size: int) -> StateDiff:
     """What stands in the log for a state diff that lies in a blob."""
     return StateDiff(

@@ -16,7 +16,7 @@ from persist.client.transport import OneShard, Transport
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part
 from persist.core.errors import InvalidUsage
-from persist.core.ids import ReaderId, ShardId
+from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, KeyRange, ShardSchema, current_schema
@@ -61,6 +61,7 @@ class ChangesSplit:
     parts: tuple[Part, ...]
     schemas: Mapping[int, SchemaRecord]
     reader: ReaderId
+    seqno: SeqNo
     settings: ReadSettings
     columns: tuple[str, ...]
     shard_id: ShardId
@@ -71,7 +72,7 @@ class ChangesSplit:
         Raises Expired (the lease lapsed), UnknownShard (the shard was dropped), Corruption.
         """
         transport = OneShard(transport, self.shard_id)
-        lease = ReadLease(transport, self.shard, self.reader, self.settings)
+        lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
         lease.check()
         keeps = None if wanted is None else wanted.may_match
         _, reader = part_reader(transport, self, self.settings, keeps)
@@ -119,7 +120,16 @@ def plan_changes(
     for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted, lease):
         parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
-            target.shard, interval, one, parts, view.schemas, lease.reader, settings, columns, view.shard_id
+            shard=target.shard,
+            interval=interval,
+            key_range=one,
+            parts=parts,
+            schemas=view.schemas,
+            reader=lease.reader,
+            seqno=lease.seqno,
+            settings=settings,
+            columns=columns,
+            shard_id=view.shard_id,
         )
         splits.append(ChangesPartition(split))
     return splits

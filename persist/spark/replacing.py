@@ -25,7 +25,7 @@ from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
-from persist.core.ids import ReaderId, ShardId, Token
+from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, consolidate
@@ -46,6 +46,7 @@ class Base:
 
     upper: int
     reader: ReaderId
+    seqno: SeqNo
     shard_id: ShardId
 
     @classmethod
@@ -56,14 +57,15 @@ class Base:
         transport = OneShard(executors.transport(target.connection), view.shard_id)
         held = Antichain(max(view.upper.element - 1, view.since.element or 0))
         lease = ReadLease.open(transport, target.shard, held, "spark replace", target.connection.handles.read)
-        return cls(view.upper.element, lease.reader, view.shard_id)
+        return cls(view.upper.element, lease.reader, lease.seqno, view.shard_id)
 
     def transport(self, target: Target) -> OneShard:
         """Of this process, to the shard that the job began with. It raises UnknownShard once that was dropped."""
         return OneShard(executors.transport(target.connection), self.shard_id)
 
     def lease(self, target: Target) -> ReadLease:
-        return ReadLease(self.transport(target), target.shard, self.reader, target.connection.handles.read)
+        settings = target.connection.handles.read
+        return ReadLease(self.transport(target), target.shard, self.reader, settings, self.seqno)
 
     def before(self, target: Target, key_range: KeyRange) -> Iterator[pa.Table]:
         """The contents at the base, in key order: all columns and `__diff`. Raises what reading a split may."""
@@ -75,7 +77,15 @@ class Base:
         runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
         settings = target.connection.handles.read
         split = SnapshotSplit(
-            target.shard, as_of, key_range, runs, view.schemas, self.reader, settings, None, self.shard_id
+            shard=target.shard,
+            as_of=as_of,
+            key_range=key_range,
+            runs=runs,
+            schemas=view.schemas,
+            reader=self.reader,
+            seqno=self.seqno,
+            settings=settings,
+            shard_id=self.shard_id,
         )
         yield from split.read(transport)
 

@@ -23,10 +23,13 @@ from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.client.snapshot import ReadLease, ReadSettings
 from persist.core import commands as c
+from persist.core.antichain import Antichain
 from persist.core.errors import (
     AttributeMismatch,
     Conflict,
+    Expired,
     Indeterminate,
     OpaqueMismatch,
     PersistError,
@@ -56,6 +59,7 @@ class Place:
     client: Client
     other: Client
     late: LateTransport
+    clock: TestClock
 
     def __post_init__(self) -> None:
         self.shard = self.client.create_shard("orders", SCHEMA, ["k"])
@@ -73,7 +77,7 @@ def place() -> Iterator[Place]:
         for origin in (1, 2)
     )
     late = LateTransport(one)
-    yield Place(Client(late), Client(two), late)
+    yield Place(Client(late), Client(two), late, clock)
     one.close()
     two.close()
 
@@ -384,3 +388,24 @@ def test_a_hold_can_be_taken_again_and_again(place: Place) -> None:
         hold = place.shard.critical_reader("billing")
         assert place.theirs.critical_reader("billing").since == hold.since
         hold.expire()
+
+
+USES: list[Callable[[ReadLease], object]] = [ReadLease.check, lambda lease: lease.downgrade(Antichain(0), lease.seqno)]
+
+
+@pytest.mark.parametrize("use", USES, ids=["check", "downgrade"])
+def test_a_lease_that_is_taken_late_is_not_the_one_that_lapsed(
+    place: Place, use: Callable[[ReadLease], object]
+) -> None:
+    """Its holder took it for the lapsed one: what had been deleted between the two was told as corruption."""
+    place.late.hold(c.RegisterReader)
+    reader = place.shard.open_reader()
+    for key in range(3):  # the lease is forgotten by the commits of another
+        place.clock.advance_ms(ReadSettings().lease_ms)
+        place.theirs.insert(row(key))
+    place.theirs.downgrade_since(2, "others")
+    with pytest.raises(Expired):
+        reader.check()
+    assert isinstance(place.late.deliver(), c.ReaderRegistered)
+    with pytest.raises(Expired, match="is gone: its lease lapsed"):
+        use(reader)

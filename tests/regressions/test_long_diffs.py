@@ -5,27 +5,39 @@ merged, read by others, or dropped. The log refers to the blob, and it is collec
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from blob.memory import MemoryBlob
 from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
+from consensus import Consensus, open_consensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
 from persist.commit.collector import Collector
-from persist.commit.location import Location
+from persist.commit.location import Location, LocationSettings
+from persist.core import commands as c
+from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage
+from persist.core.ids import PartId, Token, WriterId, mint
+from persist.core.keys import part_key
+from persist.core.record import replace
 from persist.core.state import Policy
 from persist.formats.state_frames import Build
-from tests.support.location import AscendingIds, memory_location
+from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
 
 SCHEMA = pa.schema([pa.field("k", pa.int64())])
 VALUE_BYTES = 4_000
 PARTS = 60  # of about 200 bytes each in a state diff
+ETCD_PARTS = 8_000  # their state diff is longer than what etcd takes
 HANDLES = HandleSettings(write=WriteSettings(part_bytes_target=64))
 
 
@@ -33,12 +45,53 @@ class Small(MemoryConsensus):
     """Takes little at once, as etcd does of a large shard."""
 
     value_bytes_max = VALUE_BYTES
+    before: Callable[[], object] | None = None  # what happens before the next reference to a blob comes to the store
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        if self.before is not None and b".diff" in data:
+            happens, self.before = self.before, None
+            happens()
+        return super().compare_and_set(key, seqno, data, after)
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+class NoBackground(InlineBackground):
+    """Has no time for upkeep, so that a test counts what the commit alone does."""
+
+    def submit(self, work: Callable[[], None]) -> bool:
+        return False
+
+
+class CountingBlob(MemoryBlob):
+    """Counts what a commit asks of it."""
+
+    def __init__(self, counted: Counter[str]) -> None:
+        super().__init__("mem:")
+        self._counted = counted
+
+    def get(self, key: str) -> bytes:
+        self._counted["blobs read"] += 1
+        return super().get(key)
+
+    def stat(self, key: str) -> Any:
+        self._counted["blobs asked for"] += 1
+        return super().stat(key)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._counted["blobs written"] += 1
+        super().put(key, data)
 
 
 def opened(of: Location | None = None, origin: int = 0, **options: object) -> Location:
-    blob, consensus = (of.blob, of.consensus) if of is not None else (MemoryBlob("mem:"), Small("mem:"))
+    clock: Any = of.clock if of is not None else TestClock()
+    blob = of.blob if of is not None else MemoryBlob("mem:", now_ms=clock.now_ms)
+    consensus = of.consensus if of is not None else Small("mem:")
     policy = Policy(inline_part_bytes_max=0, rollup_every=1_000)
-    return memory_location(blob=blob, consensus=consensus, ids=AscendingIds(origin), policy=policy, **options)  # type: ignore[arg-type]
+    ids = AscendingIds(origin)
+    return memory_location(blob=blob, consensus=consensus, clock=clock, ids=ids, policy=policy, **options)  # type: ignore[arg-type]
 
 
 def shard_of(location: Location) -> Shard:
@@ -59,9 +112,19 @@ def long_blobs(location: Location) -> list[str]:
     return [stat.key for stat in location.blob.list("") if stat.key.endswith(".diff")]
 
 
+def sweep(location: Location) -> None:
+    location.clock.advance_ms(30 * 24 * 3_600_000)  # type: ignore[attr-defined]
+    Sweeper(location, SweepSettings()).sweep("orders")
+
+
 @pytest.fixture
 def location() -> Location:
     return opened()
+
+
+@pytest.fixture(params=["memory", "etcd"])
+def log(request: pytest.FixtureRequest) -> Consensus:
+    return Small("mem:") if request.param == "memory" else open_consensus(request.getfixturevalue("etcd_url"))
 
 
 def test_a_write_of_many_parts_lands_and_everybody_reads_it(location: Location) -> None:
@@ -100,8 +163,7 @@ def test_what_is_large_can_be_merged_collected_and_dropped(location: Location) -
 def test_a_sweep_leaves_the_blob_of_a_live_log_entry(location: Location) -> None:
     shard = shard_of(location)
     shard.insert(rows(0))
-    location.clock.advance_ms(30 * 24 * 3_600_000)  # type: ignore[attr-defined]
-    Sweeper(location, SweepSettings()).sweep("orders")
+    sweep(location)
     assert len(long_blobs(location)) == 1
     assert keys(shard_of(opened(location, 1))) == list(range(8 * PARTS))
 
@@ -150,3 +212,90 @@ def test_a_location_of_level_2_refuses_what_is_too_large() -> None:
         shard.insert(rows(0))
     shard.insert([{"k": 1}])
     assert keys(shard) == [1]
+
+
+def counting(counted: Counter[str], what: str, real: Callable[..., Any], is_meant: Callable[[Any], bool]) -> Any:
+    """`real`, of which the calls are counted whose first argument is meant."""
+
+    def called(*args: Any, **options: Any) -> Any:
+        counted[what] += is_meant(args[0])
+        return real(*args, **options)
+
+    return called
+
+
+def one_command(location: Location, shard: Shard, parts: int) -> c.Insert:
+    """An insert of so many parts with receipts, as tasks stage them."""
+    [run] = shard.open_writer().stage(pa.table({"k": [1]}), None)
+    machine, writer = location.machine("orders"), mint(WriterId, location.ids)
+    names = [mint(PartId, location.ids) for _ in range(parts)]
+    life = machine.state().shard_id
+    copies = [replace(run.parts[0], id=name, key=part_key(life, writer, name), receipt=b"") for name in names]
+    runs = location.versions.receipts.given(life, [Run((copy,)) for copy in copies])
+    machine.apply(c.RegisterWriter(writer, 60_000))
+    return c.Insert(writer, mint(Token, location.ids), runs)
+
+
+def test_a_long_diff_is_planned_once(log: Consensus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was planned a second time for its blob: a command of ten times the parts took etcd 16 times as long."""
+    counted: Counter[str] = Counter()
+    blob = CountingBlob(counted)
+    options = {"settings": LocationSettings(Policy(inline_part_bytes_max=0)), "background": NoBackground()}
+    location = Location(blob, log, **options)  # type: ignore[arg-type]
+    command = one_command(location, shard_of(location), PARTS if isinstance(log, Small) else ETCD_PARTS)
+    seqno = location.machine("orders").state().seqno + 1
+    for module, name, is_meant in (
+        ("machine", "plan_commit", lambda base: True),
+        ("versions", "encode_diff", lambda change: change.trace is not None),
+        ("versions", "decode_diff", lambda data: len(data) > VALUE_BYTES),
+        ("receipts", "_digest", lambda key: True),
+    ):
+        path = f"persist.commit.{module}"
+        real = getattr(__import__(path, fromlist=[name]), name)
+        monkeypatch.setattr(f"{path}.{name}", counting(counted, name, real, is_meant))
+    counted.clear()
+    location.machine("orders").apply(command)
+    assert counted == {
+        "plan_commit": 1,
+        "encode_diff": 2,  # the first shows that it is too long, the second tells of the blob
+        "decode_diff": 1,
+        "_digest": len(command.runs),
+        "blobs written": 1,
+    }
+    state = location.machine("orders").state()
+    assert state.long_diffs == {seqno: long_blobs(location)[0]}
+    follower = Location(blob, log, **options).machine("orders").refresh()  # type: ignore[arg-type]
+    assert follower == state
+    location.close()
+
+
+def test_a_long_diff_that_lost_its_race_is_an_orphan(location: Location) -> None:
+    shard, other = shard_of(location), shard_of(opened(location, 1))
+    log: Any = location.consensus
+    log.before = partial(other.insert, [{"k": -1}])
+    shard.insert(rows(0))
+    assert len(long_blobs(location)) == 2, "one of each plan"
+    sweep(location)
+    assert long_blobs(location) == list(location.machine("orders").refresh().long_diffs.values())
+    assert keys(shard_of(opened(location, 2))) == [-1, *range(8 * PARTS)]
+
+
+def test_a_long_diff_whose_committer_died_before_the_log_named_it_is_an_orphan(location: Location) -> None:
+    shard = shard_of(location)
+    shard.insert([{"k": -1}])
+    log: Any = location.consensus
+
+    def killed() -> None:
+        assert len(long_blobs(location)) == 1, "a blob is durable before the log names it"
+        raise Killed
+
+    log.before = killed
+    with pytest.raises(Killed):
+        shard.insert(rows(0))
+    after = opened(location, 1)
+    assert keys(shard_of(after)) == [-1]
+    shard_of(after).insert(rows(0))
+    assert len(long_blobs(after)) == 2
+    sweep(after)
+    assert long_blobs(after) == list(after.machine("orders").refresh().long_diffs.values())
+    assert keys(shard_of(opened(after, 2))) == [-1, *range(8 * PARTS)]

@@ -363,7 +363,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "register-reader": lambda a: c.RegisterReader(
         _reader(a), _optional_frontier(a.optional("since")), a.number("lease", LEASE_MS), a.named("purpose", "")
     ),
-    "heartbeat-reader": lambda a: c.HeartbeatReader(_reader(a)),
+    "heartbeat-reader": lambda a: c.HeartbeatReader(_reader(a), _optional_seqno(a.optional("seqno"))),
     "downgrade-since": lambda a: c.DowngradeSince(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
     "move-hold": lambda a: c.MoveHold(_reader(a), _frontier(a), SeqNo(a.number("seqno", 1))),
     "expire-reader": lambda a: c.ExpireReader(_reader(a)),

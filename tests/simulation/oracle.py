@@ -77,6 +77,7 @@ class ShardTruth:
     dead_parts: set[str] = field(default_factory=set)
     updates: list[Update] = field(default_factory=list)
     landed: dict[str, Write | None] = field(default_factory=dict)
+    lapsed: set[str] = field(default_factory=set)  # readers that were gone once; one may be registered again, late
     first: int = 1  # the seqno at which the live log begins
     since_asked: Antichain = MINIMUM
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
@@ -156,7 +157,7 @@ class Oracle:
         truth.state = new
         self._check_blobs(truth, new, change)
         self._check_since(truth, old, new)
-        self._check_leases(old, new)
+        self._check_leases(truth, old, new)
         self._land(truth, old, new, change)
         if new.upper != old.upper:
             truth.uppers.append((new.upper.element, self.tick()))
@@ -218,8 +219,9 @@ class Oracle:
         for held_id, held in new.leased_readers.items():
             expect(new.since <= held.since, "since", f"{truth.name} forgets what {held_id} holds")
 
-    def _check_leases(self, old: State, new: State) -> None:
+    def _check_leases(self, truth: ShardTruth, old: State, new: State) -> None:
         """No reader is forgotten before its lease has passed. A renewal may be a quarter of it old and still do."""
+        truth.lapsed.update(reader for reader in old.leased_readers if reader not in new.leased_readers)
         if new.is_closed or new.incarnation != old.incarnation:
             return
         for reader in old.leased_readers:

@@ -44,6 +44,8 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
 
 def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
     known = _registered(state, command.reader)
+    if command.seqno is not None and known.seqno > command.seqno:
+        raise _gone(state, command.reader)
     if _is_fresh(command.reader, known, context):
         return state, c.Done()
     return _with_reader(state, command.reader, replace(known, heartbeat_ms=heartbeat_ms(known, context))), c.Done()
@@ -154,10 +156,14 @@ def _with_critical(state: State, reader_id: CriticalReaderId, reader: CriticalRe
 def _registered(state: State, reader: ReaderId) -> LeasedReader:
     known = state.leased_readers.get(reader)
     if known is None:
-        raise Expired(
-            f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; open a new one"
-        )
+        raise _gone(state, reader)
     return known
+
+
+def _gone(state: State, reader: ReaderId) -> Expired:
+    return Expired(
+        f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; open a new one"
+    )
 
 
 def _critical(state: State, reader: CriticalReaderId) -> CriticalReader:

@@ -20,7 +20,7 @@ from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeN
 from persist.core.ids import SeqNo, critical_reader_id_of
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.state_diff import StateDiff, apply, diff
+from persist.core.state_diff import StateDiff, apply, diff, in_blob
 from persist.formats.http_messages import decode_command, decode_result
 from persist.formats.records import encoded
 from persist.formats.state_frames import Build, decode_diff, decode_state, encode_diff, encode_state
@@ -37,6 +37,15 @@ def test_a_state_diff_leads_from_one_state_to_the_next(pair: tuple[State, State]
     change = diff(old, new, "commit")
     assert apply(change, old) == replace(new, commit_id="commit")
     assert set(change.gone) == set(old.blob_keys()) - set(new.blob_keys())
+
+
+@given(pairs)
+def test_a_state_diff_in_a_blob_leads_to_the_state_that_names_the_blob(pair: tuple[State, State]) -> None:
+    old, new = pair
+    change = in_blob(diff(old, new, "commit"), "key")
+    named = replace(new, commit_id="commit", long_diffs={**new.long_diffs, new.seqno: "key"})
+    assert apply(change, old) == named
+    assert change == diff(old, named, "commit"), "as if it had been planned so"
 
 
 @given(states())
