@@ -7,6 +7,7 @@ from collections.abc import Callable
 from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, PersistError
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 
@@ -36,9 +37,11 @@ class LateTransport(ForwardingTransport):
         self._hold_up(command, lambda: self.inner.apply(name, command))
         return super().apply(name, command)
 
-    def create(self, name: str, schema: SchemaRecord, follows: str | None = None) -> ShardView:
-        self._hold_up(schema, lambda: self.inner.create(name, schema, follows))
-        return super().create(name, schema, follows)
+    def create(
+        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+    ) -> ShardView:
+        self._hold_up(schema, lambda: self.inner.create(name, schema, follows, settings))
+        return super().create(name, schema, follows, settings)
 
     def _hold_up(self, request: object, ask: Callable[[], object]) -> None:
         if self._wanted is not None and isinstance(request, self._wanted):
