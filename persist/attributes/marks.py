@@ -23,6 +23,8 @@ class Marks:
 
     def newest_at(self, at_ms: int) -> Mark | None:
         """The newest mark at or before the instant."""
+        if at_ms < 0:
+            return None  # no mark lies before 1970
         for leaf in entries(self._state.attribute_root, self._reader, bytes.fromhex(mark_key(at_ms))):
             for key, value in leaf:
                 return mark_of(AttributeKey(key.hex()), value)
@@ -33,7 +35,7 @@ class Marks:
         state, last = self._state, self._state.seal.last
         if last is None:
             return None
-        found = self.newest_at(min([*state.marks, last.at_ms]) - 1) if state.marks or last.at_ms else None
+        found = self.newest_at(min([*state.marks, last.at_ms]) - 1)
         if found is None or found.upper.less_equal(time):
             return None
         first_ms = 0  # no mark before this instant is beyond the time

@@ -90,3 +90,19 @@ def test_marks_whose_history_is_forgotten_leave_in_bounded_steps(index: Attribut
     assert shard.state.attribute_root.count <= MARKS - since + 3
     for number in range(since, MARKS):
         assert resolved(index, shard.state, number * EVERY_MS) == Mark(number * EVERY_MS, Antichain(number))
+
+
+def test_attributes_that_go_to_the_index_before_the_first_mark_does(index: AttributeIndex) -> None:
+    """The mark of a new shard lies at instant 0, before which there is nothing to look for."""
+    shard = Shard()
+    writer = WriterId(numbered("w", 1))
+    shard.one(c.RegisterWriter(writer, 1_000))
+    for number, marks in ((1, {}), (2, {0: Antichain(0)}), (3, {})):
+        update = AttributeUpdate.replace(AttributeKey("fe" * 16), number)
+        shard.one(c.UpdateAttributes(writer, Token(numbered("i", number)), (update,)))
+        shard.one(c.AdvanceUpper(Antichain(number)))
+        newest = Mark(number * EVERY_MS, Antichain(number))
+        shard.state = replace(shard.state, marks=marks, seal=Seal(newest.at_ms, newest), since=Antichain(number - 1))
+        assert index.indexed(shard.state, [c.TimeShown(number - 1)]).shown.get(number - 1) is None
+        shard.one(index.flush(shard.state))
+        assert shard.state.marks == {}
