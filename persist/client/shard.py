@@ -278,7 +278,7 @@ class Shard:
     def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
         """The upper that the shard had by a wall clock: every time before it was complete. Repeating it is safe.
 
-        It is the same for ever, true up to what the clocks of those who commit are off (10 s, or they do not count).
+        It is the same for ever, true up to what the clocks of those who commit are off (11 s, or they do not count).
 
         Args:
             when: with its zone; it is rounded down to the shard's grid (a second, unless `configure` says otherwise).
