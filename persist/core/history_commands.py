@@ -49,8 +49,9 @@ class ReadShardSettings(ReadCommand, frozen=True):
 
 
 class AgeHistory(Command, frozen=True):
-    """Move the shard's own hold to what was there at `before_ms`, which is older than its history. -> HistoryMoved
+    """Move the shard's own hold to what was there at `before_ms`. -> HistoryMoved
 
+    Changes nothing where that is not older than the history of the shard by the clock of this commit.
     Where the shard keeps no history, since follows the latest time as far as readers allow.
     """
 

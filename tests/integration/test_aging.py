@@ -81,6 +81,16 @@ def test_a_clock_that_is_ahead_forgets_nothing(world: World, machine: Machine) -
     assert shard.since() == Antichain(0)
 
 
+def test_a_clock_that_is_set_back_while_history_gets_older_is_no_error(world: World, machine: Machine) -> None:
+    """Nor are settings that another process has changed meanwhile: the next turn of maintenance moves since."""
+    shard = created(machine, "1d")
+    insert_every_hour(world, shard, 30)
+    before_the_clock_was_set = world.machine(off_ms=HOUR_MS).clock
+    moved = age(machine.location.machine(NAME), before_the_clock_was_set)
+    assert moved == c.HistoryMoved(Antichain(0), Antichain(0))
+    assert aged(machine) == Antichain(5)
+
+
 def test_a_reader_holds_since_and_once_it_is_gone_since_follows(world: World, machine: Machine) -> None:
     shard = created(machine, "1h")
     insert_every_hour(world, shard, 5)
