@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulation.accountant import accountant
+from tests.simulation.historians import configurator, timekeeper
 from tests.simulation.host import Host
 from tests.simulation.hostile import hostile
 from tests.simulation.lifecycle import demolisher, evolver
@@ -26,6 +27,8 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "holder": holder,
     "forgetter": forgetter,
     "hostile": hostile,
+    "timekeeper": timekeeper,
+    "configurator": configurator,
 }
 
 __all__ = ["ROLES"]

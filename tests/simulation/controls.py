@@ -46,7 +46,8 @@ def _seeds(name: str, first: int | None) -> Iterator[int]:
     if known is not None:
         yield known
     for seed in itertools.count(first or 0):
-        if NEEDED.get(name) in (None, *Plan.of(seed).faults):
+        plan = Plan.of(seed)
+        if NEEDED.get(name) in (None, *plan.faults, *(role for share in plan.roles for role in share)):
             yield seed
 
 

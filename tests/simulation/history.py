@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from persist.core.shard_settings import ShardSettings
 from tests.simulation.fencing import FenceOp, check_fenced
 from tests.simulation.oracle import Row, Write, expect
 
@@ -23,6 +24,7 @@ class Read:
     rows: frozenset[tuple[Row, int]]
 
 
+Configured = tuple[str, str, ShardSettings]  # shard, who, what was acknowledged
 UpperRead = tuple[str, str, int, int, int | None]  # shard, who, invoked, returned, upper (or since)
 
 
@@ -33,6 +35,7 @@ class History:
     uppers: list[UpperRead] = field(default_factory=list)
     sinces: list[UpperRead] = field(default_factory=list)
     fences: list[FenceOp] = field(default_factory=list)
+    settings: list[Configured] = field(default_factory=list)
     drops: dict[str, int] = field(default_factory=dict)  # by shard, when the first was acknowledged
 
     def check(self) -> None:
@@ -44,6 +47,16 @@ class History:
         check_ascending(self.sinces)
         check_fenced(self.fences)
         check_dropped(self.writes, self.drops)
+        check_configured(self.settings)
+
+
+def check_configured(settings: Iterable[Configured]) -> None:
+    """Of each version of a shard's settings there is one, whoever made it."""
+    first: dict[tuple[str, int], Configured] = {}
+    for found in settings:
+        shard, who, now = found
+        other = first.setdefault((shard, now.version), found)
+        expect(other[2] == now, "settings", f"{shard}: {other[1]} was told {other[2]}, and {who} {now}")
 
 
 def check_ascending(sinces: Iterable[UpperRead]) -> None:

@@ -32,6 +32,7 @@ from persist.core.errors import (
 from persist.core.record import replace
 from persist.core.state import Policy
 from tests.simulation.history import History
+from tests.simulation.instants import number
 from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, life_of
 from tests.simulation.world import LATE_S_MAX, Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
 
@@ -47,6 +48,7 @@ WRITE_LEASE_MS = 6_000
 PART_BYTES = 4_096
 OPS_A_STRETCH = 8
 STAGED_MS_MAX = 30_000
+MARKS_FLUSH_AT = 2
 
 POLICY = Policy(
     inline_part_bytes_max=700,
@@ -86,11 +88,14 @@ class RecordingTransport(ForwardingTransport):
             piped = self._run.piped(task.local["pipe"], command) if "pipe" in task.local else None
             self._run.oracle.writes[str(token)] = piped or task.local["write"]
             task.local["token"] = token
+            self._run.oracle.sent_ms.setdefault(str(token), self._run.oracle.clock())
         truth = self._run.oracle.shards[name]
         if command.shard not in (None, truth.state.shard_id):  # of a life that has ended
             return self.inner.apply(name, command)
         if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)):
             truth.since_asked = max(truth.since_asked, command.since)
+        if isinstance(command, c.ForgetHistory):
+            truth.instants.asked = max(truth.instants.asked, number(command.before))
         if isinstance(command, c.Drop):
             truth.since_asked = EMPTY
         asked_ms = self._run.oracle.clock()
@@ -152,6 +157,7 @@ class Run:
     seed: int
     push: bool
     faults: tuple[str, ...] = ()
+    kept: str | None = None  # how much history new shards keep; None: they have no settings
     stretches_left: int = 60  # how often the run is prolonged until every fault has struck
     stopping: bool = False  # no new reads and writes
     over: bool = False  # no maintenance either
@@ -189,6 +195,7 @@ class Host:
         process.incarnation += 1
         process.alive = True
         world = run.world
+        policy = POLICY if run.seed % 2 else BUNDLING
         self.run = run
         self.process = process
         self.random = random.Random(f"{run.seed} {process.name} {process.incarnation}")
@@ -198,9 +205,10 @@ class Host:
             SimBlob(world),
             SimConsensus(world, process, run.push),
             settings=LocationSettings(
-                policy=POLICY if run.seed % 2 else BUNDLING,
+                policy=policy if run.kept is None else replace(policy, marks_flush_at=MARKS_FLUSH_AT),
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=self.random.random() < COLLECT_RATE,
+                history=run.kept,
             ),
             clock=self.clock,
             ids=self.ids,

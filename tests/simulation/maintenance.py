@@ -9,13 +9,17 @@ from dataclasses import replace
 from compactor.engine import EngineSettings
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepSettings
+from compactor.tasks import history_task
 from compactor.worker import Worker, WorkerSettings
 from persist.commit.collector import Collector, GcSettings
+from persist.core.antichain import meet
 from persist.core.errors import Corruption, UnknownShard
 from persist.core.ids import family_of
 from persist.core.keys import born_ms
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
+from persist.core.state import latest_time
 from tests.simulation.accountant import read_attributes
+from tests.simulation.historians import ask
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect
 from tests.simulation.readers import read_once
@@ -29,6 +33,9 @@ SETTLED_LOG_MAX = 3 * POLICY.rollup_every  # entries of a log at rest
 SETTLED_ROLLUPS_MAX = 2
 SETTLED_BATCHES_MAX = 12
 CLAIM_LEASE_MS = 3_000
+GRID_MS = 3_000
+ASKED_AGAIN = 40  # instants, at the end
+AGED_WITHIN_MS = 15_000  # beyond the history: three steps of maintenance
 
 WORKER = WorkerSettings(
     policy=MergePolicy(fan_in=2, fan_in_small=2, small_rows=64, batches_soft=4, inline_flush_bytes=1_500),
@@ -78,6 +85,17 @@ def sweeper(host: Host) -> None:
         host.sleep(4.0)
 
 
+def historian(host: Host) -> None:
+    """Lets shards forget what is older than their history."""
+    for name in (MAIN, COPIES):
+        host.open(name)
+    task = history_task(host.location, host.location.machine)
+    while not host.run.over:
+        with maintaining(host):
+            task(some_shard(host))
+        host.sleep(0.6)
+
+
 def some_shard(host: Host) -> str:
     return host.random.choice(sorted(host.run.oracle.shards))
 
@@ -120,10 +138,40 @@ def settle(host: Host) -> None:
         if truths[name].state.is_closed:
             _check_buried(host, name)
         else:
+            _ask_again(host, name)
+            _check_aged(host, name)
             _read_back(host, name)
         host.run.path("settled")
     known = read_attributes(host, host.open(MAIN))
     expect(known is not None, "liveness", "the attributes cannot be read in a healed world")
+
+
+def _ask_again(host: Host, name: str) -> None:
+    """Instants of the whole run: those that were asked for, and others, also of the time since all came to rest."""
+    shard, truth = host.open(name), host.run.truth(name).instants
+    now_ms = host.run.oracle.clock()
+    others = [truth.made[-1].at_ms + (now_ms - truth.made[-1].at_ms) * part // 4 for part in range(5)]
+    others += [truth.made[len(truth.made) * part // 4].at_ms + GRID_MS for part in range(1, 4)]
+    asked = sorted(truth.answers)
+    for at_ms in asked[:: max(1, len(asked) // ASKED_AGAIN)] + others:
+        if at_ms < now_ms:
+            ask(host, shard, at_ms, reads=False)
+
+
+def _check_aged(host: Host, name: str) -> None:
+    """Maintenance lets go what the settings do not keep any more, and ends with what readers hold."""
+    settings = host.run.truth(name).state.settings
+    if not settings.version or settings.history_ms is None:
+        return
+    task, began_ms = history_task(host.location, host.location.machine), host.run.oracle.clock()
+    while (wait_s := task(name)) is not None:
+        passed_ms = host.run.oracle.clock() - began_ms
+        most_ms = settings.history_ms + host.run.oracle.clocks_off_ms + 2 * settings.mark_every_ms + AGED_WITHIN_MS
+        expect(passed_ms <= most_ms, "policy", f"since of {name} does not follow {settings} within {passed_ms} ms")
+        host.run.world.scheduler.sleep(wait_s)
+    state = host.run.truth(name).state
+    wanted = meet([latest_time(state), *(reader.since for reader in state.critical_readers.values())])
+    expect(wanted <= state.since, "policy", f"since of {name} is {state.since} by {settings}; nobody holds {wanted}")
 
 
 def _check_buried(host: Host, name: str) -> None:
@@ -190,3 +238,4 @@ MAINTENANCE_ROLES: dict[str, Callable[[Host], None]] = {
     "sweeper": sweeper,
 }
 MAINTENANCE = tuple(MAINTENANCE_ROLES)
+MAINTENANCE_ROLES["historian"] = historian  # only where there is history

@@ -48,7 +48,7 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import clock_mutations, narrow_mutations, trusting
+from tests.simulation import clock_mutations, history_mutations, narrow_mutations, trusting
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -481,14 +481,21 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *trusting.TRUSTING,
         *clock_mutations.BROKEN,
         *narrow_mutations.MEANT_FOR,
+        *history_mutations.MEANT_FOR,
     )
 }
 
 # Broken builds that only this check counts for.
-MEANT_FOR = {broken.__name__: check for broken, check in narrow_mutations.MEANT_FOR.items()}
+MEANT_FOR = {
+    broken.__name__: check for broken, check in (narrow_mutations.MEANT_FOR | history_mutations.MEANT_FOR).items()
+}
 
-# Broken builds that show only where this fault strikes; seeds without it are passed over and do not count.
-NEEDED = {"staged_age_ignored": "hibernate", "refused_while_under_way": "held_up"}
+# Broken builds that show only where this fault strikes, or in a run with this role; other seeds are passed over and do
+# not count.
+NEEDED = dict.fromkeys((broken.__name__ for broken in history_mutations.MEANT_FOR), "timekeeper") | {
+    "staged_age_ignored": "hibernate",
+    "refused_while_under_way": "held_up",
+}
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
 # their own show the same in a moment: staged_age.txt, test_wrong_clocks.py, test_outcomes.py, and

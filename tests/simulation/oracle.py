@@ -25,6 +25,7 @@ from persist.core.outcomes import ENDED, RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth
+from tests.simulation.instants import InstantTruth, number
 from tests.simulation.oracle_errors import Violation, expect
 
 Value = int | tuple[int | None, ...]  # of the column `v`; with more columns where these are not null
@@ -82,6 +83,7 @@ class ShardTruth:
     since_asked: Antichain = MINIMUM
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
     attributes: AttributeTruth = field(default_factory=AttributeTruth)
+    instants: InstantTruth = field(default_factory=InstantTruth)
 
     def contents(self, as_of: int) -> Contents:
         total: Contents = {}
@@ -112,6 +114,8 @@ class Oracle:
         self.blobs: ObservedBlob | None = None
         self.lists: dict[str, frozenset[str]] = {}  # what each bundle lists that was ever named
         self.orphan_age_ms = 0
+        self.clocks_off_ms = 0  # the most that a clock was off which may count as checked
+        self.sent_ms: dict[str, int] = {}  # when the command of each token was sent first
         self.renewed: dict[str, tuple[int, int]] = {}  # readers: when they asked for what was granted, and the lease
         self.retired: set[str] = set()  # readers that asked to be
         self.definite: dict[str, Callable[[int], list[Update]]] = {}  # shards whose rows follow from their time
@@ -142,6 +146,7 @@ class Oracle:
             truth = self.shards[name] = ShardTruth(name, first, life_of(name, first.shard_id))
             truth.named = set(first.blob_keys())
             truth.uppers.append((0, self.tick()))
+            truth.instants.off_ms = lambda: self.clocks_off_ms
             self.note(f"{name} created")
             return
         old = truth.state
@@ -159,6 +164,8 @@ class Oracle:
         self._check_since(truth, old, new)
         self._check_leases(truth, old, new)
         self._land(truth, old, new, change)
+        sent = (self.sent_ms.get(token, 0) for token in _landed(old, change))
+        truth.instants.committed(old, new, self.clock(), max(sent, default=0))
         if new.upper != old.upper:
             truth.uppers.append((new.upper.element, self.tick()))
         self._count_paths(old, new, change)
@@ -169,6 +176,7 @@ class Oracle:
         fresh = ShardTruth(truth.name, new, life_of(truth.name, new.shard_id), truth.named, truth.gone_at)
         fresh.dead_parts, fresh.first = truth.dead_parts | truth.part_ids, truth.first
         fresh.uppers.append((0, self.tick()))
+        fresh.instants.off_ms = truth.instants.off_ms
         self.shards[truth.name] = fresh
         self.paths["name used again"] += 1
         return fresh
@@ -211,9 +219,12 @@ class Oracle:
         return found
 
     def _check_since(self, truth: ShardTruth, old: State, new: State) -> None:
-        if new.since != old.since:
-            asked = truth.since_asked
-            expect(new.since <= asked, "since", f"{truth.name} forgets before {new.since}; asked was at most {asked}")
+        if new.since != old.since and not (old.settings.keeps_history and new.settings.keeps_history):
+            asked = max(number(truth.since_asked), truth.instants.asked)
+            if old.settings.history_ms == 0 or new.settings.history_ms == 0:  # since may follow the latest time
+                asked = max(asked, number(new.upper) - 1)
+            said = f"{truth.name} forgets before {new.since}; asked was at most {asked}"
+            expect(number(new.since) <= asked, "since", said)
         for reader_id, reader in new.critical_readers.items():
             expect(new.since <= reader.since, "since", f"{truth.name} forgets what {reader_id} holds")
         for held_id, held in new.leased_readers.items():
@@ -286,6 +297,7 @@ class Oracle:
             paths["merge applied"] += 1
         if new.since != old.since:
             paths["since moved"] += 1
+        paths["history hold moved"] += new.settings.keeps_history and new.history_hold != old.history_hold
         paths["attributes flushed"] += new.attribute_root.flushes - old.attribute_root.flushes
         paths["schema evolved"] += len(new.schemas) - len(old.schemas)
         paths["shard dropped"] += new.is_closed and not old.is_closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -77,8 +78,8 @@ def some_time(host: Host, name: str) -> int | None:
     return host.random.randint(max(0, state.since.element - 1), state.upper.element + 1)
 
 
-def read_once(host: Host, shard: Shard, as_of: int | None, pause_s: float) -> Contents | None:
-    """A whole snapshot, split by split, checked against the truth; None when its time does not come."""
+def read_once(host: Host, shard: Shard, as_of: int | datetime | None, pause_s: float) -> int:
+    """A whole snapshot, split by split, checked against the truth; the time that it shows."""
     splits = host.random.choice((1, 1, 2, 3))
     with _snapshot(shard, as_of, splits) as snapshot:
         found: Contents = {}
@@ -94,11 +95,12 @@ def read_once(host: Host, shard: Shard, as_of: int | None, pause_s: float) -> Co
     upper = truth.state.upper
     expect(not upper.less_equal(snapshot.as_of), "complete", f"read as of {snapshot.as_of} with upper {upper}")
     expect(found == expected, "definite", _difference(f"{shard.name} as of {snapshot.as_of}", found, expected))
-    return found
+    as_of_found: int = snapshot.as_of
+    return as_of_found
 
 
 @contextmanager
-def _snapshot(shard: Shard, as_of: int | None, splits: int) -> Iterator[Any]:
+def _snapshot(shard: Shard, as_of: int | datetime | None, splits: int) -> Iterator[Any]:
     """A snapshot that is closed on the way out, unless closing fails: then its lease lapses."""
     snapshot = shard.snapshot(as_of, num_splits=splits, wait_s=3.0)
     try:

@@ -24,8 +24,10 @@ import persist.parts.reader
 import tests.simulation.oracle
 from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
+from tests.simulation.historians import HISTORIES
 from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
+from tests.simulation.instants import CHECKED_OFF_MS_MAX
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
@@ -48,6 +50,7 @@ PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged
 HELD_UP_SHARE = 0.3  # of the runs, in which servers hold requests up
+HISTORY_SHARE = 0.5  # of the runs, whose shards keep history, which is asked for by wall clock
 NARROW_SHARE = 0.15  # of the runs, whose consensus store takes little at once, so that state diffs go to blobs
 NARROW_BYTES = 1_200
 CHAOS_S = 1_000.0  # simulated; where nobody is left to do the operations
@@ -55,6 +58,8 @@ DECODED_MAX = 256  # entries of logs that are kept decoded
 CONVERGE_S = 600.0  # simulated; far beyond every lease and retry
 WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "replica", "replica")
 OTHERS = ("accountant", "accountant", "pipeliner", "pipeliner", "evolver", "demolisher", "demolisher")
+HISTORIANS = ("timekeeper", "configurator", "timekeeper", "configurator", "historian")
+HISTORIANS_OPS = 30
 READERS = ("snapshot_reader", "snapshot_reader", "listener", "listener", "holder", "forgetter", "forgetter")
 
 
@@ -96,7 +101,11 @@ class Plan:
         shares = tuple(tuple(roles[at::processes]) for at in range(processes))
         if random.Random(f"hostile {seed}").random() < HOSTILE_SHARE:
             shares = ((*shares[0], "hostile"), *shares[1:])
-        return cls(seed, tuple(faults), shares, pick.randrange(30, 60), push)
+        ops = pick.randrange(30, 60)
+        if kept_of(seed) is not None:
+            ops += HISTORIANS_OPS
+            shares = tuple((*share, *HISTORIANS[at :: len(shares)]) for at, share in enumerate(shares))
+        return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
         """The command that replays it."""
@@ -135,6 +144,12 @@ class Outcome:
         return hashlib.sha256("\n".join([*self.log, repr(self.violation)]).encode()).hexdigest()[:16]
 
 
+def kept_of(seed: int) -> str | None:
+    """How much history new shards of that run keep. None: they have no settings, as those that are older."""
+    pick = random.Random(f"history {seed}")
+    return pick.choice(HISTORIES) if pick.random() < HISTORY_SHARE else None
+
+
 def run_plan(plan: Plan) -> Outcome:
     """Run to the end or to the first violation. A function of the plan alone."""
     world = World(plan.seed, plan.faults)
@@ -146,6 +161,7 @@ def run_plan(plan: Plan) -> Outcome:
     narrow = random.Random(plan.seed ^ 0xD1FF).random() < NARROW_SHARE
     world.logs = ObservedConsensus(oracle, NARROW_BYTES if narrow else VALUE_BYTES_MAX)
     run = Run(world, oracle, History(), plan.ops, plan.seed, plan.push, plan.faults)
+    run.kept = kept_of(plan.seed)
     outcome = Outcome(plan)
     with ExitStack() as stack:
         stack.enter_context(cooperative(world.scheduler, LOCKING))
@@ -223,6 +239,8 @@ def _torment(run: Run, plan: Plan) -> None:
         else:
             most = WILD_CLOCK_MS_MAX if fate == "wild_clock" else CLOCK_JUMP_MS_MAX
             victim.skew_ms = pick.randint(-most, most)
+            if abs(victim.skew_ms) <= CHECKED_OFF_MS_MAX:
+                run.oracle.clocks_off_ms = max(run.oracle.clocks_off_ms, abs(victim.skew_ms))
             run.oracle.note(f"the clock of {victim.name} is off by {victim.skew_ms} ms")
 
 
@@ -282,6 +300,8 @@ def _check(run: Run, plan: Plan) -> None:
     for write in run.history.writes:
         _check_write(run, write)
     run.history.check()
+    for truth in (*run.oracle.shards.values(), *run.oracle.ended.values()):
+        truth.instants.check()
     check_piped(run)
     unfired = [fault for fault in plan.faults if not run.world.fired()[fault]]
     expect(not unfired, "vacuity", f"these faults never struck: {unfired}")
