@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.attributes import Attributes
+    from persist.client.changes import Changes, ChangesSplit
     from persist.client.connect import Client, Connection, connect
     from persist.client.critical import CriticalReaderHandle
     from persist.client.listen import Listen, ListenEvent
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
+    from persist.client.restore import Restored
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.write import WriteHandle, WriteSettings
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen"]
+__all__ += ["Changes", "ChangesSplit", "Restored"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key"]
@@ -50,7 +53,8 @@ __all__ += ["__version__"]
 
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
-_HOMES += ["client.pipelined", "client.listen", "client.write", "client.snapshot", "client.shard", "attributes"]
+_HOMES += ["client.pipelined", "client.listen", "client.write", "client.snapshot", "client.changes"]
+_HOMES += ["client.restore", "client.shard", "attributes"]
 
 
 def _check_neighbours() -> None:

@@ -26,6 +26,8 @@ VERBS = frozenset(
         "timestamp-of",
         "settings",
         "forget",
+        "changes",
+        "restore",
     }
 )
 # What the router sees instead of the name's slash. No name holds it.

@@ -18,6 +18,8 @@ COMMANDS = {
     "gc": ("compactor.cli.gc", "delete what no reader can need any more"),
     "shards": ("persist.cli.shards", "list shards, or show one"),
     "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
+    "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
+    "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),

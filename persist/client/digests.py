@@ -13,12 +13,15 @@ import json
 from persist.core import commands as c
 from persist.core.errors import InvalidUsage
 from persist.core.outcomes import DIGEST_BYTES
+from persist.core.transitions.outcomes import Written
 from persist.parts.digest import MODULUS
 
 
-def digest_of(command: c.Insert | c.CompareAndAppend | c.Append | c.UpdateAttributes) -> bytes:
+def digest_of(command: Written) -> bytes:
     """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows."""
     said: list[object] = [type(command).__name__]
+    if isinstance(command, c.Restore):  # a retry finds other rows: those that differ by then
+        return _digest([*said, command.as_of])
     if isinstance(command, c.CompareAndAppend):
         said += [command.expected_upper.to_json(), command.new_upper.to_json()]
     elif isinstance(command, c.Append):
@@ -26,6 +29,10 @@ def digest_of(command: c.Insert | c.CompareAndAppend | c.Append | c.UpdateAttrib
     said.append([(change.key, change.verb, change.value, change.expected) for change in command.attributes])
     if not isinstance(command, c.UpdateAttributes):
         said.append(_rows(command))
+    return _digest(said)
+
+
+def _digest(said: list[object]) -> bytes:
     return hashlib.blake2b(json.dumps(said).encode(), digest_size=DIGEST_BYTES).digest()
 
 

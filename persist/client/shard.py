@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pyarrow as pa
@@ -14,13 +14,15 @@ from persist.attributes import Attributes
 from persist.client.arguments import checked, checked_wait, names
 from persist.client.critical import CriticalReaderHandle
 from persist.client.listen import Listen
+from persist.client.past import HandleSettings as HandleSettings
+from persist.client.past import Past
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
 from persist.client.show import html_table
-from persist.client.snapshot import SPLITS_MAX, ReadLease, ReadSettings, Snapshot, holding
+from persist.client.snapshot import ReadLease, Snapshot, check_splits, holding
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, kept_ms, resolved, shown_instant
-from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle, WriteSettings
+from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Conflict, InvalidUsage
@@ -32,13 +34,7 @@ from persist.parts import ShardSchema, current_schema
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-@dataclass(frozen=True, slots=True)
-class HandleSettings:
-    write: WriteSettings = field(default_factory=WriteSettings)
-    read: ReadSettings = field(default_factory=ReadSettings)
-
-
-class Shard:
+class Shard(Past):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -241,8 +237,7 @@ class Shard:
         Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since, or nothing was written
             yet), Unavailable (`as_of` was not complete within `wait_s`, or no clock can be trusted for a wall clock).
         """
-        if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
-            raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
+        check_splits(num_splits)
         chosen = None if columns is None else names("columns", columns)
         if not isinstance(as_of, datetime):
             with holding(self._transport, self.name, as_of, purpose, wait_s, self._settings.read) as held:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol
 
 import pyarrow as pa
 
-from blob import BlobNotFound, optional
+from blob import BlobNotFound
 from persist.client.arguments import check_numbers, checked, checked_wait
 from persist.client.expanding import expanded
 from persist.client.retry import send
+from persist.client.rows import Rows
 from persist.client.show import html_table
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
@@ -50,6 +50,12 @@ class ReadSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+
+
+def check_splits(num_splits: object) -> None:
+    """Raise InvalidUsage unless so many splits can be made."""
+    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
+        raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
 class ReadLease:
@@ -184,19 +190,17 @@ class SnapshotSplit:
         lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
         lease.check()
         _, reader = part_reader(transport, self, self.settings, keeps)
-        pieces = reader.read_range(
-            self.runs,
-            as_of=self.as_of,
-            since=None,
-            key_range=self.key_range,
-            columns=self.columns,
-            batch_rows=batch_rows,
+        yield from kept(self._pieces(reader, batch_rows), lease)
+
+    def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
+        key_range, columns = self.key_range, self.columns
+        return reader.read_range(
+            self.runs, as_of=self.as_of, key_range=key_range, columns=columns, batch_rows=batch_rows
         )
-        yield from kept(pieces, lease)
 
 
 @dataclass
-class Snapshot:
+class Snapshot(Rows):
     """The contents of a shard as of a time, held by a lease until it is closed (or the lease lapses).
 
     `timestamp` is the wall clock that named the time, rounded down to the shard's grid; None where a time was given.
@@ -221,65 +225,16 @@ class Snapshot:
         fields = [(field.name, field.type) for field in self.empty().schema]
         return html_table(f"Snapshot of {self.shard} as of {self.as_of}", [*fields, ("splits", len(self.splits))])
 
-    def batches(self) -> Iterator[pa.Table]:
-        """All rows, split by split, in key order: the snapshot's columns and `__diff`, how often each row is there.
-
-        When the last one was given the snapshot is closed. Raises what reading may; see the class.
-        """
-        for split in self.splits:
-            yield from split.read(self._transport)
-        self.close()
-
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
 
         Raises: with `expand`, NegativeMultiplicity (a row was taken away more often than added) and InvalidUsage (more
             than 2^31 - 1 rows); and what reading may.
         """
-        with self:
-            pieces = list(self.batches())
-        table = pa.concat_tables(pieces) if pieces else self.empty()
-        return pa.concat_tables(expanded(table)) if expand else table
+        return pa.concat_tables(expanded(self._all())) if expand else self._all()
 
-    def empty(self) -> pa.Table:
-        """A table of this snapshot's columns without rows. Raises nothing."""
-        fields = [self.schema.arrow.field(name) for name in self.schema.columns(self.splits[0].columns)]
-        return pa.schema([*fields, pa.field("__diff", pa.int64(), nullable=False)]).empty_table()
-
-    def to_pandas(self) -> Any:
-        """A pandas DataFrame, each row as often as it is there. Its types are Arrow's (`pandas.ArrowDtype`), so that
-
-        nothing is lost: inserted again, it is the same rows. Raises what `to_arrow(expand=True)` does, and InvalidUsage
-        without pandas.
-        """
-        pandas = optional("pandas", "to_pandas()", "pandas", InvalidUsage)
-        return self.to_arrow(expand=True).to_pandas(types_mapper=pandas.ArrowDtype)
-
-    def to_polars(self) -> Any:
-        """A Polars DataFrame. Raises what `to_arrow(expand=True)` does, and InvalidUsage without Polars."""
-        polars = optional("polars", "to_polars()", "polars", InvalidUsage)
-        return polars.from_arrow(self.to_arrow(expand=True))
-
-    def to_duckdb(self) -> Any:
-        """A DuckDB relation. Raises what `to_arrow(expand=True)` does, and InvalidUsage without DuckDB."""
-        duckdb = optional("duckdb", "to_duckdb()", "duckdb", InvalidUsage)
-        return duckdb.from_arrow(self.to_arrow(expand=True))
-
-    def keep(self) -> None:
-        """Renew the lease; reading does it by itself. Raises Expired: it is gone."""
-        self._lease.keep()
-
-    def close(self) -> None:
-        """Give the lease back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
-        if not self._closed:
-            self._closed = True
-            self._lease.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+    def _shown(self) -> pa.Table:
+        return self.to_arrow(expand=True)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from persist.core.shard_settings import history_ms
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
+TIME_DIGITS_MAX = 19
 ASKED_AGAIN_S = 1.0  # while an instant is not over yet
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?([Zz]|[+-]\d{2}:\d{2})")
 
@@ -47,6 +48,19 @@ def read_instant(what: str, text: str) -> datetime:
             f"{what} is {text!r:.100}; it must be an instant with its zone, such as 2026-11-20T12:00:00Z"
         ) from None
     return found
+
+
+def read_point(what: str, text: str) -> int | datetime:
+    """The time or the instant that a text tells, as `416` or `2026-11-20T12:00:00Z`. Raises InvalidUsage."""
+    if text.isdecimal() and text.isascii() and len(text) <= TIME_DIGITS_MAX:
+        return int(text)
+    try:
+        return read_instant(what, text)
+    except InvalidUsage:
+        raise InvalidUsage(
+            f"{what} is {text!r:.100}; it must be a time such as 416, or an instant with its zone, such as "
+            "2026-11-20T12:00:00Z"
+        ) from None
 
 
 def shown_instant(at_ms: int) -> datetime:

@@ -30,7 +30,7 @@ from persist.parts.given import column_of
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
 AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
-_Append = c.Insert | c.CompareAndAppend | c.Append
+_Append = c.Insert | c.CompareAndAppend | c.Append | c.Restore
 _Write = _Append | c.UpdateAttributes
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
@@ -244,6 +244,16 @@ class WriteHandle:
         lower, upper = frontier(expected_upper), frontier(new_upper)
         changes = as_attribute_updates(attributes)
         return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token)
+
+    def commit_restore(
+        self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
+    ) -> c.Appended:
+        """Commit staged `runs`, which lead back to `as_of`, at the next time, if the shard's upper is `expected_upper`.
+
+        A `token` stands for the restore to `as_of`, whatever its rows. Raises what `compare_and_append` says.
+        """
+        expected = frontier(expected_upper)
+        return self._appended(lambda w, t: c.Restore(w, t, expected, as_of, tuple(runs)), token)
 
     def close(self) -> None:
         """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.

@@ -136,6 +136,20 @@ class Insert(WriteCommand, frozen=True):
     digest: _Digest = b""
 
 
+class Restore(WriteCommand, frozen=True):
+    """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
+
+    They lead back to the contents as of `as_of`, as the writer has worked out. UpperMismatch carries the actual upper.
+    """
+
+    writer: _Writer
+    token: _Token
+    expected_upper: Antichain
+    as_of: int
+    runs: tuple[Run, ...]
+    digest: _Digest = b""
+
+
 class AdvanceUpper(WriteCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 

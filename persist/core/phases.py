@@ -35,6 +35,7 @@ GIVING_BACK = (c.ExpireReader, c.ExpireWriter, c.ExpireCriticalReader)
 # A command that is not named here is legal in every phase before the drop.
 PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
+    c.Restore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),
     c.Recreate: frozenset({Phase.TOMBSTONE}),
     c.Drop: EVER,
@@ -84,13 +85,14 @@ def phase_of(state: State) -> Phase:
 def check(state: State, command: c.Command, phase: Phase) -> None:
     """Refuse a command that is not legal in the phase of the State.
 
-    Raises UnknownShard after a drop, UpperMismatch where the shard is closed to an insert, InvalidUsage otherwise.
+    Raises UnknownShard after a drop, UpperMismatch where the shard is closed to an insert or a restore, InvalidUsage
+    otherwise.
     """
     if phase in phases_of(type(command)):
         return
     if phase in (Phase.DROPPED, Phase.TOMBSTONE) and not isinstance(command, c.Recreate):
         raise UnknownShard(dropped(state.name))
-    if isinstance(command, c.Insert):
+    if isinstance(command, (c.Insert, c.Restore)):
         raise UpperMismatch(
             f"shard {state.name!r} is closed: its upper is {state.upper}", expected=None, actual=state.upper.to_json()
         )

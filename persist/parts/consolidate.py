@@ -99,6 +99,12 @@ def join(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
+def negated(rows: pa.Table) -> pa.Table:
+    """The rows with their diffs negated: what takes them away."""
+    index = rows.schema.get_field_index(DIFF)
+    return rows.set_column(index, rows.schema.field(DIFF), pc.negate_checked(rows.column(DIFF)))
+
+
 def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask]:
     """The rows in (key, value, time) order, and where in that order a new (key, value, time) starts.
 

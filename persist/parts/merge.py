@@ -83,6 +83,13 @@ class Cursor:
         cursor.push(rows)
         return cursor
 
+    @classmethod
+    def of_tables(cls, tables: Iterator[pa.Table], files: Files, schema: ShardSchema) -> Cursor:
+        """A cursor over tables of consolidated rows that come in order."""
+        cursor = cls([], files, schema, KeyRange(), lambda table, part: table, settled=True)
+        cursor._batches = tables
+        return cursor
+
     @property
     def is_empty(self) -> bool:
         return not self._loaded
@@ -106,8 +113,8 @@ class Cursor:
             table = next(self._batches, None)
             if table is None:
                 self._batches = None
-            elif self._file is not None:
-                self._push(self._prepare(table, self._file.part))
+            else:
+                self._push(table if self._file is None else self._prepare(table, self._file.part))
             return
         if self._file is None or not self._groups:
             self._open()

@@ -20,7 +20,7 @@ from persist.parts.ahead import in_order
 from persist.parts.bundles import expanded
 from persist.parts.codec import RowGroup, at_part_time, at_time
 from persist.parts.columns import Mask, one_chunk
-from persist.parts.consolidate import Times, folded, join, merge
+from persist.parts.consolidate import Times, folded, join, merge, negated
 from persist.parts.files import BlobReads, Files, Keeps, PartFile
 from persist.parts.keycodec import ALL_KEYS, KeyRange, SortedKeys, clip_rows
 from persist.parts.merge import Cursor, merge_cursors
@@ -108,6 +108,39 @@ class PartReader:
         runs = [Run((part,)) for part in parts]
         times = Times(after=lower.element - 1, upto=upto, advance=since)
         return (_by_time(table) for table in self._read(runs, times, key_range, columns))
+
+    def read_changes(
+        self,
+        runs: Iterable[Run],
+        after: int,
+        upto: int,
+        *,
+        key_range: KeyRange = ALL_KEYS,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.Table]:
+        """What the contents as of `upto` have more than those as of `after`: the updates between them, added up.
+
+        Only row groups that have times between the two are read. Tables have `columns` (None: all) and `__diff`, which
+        is negative where they have less, and at least one row; they come in key order.
+        """
+        names = [*self.schema.columns(columns), DIFF]
+        return self._stretches(runs, Times(after=after, upto=upto, advance=upto), key_range, names, None)
+
+    def difference(
+        self, earlier: Iterator[pa.Table], later: Iterator[pa.Table], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """What rows have more than others: both with all columns and `__diff`, consolidated and in key order.
+
+        Tables are as those of `read_changes`.
+        """
+        signed = (map(negated, earlier), later)
+        cursors = [Cursor.of_tables(map(self._at_one_time, some), self._files, self.schema) for some in signed]
+        return merge_cursors(cursors, self.schema, [*self.schema.columns(columns), DIFF], self._memory_bytes)
+
+    def _at_one_time(self, table: pa.Table) -> pa.Table:
+        times = pa.repeat(pa.scalar(0, pa.int64()), len(table))
+        columns = [times if name == TIME else table.column(name) for name in self.schema.updates_schema.names]
+        return pa.Table.from_arrays(columns, schema=self.schema.updates_schema)
 
     def expanded(self, runs: Iterable[Run], key_range: KeyRange = ALL_KEYS) -> tuple[Run, ...]:
         """The runs without bundles: what these list stands in their place, where it may have keys of the range.

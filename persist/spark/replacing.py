@@ -29,7 +29,7 @@ from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, consolidate
-from persist.parts.consolidate import join, sort_groups
+from persist.parts.consolidate import join, negated, sort_groups
 from persist.parts.keycodec import SortedKeys
 from persist.spark import executors
 from persist.spark.options import Target
@@ -232,10 +232,7 @@ def _keys_of(rows: pa.Table, schema: ShardSchema) -> pa.Table:
 
 def _negated(rows: pa.Table) -> pa.Table:
     """The rows with their diffs negated and without times: the commit sets them."""
-    if TIME in rows.schema.names:
-        rows = rows.drop_columns([TIME])
-    index = rows.schema.get_field_index(DIFF)
-    return rows.set_column(index, rows.schema.field(DIFF), pc.negate_checked(rows.column(DIFF)))
+    return negated(rows.drop_columns([TIME]) if TIME in rows.schema.names else rows)
 
 
 def _batches(tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:

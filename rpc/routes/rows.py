@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
 from fastapi import APIRouter, Query, Request
@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from persist.client.connect import Client
 from persist.client.expanding import expanded
+from persist.client.rows import Rows
 from persist.client.snapshot import Snapshot
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
@@ -35,6 +36,7 @@ from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
 
 router = APIRouter(prefix="/v1/shards", tags=["rows"])
+R = TypeVar("R", bound=Rows)
 _Commit = Callable[[WriteHandle, pa.Table, "Token | None"], Appended]
 
 _ROWS_BODY: dict[str, Any] = {
@@ -138,25 +140,38 @@ async def snapshot(
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(READ, name)
     chosen = rows.format_of(request.headers.get("accept"), form)
-    names = None if columns is None else [column for column in columns.split(",") if column]
+    names = columns_of(columns)
     wait_s = min(wait, service.limits.wait_s_max)
+
+    def headers(opened: Snapshot) -> dict[str, str]:
+        return {"persist-as-of": str(opened.as_of), **timestamp_header("persist-timestamp", opened.timestamp)}
+
+    return await streamed(service, partial(_open, service, name, as_of, names, wait_s), headers, chosen, expand)
+
+
+def columns_of(given: str | None) -> list[str] | None:
+    """The names that a parameter lists with commas; None: all."""
+    return None if given is None else [column for column in given.split(",") if column]
+
+
+async def streamed(
+    service: Service, opening: Callable[[], R], headers: Callable[[R], dict[str, str]], form: str, expand: bool = False
+) -> Response:
+    """The rows that `opening` opens, as a stream that holds them until it ends."""
     async with AsyncExitStack() as held:
         held.enter_context(service.snapshots)
-        opened = await service.work.run(partial(_open, service, name, as_of, names, wait_s))
-        pieces = Stepped(service.work, _pieces(opened, chosen, expand))
+        opened = await service.work.run(opening)
+        pieces = Stepped(service.work, _pieces(opened, form, expand))
         held.push_async_callback(pieces.close)
         first = await pieces.next()
         return HeldStream(
-            pieces.rest(first),
-            held.pop_all(),
-            media_type=rows.MEDIA_TYPES[chosen],
-            headers={"persist-as-of": str(opened.as_of), **_timestamp_header(opened)},
+            pieces.rest(first), held.pop_all(), media_type=rows.MEDIA_TYPES[form], headers=headers(opened)
         )
 
 
-def _timestamp_header(opened: Snapshot) -> dict[str, str]:
-    at = opened.timestamp
-    return {} if at is None else {"persist-timestamp": instant_text(instant_ms("timestamp", at))}
+def timestamp_header(name: str, at: datetime | None) -> dict[str, str]:
+    """The header that tells a wall clock, where one named the time."""
+    return {} if at is None else {name: instant_text(instant_ms("timestamp", at))}
 
 
 def _open(
@@ -166,14 +181,14 @@ def _open(
     return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot")
 
 
-def _pieces(snapshot: Snapshot, form: str, expand: bool) -> Generator[bytes]:
+def _pieces(held: Rows, form: str, expand: bool) -> Generator[bytes]:
     """A generator of bytes that gives the lease up when it ends or is closed."""
-    empty = snapshot.empty()
+    empty = held.empty()
 
     def tables() -> Iterator[pa.Table]:
-        for table in snapshot.batches():
+        for table in held.batches():
             chosen = table.select(empty.schema.names)
             yield from expanded(chosen) if expand else (chosen,)
 
-    with snapshot:
+    with held:
         yield from rows.write(tables(), empty.drop_columns(["__diff"]) if expand else empty, form)

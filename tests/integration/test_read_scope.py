@@ -111,6 +111,7 @@ def commands(place: Place) -> list[c.Command]:
         c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
         c.Append(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
         c.Insert(WRITER, TOKEN, ()),
+        c.Restore(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.AdvanceUpper(Antichain(UPPER + 5)),
         c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
         c.ReadAttributes((KEY,)),
@@ -172,11 +173,25 @@ def test_no_route_changes_anything_for_others(place: Place) -> None:
             full = path.replace("{name}", NAME).replace("{key}", "a")
             if full.endswith("/listen"):
                 continue  # it never ends; below
-            for query in ("", "?upper=50", "?since=9", "?since=9&cursor=mine&force=true", "?force=true"):
+            for query in (
+                "",
+                "?upper=50",
+                "?since=9",
+                "?since=9&cursor=mine&force=true",
+                "?force=true",
+                "?start=0",
+                "?as_of=0",
+            ):
                 place.call("read", verb.upper(), full + query, content=b"")
                 tried += 1
             assert place.told() == before, (verb, path)
     assert tried > 50
+
+
+def test_who_may_read_sees_changes_and_who_may_write_restores(place: Place) -> None:
+    assert place.call("read", "GET", f"/v1/shards/{NAME}/changes?start=0").status_code == 200
+    assert place.call("read", "POST", f"/v1/shards/{NAME}/restore?as_of=0").status_code == 403
+    assert place.call("write", "POST", f"/v1/shards/{NAME}/restore?as_of=0").json()["removed"] == UPPER - 1
 
 
 def test_a_listener_that_may_only_read_moves_nothing(place: Place) -> None:

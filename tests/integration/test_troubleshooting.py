@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import persist
 import rpc.blob_errors
 import rpc.errors
+from persist.client.write import WriteHandle
 from persist.core.errors import PersistError, kinds
 from rpc.settings import ServerSettings
 from tests.support.pages import page
@@ -58,6 +60,19 @@ def written(shard: Any, times: int) -> Any:
     return shard
 
 
+def overtaken(shard: Any) -> None:
+    """Somebody writes in the moment before a restore commits."""
+    written(shard, 2)
+    real = WriteHandle.commit_restore
+
+    def late(*args: Any, **more: Any) -> Any:
+        written(shard, 1)
+        return real(*args, **more)
+
+    with patch.object(WriteHandle, "commit_restore", late):
+        shard.restore(0)
+
+
 def held(shard: Any) -> None:
     shard.critical_reader("billing")
     shard.drop()
@@ -68,6 +83,7 @@ PROVOKED: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("Writing", lambda _, s: closed(s)),
     ("Writing", lambda _, s: (s.drop(), s.insert([ROW]))),
     ("Writing", lambda c, s: (s.drop(), c.create_shard("orders", COLUMNS, key=["id"]), s.insert([ROW]))),
+    ("Writing", lambda _, s: overtaken(s)),
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1.5], "state": ["new"]}))),
     ("Writing", lambda _, s: s.insert([{**ROW, "id": 1.5}])),
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1]}))),

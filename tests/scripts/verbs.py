@@ -348,6 +348,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         *parse_written(a), _frontier(a), _frontier(a), parse_runs(a.rest()), _attributes(a), _digest(a)
     ),
     "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), _digest(a)),
+    "restore": lambda a: c.Restore(
+        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+    ),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
     "update-attributes": lambda a: c.UpdateAttributes(
         *parse_written(a), tuple(parse_update(word) for word in a.rest()), _digest(a)

@@ -40,6 +40,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.CompareAndAppend: writers.compare_and_append,
     c.Append: writers.append,
     c.Insert: writers.insert,
+    c.Restore: writers.restore,
     c.AdvanceUpper: writers.advance_upper,
     c.UpdateAttributes: writers.update_attributes,
     c.ReadAttributes: attributes.read,

@@ -125,6 +125,23 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     return _push(state, command, result, _at(command.runs, time), context)
 
 
+def restore(state: State, command: c.Restore, context: Context) -> tuple[State, c.Appended]:
+    _check_no_times(command.runs)
+    check_staged(state, command.runs, context)
+    lower, time = command.expected_upper, state.upper.element
+    if state.upper != lower or time is None or time > TIME_MAX:
+        raise UpperMismatch(
+            f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
+            expected=lower.to_json(),
+            actual=state.upper.to_json(),
+        )
+    if not 0 <= command.as_of < time:
+        raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
+    result = c.Appended(lower, Antichain(time + 1))
+    state = replace(state, service_times=_with_time(state.service_times, time))
+    return _push(state, command, result, _at(command.runs, time), context)
+
+
 def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:
     if command.upper <= state.upper:
         return state, c.Appended(command.upper, command.upper)

@@ -1,0 +1,252 @@
+"""Changes: what the contents of a shard as of one time have more than those as of another, or than another shard's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+import pyarrow as pa
+
+from persist.client.rows import Rows, Split
+from persist.client.show import html_table
+from persist.client.snapshot import (
+    Held,
+    ReadLease,
+    ReadSettings,
+    SnapshotSplit,
+    check_held,
+    holding,
+    latest,
+    leased_blobs,
+    part_reader,
+    wait_for_upper,
+)
+from persist.client.transport import OneShard, Transport
+from persist.client.wall_clock import as_of_at, resolved, shown_instant
+from persist.core.antichain import TIME_MAX
+from persist.core.batch import Run
+from persist.core.errors import InvalidUsage
+from persist.core.view import ShardView
+from persist.parts import KeyRange, PartReader, ShardSchema, negated, plan_splits
+
+Point = int | datetime | None  # a time, a wall clock, or the latest complete time
+READS_AT_ONCE = 3  # that share the memory of a split: of one shard, of the other, and what compares the two
+
+
+@dataclass(frozen=True)
+class ChangesSplit(SnapshotSplit):
+    """One key range of the changes of a shard from `start` to `as_of`. Pickle it, or read it here."""
+
+    start: int = 0
+
+    def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
+        low, high = sorted((self.start, self.as_of))
+        pieces = reader.read_changes(self.runs, low, high, key_range=self.key_range, columns=self.columns)
+        return pieces if self.start <= self.as_of else map(negated, pieces)
+
+
+@dataclass(frozen=True)
+class PairSplit:
+    """One key range of two shards: what the rows of `later` have more than those of `earlier`. Pickle it, or read it
+
+    here.
+    """
+
+    earlier: SnapshotSplit
+    later: SnapshotSplit
+    columns: tuple[str, ...] | None = None
+
+    def read(self, transport: Transport) -> Iterator[pa.Table]:
+        """The rows, consolidated and in key order: the columns and `__diff`. Raises what reading a snapshot may."""
+        _, reader = part_reader(transport, self.later, self.later.settings)
+        return reader.difference(self.earlier.read(transport), self.later.read(transport), self.columns)
+
+
+@dataclass(frozen=True)
+class Leases:
+    """Several leases as one."""
+
+    leases: tuple[ReadLease, ...]
+
+    def keep(self) -> None:
+        for lease in self.leases:
+            lease.keep()
+
+    def close(self) -> None:
+        for lease in self.leases:
+            lease.close()
+
+
+@dataclass
+class Changes(Rows):
+    """What was added and removed between two times, held by leases until it is closed (or they lapse).
+
+    Rows with `__diff`: as often as `end` has the row more than `start`, so it is negative where a row was removed.
+    Rows that are there as often at both times are left out. `other` is the shard whose contents at `end` are compared,
+    where that is another one. `start_timestamp` and `end_timestamp` are the wall clocks that named the times, rounded
+    down to the shard's grid; None where times were given. `Shard.changes` gives one. Reading it to its end closes it.
+    Reading may raise Expired (a lease lapsed), Unavailable (retrying is safe) and Corruption (a part is damaged or
+    missing).
+    """
+
+    shard: str
+    start: int
+    end: int
+    schema: ShardSchema
+    splits: tuple[Split, ...]
+    _transport: Transport
+    _lease: Leases
+    _closed: bool = field(default=False)
+    other: str | None = None
+    start_timestamp: datetime | None = None
+    end_timestamp: datetime | None = None
+
+    def __repr__(self) -> str:
+        other = "" if self.other is None else f", other={self.other!r}"
+        state = ", closed" if self._closed else ""
+        return f"Changes({self.shard!r}, {self.start}, {self.end}{other}, splits={len(self.splits)}{state})"
+
+    def _repr_html_(self) -> str:
+        fields = [(field.name, field.type) for field in self.empty().schema]
+        to = f"{self.end}" if self.other is None else f"{self.other} as of {self.end}"
+        title = f"Changes of {self.shard} from {self.start} to {to}"
+        return html_table(title, [*fields, ("splits", len(self.splits))])
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as one table, with `__diff`. Raises what reading may."""
+        return self._all()
+
+
+@dataclass(frozen=True)
+class Named:
+    """A time that a caller named, by its number or by a wall clock; None is the latest one."""
+
+    time: int | None
+    timestamp: datetime | None = None
+
+    @classmethod
+    def of(cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float]) -> Named:
+        """`limits`: how long to wait for a wall clock that is to come, and for an answer, in seconds.
+
+        Raises InvalidUsage where it is no time, and what `resolved` and `as_of_at` raise.
+        """
+        if isinstance(point, datetime):
+            found = resolved(transport, name, point, *limits)
+            return cls(as_of_at(name, found), shown_instant(found.at_ms))
+        if point is not None and (type(point) is not int or not 0 <= point <= TIME_MAX):
+            raise InvalidUsage(
+                f"{what} is {point!r:.100}; it must be a time in [0, {TIME_MAX}], or a wall clock with its zone"
+            )
+        return cls(point)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited."""
+
+    num_splits: int = 1
+    columns: tuple[str, ...] | None = None
+    wait_s: float = 60.0
+    purpose: str = "changes"
+
+
+@dataclass(frozen=True)
+class Between:
+    """Two complete times of a shard, and what holds them and all between."""
+
+    held: Held
+    start: int
+    end: int
+
+    def splits(self, num_splits: int, columns: Sequence[str] | None) -> tuple[ChangesSplit, ...]:
+        """The changes in splits. Raises InvalidUsage, Expired."""
+        held, view = self.held, self.held.view
+        schema, reader = part_reader(held.transport, view, held.settings)
+        runs = runs_between(view, *sorted((self.start, self.end)))
+        ranges = _ranges(held, runs, num_splits, schema, reader)
+        common = (view.schemas, held.lease.reader, held.settings, schema.columns(columns), view.shard_id, self.start)
+        return tuple(ChangesSplit(view.name, self.end, key_range, runs, *common) for key_range in ranges)
+
+
+@contextmanager
+def between(
+    transport: Transport, name: str, start: int, end: int | None, asked: Asked, settings: ReadSettings
+) -> Iterator[Between]:
+    """Take a lease at the earlier of two times (`end` None: the latest complete one) and wait for the later one.
+
+    The lease outlives the block, unless an error ends that. Raises NotReadable, Unavailable.
+    """
+    low = start if end is None else min(start, end)
+    with holding(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
+        end = latest(held.view) if end is None else end
+        high = max(start, end)
+        if held.view.upper.less_equal(high):
+            held = replace(held, view=wait_for_upper(transport, name, high, held.lease, asked.wait_s))
+            check_held(held.view, low)
+        yield Between(held, start, end)
+
+
+def changes_of(
+    transport: Transport, name: str, start: Named, end: Named, asked: Asked, settings: ReadSettings
+) -> Changes:
+    """The changes of one shard. Raises what `Shard.changes` says."""
+    assert start.time is not None
+    with between(transport, name, start.time, end.time, asked, settings) as found:
+        splits = found.splits(asked.num_splits, asked.columns)
+        schema, lease = part_reader(transport, found.held.view, settings)[0], Leases((found.held.lease,))
+        return Changes(name, found.start, found.end, schema, splits, transport, lease)
+
+
+def changes_between(
+    one: tuple[OneShard, str, Named], other: tuple[OneShard, str, Named], asked: Asked, settings: ReadSettings
+) -> Changes:
+    """What one shard as of a time has less than the other as of its time. Raises what `Shard.changes` says."""
+    shared = replace(settings, memory_bytes=max(1, settings.memory_bytes // READS_AT_ONCE))
+    with ExitStack() as stack:
+        earlier, later = (
+            stack.enter_context(holding(transport, name, at.time, asked.purpose, asked.wait_s, shared))
+            for transport, name, at in (one, other)
+        )
+        schema, reader = part_reader(earlier.transport, earlier.view, shared)
+        theirs, their_reader = part_reader(later.transport, later.view, shared)
+        if schema != theirs:
+            raise InvalidUsage(
+                f"shards {one[1]!r} and {other[1]!r} have other columns or keys: {_told(schema)}, and {_told(theirs)}; "
+                "only shards of equal schema are compared"
+            )
+        larger, of_larger = max((earlier, reader), (later, their_reader), key=lambda side: _bytes(side[0].runs))
+        ranges = _ranges(larger, larger.runs, asked.num_splits, schema, of_larger)
+        columns, chosen = schema.columns(None), schema.columns(asked.columns)
+        splits = tuple(
+            PairSplit(earlier.split(at, earlier.runs, columns), later.split(at, later.runs, columns), chosen)
+            for at in ranges
+        )
+        leases = Leases((earlier.lease, later.lease))
+        return Changes(one[1], earlier.as_of, later.as_of, schema, splits, one[0].inner, leases, other=other[1])
+
+
+def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
+    """What may have updates at times in `(low, high]`."""
+    runs = (run for batch in view.batches for run in batch.runs)
+    parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
+    return tuple(Run(some) for some in parts if some)
+
+
+def _ranges(
+    held: Held, runs: tuple[Run, ...], num_splits: int, schema: ShardSchema, reader: PartReader
+) -> list[KeyRange]:
+    with leased_blobs(held.lease):
+        ranges = plan_splits(runs, num_splits, schema, reader)
+    held.lease.keep()  # a part that was missing may have gone with the hold
+    return ranges
+
+
+def _bytes(runs: tuple[Run, ...]) -> int:
+    return sum(part.size for run in runs for part in run.parts)
+
+
+def _told(schema: ShardSchema) -> str:
+    columns = ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' not null'}" for one in schema.arrow)
+    return f"{columns} (key {', '.join(schema.key)})"

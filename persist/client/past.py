@@ -1,0 +1,98 @@
+"""What a shard was: the changes between two of its times, and how to make it again what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from persist.client.arguments import checked, checked_wait, names
+from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
+from persist.client.restore import RETRIES_MAX, Restored, Restoring
+from persist.client.snapshot import ReadSettings, check_splits
+from persist.client.transport import OneShard
+from persist.client.write import WriteSettings
+from persist.core.errors import InvalidUsage
+from persist.core.ids import Token, parse
+
+
+@dataclass(frozen=True, slots=True)
+class HandleSettings:
+    write: WriteSettings = field(default_factory=WriteSettings)
+    read: ReadSettings = field(default_factory=ReadSettings)
+
+
+class Past:
+    """The base of `Shard`, which says more."""
+
+    name: str
+    _transport: OneShard
+    _settings: HandleSettings
+
+    def changes(
+        self,
+        start: int | datetime,
+        end: int | datetime | None = None,
+        *,
+        other: Past | None = None,
+        num_splits: int = 1,
+        columns: Sequence[str] | None = None,
+        wait_s: float = 60.0,
+    ) -> Changes:
+        """What was added and removed between two times: how often each row is there at `end` more than at `start`.
+
+        Args:
+            start: the time that is compared with, or a wall clock with its zone.
+            end: the same; None is the latest complete time. An `end` before `start` tells what leads back.
+            other: the shard whose contents at `end` are compared, of equal schema and opened by the same client; None
+                is this one.
+            num_splits: as `snapshot` says.
+            columns: those to give. Rows that differ only in others are told apart all the same.
+            wait_s: seconds to wait until the times are complete.
+        Raises: InvalidUsage (no such time or column, or another schema), and what `snapshot` raises.
+        """
+        check_splits(num_splits)
+        checked_wait("wait_s", wait_s)
+        if start is None:
+            raise InvalidUsage("start is None; it must be a time, or a wall clock with its zone")
+        if other is not None and not isinstance(other, Past):
+            raise InvalidUsage(f"other is {other!r:.100}; it must be a Shard")
+        asked = Asked(num_splits, None if columns is None else names("columns", columns), wait_s)
+        later, read = other or self, self._settings.read
+        if later._transport.inner is not self._transport.inner:
+            raise InvalidUsage(f"shards {self.name!r} and {later.name!r} were opened by two clients; open both by one")
+        first = Named.of("start", start, self._transport, self.name, (wait_s, read.retry_s))
+        last = Named.of("end", end, later._transport, later.name, (wait_s, read.retry_s))
+        if later._transport.shard == self._transport.shard:
+            found = changes_of(self._transport, self.name, first, last, asked, read)
+        else:
+            one, two = (self._transport, self.name, first), (later._transport, later.name, last)
+            found = changes_between(one, two, asked, read)
+        return replace(found, start_timestamp=first.timestamp, end_timestamp=last.timestamp)
+
+    def restore(self, as_of: int | datetime, *, token: Token | None = None, retries: int = 0) -> Restored:
+        """Make the contents again what they were: by one commit at the next time, which readers see as any other.
+
+        What is between the two times stays readable, so another restore undoes it. Memory stays bounded, whatever the
+        size of what differs. Columns that were added since are null in rows that come back from before.
+
+        Args:
+            as_of: the time, or a wall clock with its zone.
+            token: as `insert` says; it stands for this restore to this time.
+            retries: how often to go on if others write meanwhile, up to 1,000. What they wrote is taken back too.
+        Returns: what was restored: see `Restored`. Where nothing differs nothing is committed.
+        Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed: nothing was changed), InvalidUsage
+            (no such time, or it is not complete), NotReadable (it was forgotten), TokenReused, OutcomeForgotten,
+            Unavailable or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it with the
+            token).
+        """
+        if as_of is None:
+            raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
+        checked("retries", retries, int)
+        if not 0 <= retries <= RETRIES_MAX:
+            raise InvalidUsage(f"retries is {retries}; it must be in [0, {RETRIES_MAX}]")
+        if token is not None:
+            parse(Token, token)
+        settings = self._settings
+        to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
+        return Restoring(self._transport, self.name, to, settings.write, settings.read).run(token, retries)

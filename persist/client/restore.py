@@ -1,0 +1,192 @@
+"""Restore: one commit after which the contents of a shard are those of an earlier time.
+
+The commit takes back what was written since. That is read and staged key range after key range, and committed on the
+condition that the upper is still the one that was compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.changes import Asked, Between, Named, between
+from persist.client.retry import send
+from persist.client.snapshot import ReadSettings, check_held
+from persist.client.transport import OneShard
+from persist.client.wall_clock import instant_ms, instant_text, shown_instant
+from persist.client.write import WriteHandle, WriteSettings
+from persist.core import commands as c
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.batch import Run
+from persist.core.errors import InvalidUsage, NotReadable, PersistError, UpperMismatch
+from persist.core.ids import Token
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import DIFF, current_schema
+
+RETRIES_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore came to.
+
+    `as_of` is the time whose contents the shard has again, and `timestamp` the first wall clock that shows it (None:
+    not known). `lower` and `upper` are the interval that the restore took, as for an insert; they are equal where
+    nothing differed, so that nothing was committed. `added` and `removed` are how many rows it wrote and took away;
+    None where a retry found that it had happened, and what it wrote was forgotten since.
+    """
+
+    as_of: int
+    timestamp: datetime | None
+    lower: Antichain
+    upper: Antichain
+    added: int | None
+    removed: int | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything differed."""
+        return self.lower != self.upper
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
+        at = self.timestamp
+        return {
+            "as_of": self.as_of,
+            "timestamp": None if at is None else instant_text(instant_ms("timestamp", at)),
+            "lower": self.lower.to_json(),
+            "upper": self.upper.to_json(),
+            "added": self.added,
+            "removed": self.removed,
+        }
+
+
+class _Count:
+    """How many rows are added and removed."""
+
+    def __init__(self) -> None:
+        self.added = self.removed = 0
+
+    def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """The rows, which are counted as they pass."""
+        for table in tables:
+            diffs = table.column(DIFF)
+            added = pc.sum(pc.max_element_wise(diffs, 0)).as_py() or 0
+            self.added += added
+            self.removed += added - (pc.sum(diffs).as_py() or 0)
+            yield from table.to_batches()
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """One restore of a shard."""
+
+    transport: OneShard
+    name: str
+    to: Named
+    write: WriteSettings
+    read: ReadSettings
+
+    def run(self, token: Token | None, retries: int) -> Restored:
+        """Raises what `Shard.restore` says."""
+        as_of = self.to.time
+        assert as_of is not None
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        if token is not None and (landed := self._landed(as_of, view, token)) is not None:
+            return self._told_again(as_of, landed)
+        self._check_complete(as_of, view)
+        asked = Asked(wait_s=0.0, purpose=f"restore to {as_of}")
+        with between(self.transport, self.name, as_of, None, asked, self.read) as found:
+            try:
+                return self._restored(found, token, retries)
+            finally:
+                found.held.lease.close()
+
+    def _restored(self, found: Between, token: Token | None, retries: int) -> Restored:
+        as_of, view, count = found.start, found.held.view, _Count()
+        runs: tuple[Run, ...] = ()
+        lead_to = as_of  # what is staged leads there, from the latest time that was looked at
+        for left in range(retries, -1, -1):
+            latest = found.end
+            back = replace(found, start=latest, end=lead_to).splits(1, None)[0]
+            runs = (*runs, *self._staged(view, count.of(back.read(self.transport))))
+            if not runs:
+                return Restored(as_of, self._timestamp(as_of), view.upper, view.upper, 0, 0)
+            handle = self._writer(view)
+            try:
+                done = handle.commit_restore(runs, as_of, view.upper, token=token)
+            except UpperMismatch as error:
+                if not left:
+                    raise _overtaken(self.name, as_of, error) from error
+            else:
+                with suppress(PersistError):
+                    handle.close()
+                return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
+            lead_to, view = latest, self.transport.view(self.name, ViewRequest())
+            self._check_complete(as_of, view)
+            check_held(view, as_of)
+            found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
+        raise AssertionError("the last try returns or raises")
+
+    def _staged(self, view: ShardView, batches: Iterator[pa.RecordBatch]) -> tuple[Run, ...]:
+        return self._writer(view).stage_for_one_commit(batches, None)
+
+    def _writer(self, view: ShardView) -> WriteHandle:
+        """A writer of rows as the view has them."""
+        return WriteHandle(self.transport, self.name, lambda: current_schema(view.schemas), self.write)
+
+    def _landed(self, as_of: int, view: ShardView, token: Token) -> c.Appended | None:
+        """Where the restore has happened already, the interval that it took.
+
+        The upper that it asks for is never that of a shard with a complete time: so this changes nothing.
+        """
+        try:
+            return self._writer(view).commit_restore((), as_of, MINIMUM, token=token)
+        except UpperMismatch:
+            return None
+
+    def _told_again(self, as_of: int, done: c.Appended) -> Restored:
+        """What the first try was told; its rows are counted anew."""
+        count, time = _Count(), done.lower.element or 0
+        try:
+            with between(self.transport, self.name, time - 1, time, Asked(wait_s=0.0), self.read) as found:
+                for _ in count.of(found.splits(1, None)[0].read(self.transport)):
+                    pass
+            found.held.lease.close()
+        except NotReadable:
+            return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, None, None)
+        return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
+
+    def _timestamp(self, as_of: int) -> datetime | None:
+        if self.to.timestamp is not None:
+            return self.to.timestamp
+        try:
+            found = send(self.transport, self.name, c.TimeShown(as_of), self.read.retry_s)
+        except NotReadable:
+            return None
+        assert isinstance(found, c.ShownFrom)
+        return None if found.at_ms is None else shown_instant(found.at_ms)
+
+    def _check_complete(self, as_of: int, view: ShardView) -> None:
+        if view.upper.element is None:
+            raise UpperMismatch(
+                f"shard {self.name!r} is closed: nothing can be restored in it", expected=None, actual=[]
+            )
+        if view.upper.less_equal(as_of):
+            raise InvalidUsage(
+                f"time {as_of} of shard {self.name!r} is not complete: its upper is {view.upper}; give an earlier one"
+            )
+
+
+def _overtaken(name: str, as_of: int, error: UpperMismatch) -> UpperMismatch:
+    return UpperMismatch(
+        f"somebody else wrote to shard {name!r} while it was restored to {as_of}; nothing was changed: look at the "
+        "shard, then restore it again, or give retries",
+        **error.details,
+    )

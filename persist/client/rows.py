@@ -1,0 +1,99 @@
+"""Rows in splits, held by a lease: what a snapshot and the changes between two times have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+
+from blob import optional
+from persist.client.transport import Transport
+from persist.core.errors import InvalidUsage
+from persist.parts import ShardSchema
+
+
+class Lease(Protocol):
+    """What keeps rows readable: one lease, or several."""
+
+    def keep(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Split(Protocol):
+    """A key range of rows that can be read anywhere."""
+
+    @property
+    def columns(self) -> tuple[str, ...] | None: ...
+
+    def read(self, transport: Transport) -> Iterator[pa.Table]: ...
+
+
+class Rows:
+    """The base of those who hold rows."""
+
+    schema: ShardSchema
+    splits: Sequence[Split]
+    _transport: Transport
+    _lease: Lease
+    _closed: bool
+
+    def batches(self) -> Iterator[pa.Table]:
+        """All rows, split by split, in key order: the columns, and `__diff`, how often each row comes.
+
+        When the last one was given it is closed. Raises what reading may; see the class.
+        """
+        for split in self.splits:
+            yield from split.read(self._transport)
+        self.close()
+
+    def empty(self) -> pa.Table:
+        """A table of these columns without rows. Raises nothing."""
+        fields = [self.schema.arrow.field(name) for name in self.schema.columns(self.splits[0].columns)]
+        return pa.schema([*fields, pa.field("__diff", pa.int64(), nullable=False)]).empty_table()
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame: of a snapshot, with each row as often as it is there; of changes, with `__diff`.
+
+        Its types are Arrow's (`pandas.ArrowDtype`), so that nothing is lost: inserted again, it is the same rows.
+        Raises what `to_arrow` does, for a snapshot that with `expand=True`, and InvalidUsage without pandas.
+        """
+        pandas = optional("pandas", "to_pandas()", "pandas", InvalidUsage)
+        return self._shown().to_pandas(types_mapper=pandas.ArrowDtype)
+
+    def to_polars(self) -> Any:
+        """A Polars DataFrame of the same rows as `to_pandas`. Raises what that does, or InvalidUsage without Polars."""
+        polars = optional("polars", "to_polars()", "polars", InvalidUsage)
+        return polars.from_arrow(self._shown())
+
+    def to_duckdb(self) -> Any:
+        """A DuckDB relation of the same rows as `to_pandas`. Raises what that does, or InvalidUsage without DuckDB."""
+        duckdb = optional("duckdb", "to_duckdb()", "duckdb", InvalidUsage)
+        return duckdb.from_arrow(self._shown())
+
+    def _shown(self) -> pa.Table:
+        """The rows as a data frame shows them."""
+        return self._all()
+
+    def _all(self) -> pa.Table:
+        with self:
+            pieces = list(self.batches())
+        return pa.concat_tables(pieces) if pieces else self.empty()
+
+    def keep(self) -> None:
+        """Renew the lease; reading does it by itself. Raises Expired: it is gone."""
+        self._lease.keep()
+
+    def close(self) -> None:
+        """Give the lease back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
+        if not self._closed:
+            self._closed = True
+            self._lease.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,95 @@
+"""What a shard was: the changes between two of its times, and making it again what it was."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from persist.client.changes import Changes
+from persist.client.connect import Client
+from persist.client.restore import RETRIES_MAX, Restored
+from persist.client.shard import Shard
+from persist.client.wall_clock import read_point
+from persist.core.commands import READ, WRITE
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from rpc import rows
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
+from rpc.routes.rows import columns_of, streamed, timestamp_header
+from rpc.service import Service, principal_of, service_of, shard_of
+
+router = APIRouter(prefix="/v1/shards", tags=["history"])
+
+
+def _points(
+    start: Annotated[str, Query(description="A time, or a wall clock with its zone (RFC 3339).", max_length=64)],
+    end: Annotated[str | None, Query(description="The same; else the latest complete time.", max_length=64)] = None,
+) -> tuple[int | datetime, int | datetime | None]:
+    return read_point("parameter start", start), None if end is None else read_point("parameter end", end)
+
+
+Points = Annotated[tuple[int | datetime, int | datetime | None], Depends(_points)]
+
+
+@router.get("/{name}/changes", summary="What was added and removed between two times", response_class=Response)
+async def changes(
+    request: Request,
+    points: Points,
+    other: Annotated[str | None, Query(description="The shard that is compared at `end`; else this.")] = None,
+    columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
+    form: Format = None,
+    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for the times at most.")] = 10.0,
+) -> Response:
+    """Streamed in key order, with `__diff`: how often a row is there at `end` more than at `start`.
+
+    The headers `persist-start` and `persist-end` tell the times, `persist-start-timestamp` and `persist-end-timestamp`
+    the wall clocks that named them. A stream that breaks off is not whole.
+    """
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    for read in {name, name if other is None else check_shard_name(other)}:
+        principal_of(request).require(READ, read)
+    chosen, wait_s = rows.format_of(request.headers.get("accept"), form), min(wait, service.limits.wait_s_max)
+
+    def opening() -> Changes:
+        shard, later = _shard(service, name), None if other is None else _shard(service, other)
+        return shard.changes(*points, other=later, columns=columns_of(columns), wait_s=wait_s)
+
+    return await streamed(service, opening, _headers, chosen)
+
+
+@router.post("/{name}/restore", summary="Make the contents again what they were at a time")
+async def restore(
+    request: Request,
+    as_of: AsOf,
+    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
+    token: IdempotencyToken = None,
+) -> Response:
+    """`lower` and `upper` are equal where nothing differed. 409: others wrote meanwhile, and nothing was changed."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(WRITE, name)
+    if as_of is None:
+        raise InvalidUsage("give the time to restore, as as_of or as timestamp")
+    given = token_of(request, token)
+
+    def restored() -> Restored:
+        return _shard(service, name).restore(as_of, token=given, retries=retries)
+
+    with service.snapshots:  # it takes as much memory as one
+        return Response(json.dumps((await service.work.run(restored)).to_json()), media_type="application/json")
+
+
+def _shard(service: Service, name: str) -> Shard:
+    return Client(service.transport, service.handles).shard(name)
+
+
+def _headers(found: Changes) -> dict[str, str]:
+    return {
+        "persist-start": str(found.start),
+        "persist-end": str(found.end),
+        **timestamp_header("persist-start-timestamp", found.start_timestamp),
+        **timestamp_header("persist-end-timestamp", found.end_timestamp),
+    }

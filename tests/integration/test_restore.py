@@ -1,0 +1,288 @@
+"""Restore and changes as users see them, over stores whose clocks the tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from persist.client.restore import RETRIES_MAX
+from persist.client.shard import Shard
+from persist.client.wall_clock import shown_instant
+from persist.client.write import WriteHandle
+from persist.core.antichain import Antichain
+from persist.core.errors import (
+    Conflict,
+    InvalidUsage,
+    NotReadable,
+    PersistError,
+    TokenReused,
+    Unavailable,
+    UnknownShard,
+    UpperMismatch,
+)
+from persist.core.ids import token_of_key
+from persist.core.state import Policy
+from tests.support.clocks import Machine, World
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=Policy())
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
+
+
+def insert(world: World, shard: Shard, *rows: tuple[int, str, int]) -> None:
+    shard.insert([{"id": number, "v": value, "__diff": diff} for number, value, diff in rows])
+    world.pass_ms(1_000)
+
+
+def rows(table: pa.Table) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in table.to_pylist()]
+
+
+@pytest.fixture
+def months(world: World, shard: Shard) -> Shard:
+    """Three good months, at the times 0 to 2, and a bad one at 3."""
+    insert(world, shard, (1, "a", 1), (2, "b", 1))
+    insert(world, shard, (3, "c", 2))
+    insert(world, shard, (1, "a", -1), (1, "z", 1))
+    insert(world, shard, (2, "b", -1), (9, "bad", 3))
+    return shard
+
+
+# --- changes
+
+
+def test_changes_are_what_was_added_and_removed(months: Shard) -> None:
+    assert rows(months.changes(0, 3).to_arrow()) == [
+        (1, "a", -1), (1, "z", 1), (2, "b", -1), (3, "c", 2), (9, "bad", 3),
+    ]  # fmt: skip
+    assert rows(months.changes(0).to_arrow()) == rows(months.changes(0, 3).to_arrow()), "up to the latest time"
+    assert rows(months.changes(3, 2).to_arrow()) == [(2, "b", 1), (9, "bad", -3)], "what leads back"
+    assert rows(months.changes(2, 2).to_arrow()) == []
+    assert rows(months.changes(0, 3, columns=["v"], num_splits=3).to_arrow()) == [
+        ("a", -1), ("z", 1), ("b", -1), ("c", 2), ("bad", 3),
+    ]  # fmt: skip
+
+
+def test_changes_are_held_and_given_back(world: World, months: Shard, machine: Machine) -> None:
+    with months.changes(1, 3) as changes:
+        assert repr(changes) == "Changes('orders', 1, 3, splits=1)"
+        assert "from 1 to 3" in changes._repr_html_()
+        assert months.forget(3) == Antichain(1), "the lease holds what it reads"
+        assert changes.to_pandas()["__diff"].tolist() == [-1, 1, -1, 3]
+    assert not machine.location.machine(NAME).refresh().leased_readers
+
+
+def test_wall_clocks_name_the_times_of_changes(world: World, months: Shard) -> None:
+    now = world.true_ms
+    with months.changes(shown_instant(now - 2_000), shown_instant(now)) as changes:
+        assert (changes.start, changes.end) == (1, 3)
+        assert changes.start_timestamp == shown_instant((now - 2_000) // 1_000 * 1_000)
+        assert changes.end_timestamp == shown_instant(now // 1_000 * 1_000)
+
+
+def test_two_shards_are_compared(machine: Machine, months: Shard) -> None:
+    copy = machine.client.create_shard("copy", SCHEMA, ["id"])
+    copy.insert(months.snapshot(2).to_arrow())
+    assert rows(months.changes(2, 0, other=copy).to_arrow()) == []
+    with months.changes(3, other=copy) as changes:
+        assert repr(changes) == "Changes('orders', 3, 0, other='copy', splits=1)"
+        assert rows(changes.to_arrow()) == [(2, "b", 1), (9, "bad", -3)]
+    for name in (NAME, "copy"):
+        assert not machine.location.machine(name).refresh().leased_readers
+
+
+def test_columns_that_were_added_since_are_null_before(world: World, months: Shard) -> None:
+    months.evolve_schema(SCHEMA.append(pa.field("w", pa.int64())))
+    months.insert([{"id": 3, "v": "c", "w": None, "__diff": -1}, {"id": 4, "v": "d", "w": 7}])
+    assert rows(months.changes(2).to_arrow()) == [
+        (2, "b", None, -1), (3, "c", None, -1), (4, "d", 7, 1), (9, "bad", None, 3),
+    ]  # fmt: skip
+    assert months.restore(2).changed
+    assert rows(months.snapshot().to_arrow()) == [(1, "z", None, 1), (2, "b", None, 1), (3, "c", None, 2)]
+
+
+def other_columns(machine: Machine, shard: Shard) -> object:
+    other = machine.client.create_shard("other", SCHEMA.append(pa.field("w", pa.int8())), ["id"])
+    other.insert([{"id": 1}])
+    return shard.changes(0, other=other)
+
+
+def other_client(machine: Machine, shard: Shard) -> object:
+    return shard.changes(0, other=machine.world.machine().shard(NAME))
+
+
+BAD_CHANGES: list[tuple[Callable[[Machine, Shard], object], type[PersistError], str]] = [
+    (lambda _, shard: shard.changes(-1), InvalidUsage, "start is -1; it must be a time in"),
+    (lambda _, shard: shard.changes("1"), InvalidUsage, "start is '1'; it must be a time in"),  # type: ignore[arg-type]
+    (lambda _, shard: shard.changes(True), InvalidUsage, "start is True"),
+    (lambda _, shard: shard.changes(None), InvalidUsage, "start is None"),  # type: ignore[arg-type]
+    (lambda _, shard: shard.changes(datetime(2026, 1, 1)), InvalidUsage, "without a zone"),  # noqa: DTZ001
+    (lambda _, shard: shard.changes(0, 1, num_splits=0), InvalidUsage, "num_splits is 0"),
+    (lambda _, shard: shard.changes(0, 1, columns=["no"]), InvalidUsage, "'no'"),
+    (lambda _, shard: shard.changes(0, 1, other="copy"), InvalidUsage, "it must be a Shard"),  # type: ignore[arg-type]
+    (lambda _, shard: shard.changes(0, 99, wait_s=0), Unavailable, "not as of 99"),
+    (lambda _, shard: (shard.forget(2), shard.changes(1)), NotReadable, "its history was forgotten"),
+    (lambda _, shard: shard.changes(datetime(2000, 1, 1, tzinfo=UTC)), NotReadable, "nothing was written"),
+    (lambda _, shard: (shard.drop(), shard.changes(1)), UnknownShard, "was dropped"),
+    (other_columns, InvalidUsage, "only shards of equal schema are compared"),
+    (other_client, InvalidUsage, "were opened by two clients"),
+]
+
+
+@pytest.mark.parametrize(("ask", "error", "sentence"), BAD_CHANGES)
+def test_changes_say_what_is_wrong_and_write_nothing(
+    machine: Machine,
+    months: Shard,
+    ask: Callable[[Machine, Shard], object],
+    error: type[PersistError],
+    sentence: str,
+) -> None:
+    with pytest.raises(error, match=sentence):
+        ask(machine, months)
+    state = machine.location.machine(NAME).refresh()
+    assert state.upper == Antichain(4) or state.upper.is_empty
+    assert not state.leased_readers
+
+
+# --- restore
+
+
+def test_a_restore_is_one_commit_after_which_the_contents_are_those_of_then(months: Shard) -> None:
+    then = rows(months.snapshot(2).to_arrow())
+    done = months.restore(2)
+    assert (done.as_of, done.lower, done.upper, done.changed) == (2, Antichain(4), Antichain(5), True)
+    assert (done.added, done.removed) == (1, 3)
+    assert done.timestamp == months.timestamp_of(2)
+    assert rows(months.snapshot().to_arrow()) == then
+    with months.listen(3, until=5) as listen:
+        assert [rows(event.updates) for event in listen] == [[(2, "b", 4, 1), (9, "bad", 4, -3)]]
+
+
+def test_a_restore_is_undone_by_another(months: Shard) -> None:
+    bad = rows(months.snapshot(3).to_arrow())
+    months.restore(0)
+    assert rows(months.snapshot().to_arrow()) == [(1, "a", 1), (2, "b", 1)]
+    assert months.restore(3).upper == Antichain(6)
+    assert rows(months.snapshot().to_arrow()) == bad
+
+
+def test_where_nothing_differs_nothing_is_committed(world: World, months: Shard, machine: Machine) -> None:
+    months.restore(2)
+    done = months.restore(2)
+    assert (done.changed, done.lower, done.upper, done.added, done.removed) == (False, Antichain(5), Antichain(5), 0, 0)
+    assert months.upper() == Antichain(5)
+    assert not machine.location.machine(NAME).refresh().leased_readers
+
+
+def test_a_wall_clock_names_the_time_that_is_restored(world: World, months: Shard) -> None:
+    instant = shown_instant(world.true_ms - 1_000)
+    done = months.restore(instant)
+    assert (done.as_of, done.timestamp) == (2, shown_instant((world.true_ms - 1_000) // 1_000 * 1_000))
+
+
+def test_a_retry_with_its_token_lands_once(months: Shard) -> None:
+    token = token_of_key("undo")
+    first = months.restore(2, token=token)
+    insert_later = months.insert([{"id": 5, "v": "later"}])
+    assert insert_later.lower == Antichain(5)
+    assert months.restore(2, token=token) == first
+    assert months.upper() == Antichain(6)
+    months.forget(5)
+    again = months.restore(2, token=token)
+    assert (again.lower, again.added, again.removed) == (Antichain(4), None, None), "what it wrote was forgotten"
+    with pytest.raises(TokenReused):
+        months.restore(5, token=token)
+    with pytest.raises(TokenReused):
+        months.insert([{"id": 6, "v": "x"}], token=token)
+
+
+class Between:
+    """Others write in the moment before a restore commits, as often as is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int) -> None:
+        real, self.left = WriteHandle.commit_restore, times
+
+        def commit(handle: WriteHandle, *args: object, **more: object) -> object:
+            if self.left:
+                self.left -= 1
+                shard.insert([{"id": 50 + self.left, "v": "between"}])
+            return real(handle, *args, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(WriteHandle, "commit_restore", commit)
+
+
+def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    Between(monkeypatch, months, 1)
+    with pytest.raises(UpperMismatch, match="somebody else wrote to shard 'orders' while it was restored to 2") as told:
+        months.restore(2)
+    assert isinstance(told.value, Conflict)
+    assert told.value.details == {"expected": [4], "actual": [5]}
+    assert months.upper() == Antichain(5), "only the other one has written"
+
+
+def test_told_to_retry_it_takes_that_back_too(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    then = rows(months.snapshot(2).to_arrow())
+    Between(monkeypatch, months, 2)
+    with pytest.raises(UpperMismatch):
+        months.restore(2, retries=1)
+    done = months.restore(2, retries=1)
+    assert (done.lower, done.added, done.removed) == (Antichain(6), 1, 5)
+    assert rows(months.snapshot().to_arrow()) == then
+
+
+def test_a_replica_that_appends_over_the_time_of_a_restore_is_told(world: World, shard: Shard) -> None:
+    """Its rows were dropped, as if it had written what the restore wrote."""
+    shard.append([{"id": 1, "v": "a"}], 0, 1)
+    shard.append([{"id": 2, "v": "b"}], 1, 2)
+    assert shard.restore(0).lower == Antichain(2)
+    with pytest.raises(UpperMismatch, match="were taken by"):
+        shard.append([{"id": 3, "v": "c"}], 2, 3)
+    assert shard.append([{"id": 3, "v": "c"}], 3, 4).lower == Antichain(3)
+
+
+BAD_RESTORES: list[tuple[Callable[[Shard], object], type[PersistError], str]] = [
+    (lambda shard: shard.restore(-1), InvalidUsage, "as_of is -1; it must be a time in"),
+    (lambda shard: shard.restore("2"), InvalidUsage, "as_of is '2'"),  # type: ignore[arg-type]
+    (lambda shard: shard.restore(None), InvalidUsage, "as_of is None"),  # type: ignore[arg-type]
+    (lambda shard: shard.restore(4), InvalidUsage, r"time 4 of shard 'orders' is not complete: its upper is \[4\]"),
+    (lambda shard: shard.restore(datetime(2026, 1, 1)), InvalidUsage, "without a zone"),  # noqa: DTZ001
+    (lambda shard: shard.restore(datetime(2000, 1, 1, tzinfo=UTC)), NotReadable, "nothing was written"),
+    (lambda shard: shard.restore(datetime(2100, 1, 1, tzinfo=UTC)), Unavailable, "is not over yet"),
+    (lambda shard: (shard.forget(2), shard.restore(1)), NotReadable, "its history was forgotten"),
+    (lambda shard: shard.restore(2, retries=-1), InvalidUsage, "retries is -1"),
+    (lambda shard: shard.restore(2, retries=RETRIES_MAX + 1), InvalidUsage, "retries is 1001"),
+    (lambda shard: shard.restore(2, token="mine"), InvalidUsage, "Token is"),  # type: ignore[arg-type]
+    (lambda shard: (shard.advance_upper(None), shard.restore(2)), UpperMismatch, "is closed"),
+    (lambda shard: (shard.advance_upper(None), shard.restore(2, token=token_of_key("a"))), UpperMismatch, "is closed"),
+    (lambda shard: (shard.downgrade_since(None), shard.restore(2)), NotReadable, "its history was forgotten"),
+    (lambda shard: (shard.drop(), shard.restore(2)), UnknownShard, "was dropped"),
+]
+
+
+@pytest.mark.parametrize(("ask", "error", "sentence"), BAD_RESTORES)
+def test_a_restore_says_what_is_wrong_and_writes_nothing(
+    machine: Machine, months: Shard, ask: Callable[[Shard], object], error: type[PersistError], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        ask(months)
+    state = machine.location.machine(NAME).refresh()
+    assert state.upper == Antichain(4) or state.upper.is_empty
+    assert not state.leased_readers
+    assert not state.outcomes

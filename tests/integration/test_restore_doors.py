@@ -1,0 +1,216 @@
+"""Changes and restore over HTTP and by commands, with what is wrong as docs/history.md tells it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi.testclient import TestClient
+
+import persist
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.client.wall_clock import shown_instant
+from persist.core.antichain import Antichain
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.clocks import Machine, World
+from tests.support.pages import page
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(world: World, machine: Machine) -> Shard:
+    found = machine.client.create_shard(NAME, SCHEMA, ["id"])
+    for rows in ([(1, "a", 1)], [(2, "b", 1)], [(1, "a", -1), (9, "bad", 2)]):
+        found.insert([{"id": number, "v": value, "__diff": diff} for number, value, diff in rows])
+        world.pass_ms(1_000)
+    return found
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+PATH = f"/v1/shards/{NAME}"
+
+
+def test_over_http_changes_come_in_every_format(world: World, http: TestClient) -> None:
+    answer = http.get(f"{PATH}/changes", params={"start": 1, "format": "ndjson"})
+    assert answer.text == '{"id":1,"v":"a","__diff":-1}\n{"id":9,"v":"bad","__diff":2}\n'
+    assert (answer.headers["persist-start"], answer.headers["persist-end"]) == ("1", "2")
+    csv = http.get(f"{PATH}/changes", params={"start": 2, "end": 1, "columns": "v"}, headers={"accept": "text/csv"})
+    assert csv.text == '"v","__diff"\n"a",1\n"bad",-2\n'
+    arrow = pa.ipc.open_stream(http.get(f"{PATH}/changes", params={"start": 0}).content).read_all()
+    assert arrow["__diff"].to_pylist() == [-1, 1, 2]
+    parquet = http.get(f"{PATH}/changes", params={"start": 0, "format": "parquet"})
+    assert pq.read_table(io.BytesIO(parquet.content)).num_rows == 3
+    instants = {"start": shown_instant(world.true_ms - 1_000).isoformat(), "end": "2", "format": "ndjson"}
+    told = http.get(f"{PATH}/changes", params=instants)
+    assert (told.headers["persist-start"], "persist-start-timestamp" in told.headers) == ("1", True)
+    assert "persist-end-timestamp" not in told.headers
+
+
+def test_over_http_two_shards_are_compared(machine: Machine, shard: Shard, http: TestClient) -> None:
+    machine.client.create_shard("copy", SCHEMA, ["id"]).insert(shard.snapshot(1).to_arrow())
+    asked = {"start": 2, "other": "copy", "format": "ndjson"}
+    assert (
+        http.get(f"{PATH}/changes", params=asked).text
+        == '{"id":1,"v":"a","__diff":1}\n{"id":9,"v":"bad","__diff":-2}\n'
+    )
+
+
+def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: Shard, http: TestClient) -> None:
+    asked = {"params": {"as_of": 1}, "headers": {"Idempotency-Key": "undo"}}
+    first = http.post(f"{PATH}/restore", **asked)  # type: ignore[arg-type]
+    assert first.json() == {
+        "as_of": 1, "timestamp": "2025-10-09T08:53:22.000Z", "lower": [3], "upper": [4], "added": 1, "removed": 2,
+    }  # fmt: skip
+    assert http.post(f"{PATH}/restore", **asked).json() == first.json()  # type: ignore[arg-type]
+    assert shard.upper() == Antichain(4)
+    assert http.post(f"{PATH}/restore", params={"as_of": 1}).json()["added"] == 0
+    assert shard.upper() == Antichain(4)
+    undone = http.post(f"{PATH}/restore", params={"timestamp": shown_instant(1_760_000_003_000).isoformat()})
+    assert (undone.json()["as_of"], undone.json()["lower"]) == (2, [4])
+
+
+def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine: Machine, shard: Shard) -> None:
+    machine.client.create_shard("secret", SCHEMA, ["id"]).insert([{"id": 1, "v": "a"}])
+    token, digest = mint("reader")
+    file = tmp_path / "tokens.json"
+    file.write_text(
+        json.dumps({"tokens": [{"id": "reader", "sha256": digest, "scopes": ["read"], "prefixes": [NAME]}]})
+    )
+    headers = {"authorization": f"Bearer {token}"}
+    with TestClient(create_app(machine.location, ServerSettings(tokens_file=str(file)))) as http:
+        assert http.get(f"{PATH}/changes", params={"start": 1}, headers=headers).status_code == 200
+        asked = {"start": 1, "other": "secret"}
+        assert http.get(f"{PATH}/changes", params=asked, headers=headers).status_code == 403
+
+
+# What docs/history.md says of wrong requests: the row's first cell, and how the test asks.
+WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "no time, or not in its form": ("GET", "changes", {"start": "yesterday"}),
+    "a wall clock without a zone": ("GET", "changes", {"start": "2026-11-20T12:00:00"}),
+    "a wall clock or a time that is to come": ("GET", "changes", {"start": 99, "wait": 0}),
+    "a time that was forgotten": ("GET", "changes", {"start": 0}),
+    "a wall clock before the first write": ("GET", "changes", {"start": "2001-01-01T00:00:00Z"}),
+    "a column that is not there": ("GET", "changes", {"start": 1, "columns": "nothing"}),
+    "another shard of other columns": ("GET", "changes", {"start": 1, "other": "unequal"}),
+    "another shard that is not there": ("GET", "changes", {"start": 1, "other": "nothing"}),
+    "a restore to a time that is not complete": ("POST", "restore", {"as_of": 99}),
+    "a restore without a time": ("POST", "restore", {}),
+    "a restore of a shard that is closed to writes": ("POST", "restore", {"as_of": 1}),
+    "a key that was used for another write": ("POST", "restore", {"as_of": 1, "token": "used"}),
+    "a restore of a dropped shard": ("POST", "restore", {"as_of": 1}),
+}
+
+
+def documented() -> dict[str, tuple[str, int]]:
+    """The rows of the table of the page: what is wrong -> the kind and the status."""
+    lines = page("docs/history.md").split("## What is refused")[1].splitlines()
+    found = (re.fullmatch(r"\| ([^|]+) \| `(\w+)` \| (\d+) \|", line) for line in lines)
+    return {row[1]: (row[2], int(row[3])) for row in found if row}
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    assert list(documented()) == list(WRONG)
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
+    machine: Machine, shard: Shard, http: TestClient, row: str
+) -> None:
+    if row == "a time that was forgotten":
+        shard.forget(1)
+    elif row == "another shard of other columns":
+        machine.client.create_shard("unequal", SCHEMA, ["v"]).insert([{"id": 1, "v": "a"}])
+    elif row == "a key that was used for another write":
+        assert http.post(f"{PATH}/restore", params={"as_of": 2, "token": "used"}).json()["added"] == 0
+        http.post(f"{PATH}/insert", params={"token": "used", "format": "ndjson"}, content=b'{"id": 5, "v": "x"}\n')
+    elif "closed to writes" in row:
+        shard.advance_upper(None)
+    elif "dropped" in row:
+        shard.drop()
+    before = machine.location.machine(NAME).refresh()
+    verb, path, params = WRONG[row]
+    answer = http.request(verb, f"{PATH}/{path}", params=params)
+    assert (answer.json()["kind"], answer.status_code) == documented()[row]
+    after = machine.location.machine(NAME).refresh()
+    assert (after.upper, after.since, after.leased_readers, after.outcomes) == (
+        before.upper, before.since, before.leased_readers, before.outcomes,
+    )  # fmt: skip
+
+
+# --- commands
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        shard.insert([{"id": 1, "v": "a"}])
+        shard.insert([{"id": 9, "v": "bad"}, {"id": 1, "v": "a", "__diff": -1}])
+    return str(tmp_path / "data")
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(list(arguments)) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--dir", directory)
+    changes = told(capsys, "changes", NAME, *where, "--start", "0")
+    assert changes == [{"id": 1, "v": "a", "__diff": -1}, {"id": 9, "v": "bad", "__diff": 1}]
+    file = tmp_path / "changes.parquet"
+    assert told(capsys, "changes", NAME, *where, "--start", "1", "--end", "0", "--parquet", str(file)) == []
+    assert pq.read_table(file).to_pylist() == [{"id": 1, "v": "a", "__diff": 1}, {"id": 9, "v": "bad", "__diff": -1}]
+    [done] = told(capsys, "restore", NAME, *where, "--at", "0")
+    assert (done["as_of"], done["lower"], done["upper"], done["added"], done["removed"]) == (0, [2], [3], 1, 1)
+    assert told(capsys, "changes", NAME, *where, "--start", "0", "--end", "2") == []
+    [again] = told(capsys, "restore", NAME, *where, "--at", "0")
+    assert again["lower"] == again["upper"] == [3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["changes", NAME, "--start", "yesterday"],
+            "--start is 'yesterday'; it must be a time such as 416, or an inst",
+        ),
+        (["changes", NAME, "--start", "0", "--end", "-1"], "--end is '-1'; it must be a time"),
+        (["changes", NAME, "--start", "0", "--other", "nothing"], "there is no shard 'nothing' here"),
+        (["restore", NAME, "--at", "2"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
+        (["restore", NAME, "--at", "0", "--retries", "-1"], "retries is -1; it must be in [0, 1000]"),
+        (["restore", "nothing", "--at", "0"], "nothing"),
+    ],
+)
+def test_commands_say_what_is_wrong(
+    directory: str, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main([*arguments, "--dir", directory]) == 1
+    assert sentence in capsys.readouterr().err
