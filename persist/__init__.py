@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen"]
-__all__ += ["Changes", "ChangesSplit", "Restored"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
-__all__ += ["Appended", "Token", "token_of_key"]
+__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
