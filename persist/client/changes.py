@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -166,8 +167,13 @@ class Between:
         schema, reader = part_reader(held.transport, view, held.settings)
         runs = runs_between(view, *sorted((self.start, self.end)))
         ranges = _ranges(held, runs, num_splits, schema, reader)
-        common = (view.schemas, held.lease.reader, held.settings, schema.columns(columns), view.shard_id, self.start)
-        return tuple(ChangesSplit(view.name, self.end, key_range, runs, *common) for key_range in ranges)
+        chosen, base = schema.columns(columns), replace(held, as_of=self.end)
+        whole = (base.split(key_range, runs, chosen) for key_range in ranges)
+        return tuple(ChangesSplit(**_fields(split), start=self.start) for split in whole)
+
+
+def _fields(split: SnapshotSplit) -> dict[str, Any]:
+    return {one.name: getattr(split, one.name) for one in fields(split)}
 
 
 @contextmanager
