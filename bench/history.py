@@ -1,9 +1,9 @@
 """History: what it costs that a shard keeps its past.
 
-    python -m bench.history [--only append resolve days straight] [--rows 10000000] [--times 64] [--rounds 5]
+    python -m bench.history [--only append resolve days restore straight] [--rows 10000000] [--times 64] [--rounds 5]
                             [--marks 1000000] [--directory DIR]
 
-`append`, `resolve` and `days`: see `bench/marks.py`.
+`append`, `resolve` and `days`: see `bench/marks.py`; `restore`: see `bench/undo.py`.
 
 `straight`: a compacted shard whose history is kept is read as a whole, one column of it, and all of it with eight
 batches of one percent each on top, a third of their updates retractions. Then these are merged in as well, so that rows
@@ -20,20 +20,19 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.bars import bar, interleaved, median
 from bench.maintenance import opened
 from bench.marks import bench_append, bench_days, bench_resolve, whole
+from bench.undo import SCHEMA, bench_restore, rows_of
 from compactor.engine import EngineSettings
 from compactor.worker import WorkerSettings
 from persist.client.connect import Client
 from persist.commit.location import Location
 
-KINDS = ["append", "resolve", "days", "straight"]
+KINDS = ["append", "resolve", "days", "restore", "straight"]
 NAME = "straight"
-SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
 ON_TOP = 8
 PERCENT = 100
 
@@ -54,18 +53,10 @@ def main() -> None:
             bench_resolve(arguments.marks)
         if "days" in arguments.only:
             bench_days()
+        if "restore" in arguments.only:
+            bench_restore(arguments.directory or Path(folder) / "restore")
         if "straight" in arguments.only:
             bench_straight(arguments.directory or Path(folder) / "straight", arguments)
-
-
-def rows_of(ids: np.ndarray, version: int) -> dict[str, pa.Array]:
-    """A 16-byte key, a number and a string for each id; rows of another version have other numbers."""
-    value = (ids * 7919 + version) % 1_000_003
-    return {
-        "k": pc.binary_join_element_wise("key-", pc.utf8_lpad(pa.array(ids).cast(pa.string()), 12, "0"), ""),
-        "v": pa.array(value),
-        "s": pc.binary_join_element_wise("value-of-the-key-", pa.array(value).cast(pa.string()), ""),
-    }
 
 
 def make(location: Location, client: Client, rows: int, times: int) -> None:

@@ -95,4 +95,4 @@ class Past:
             parse(Token, token)
         settings = self._settings
         to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
-        return Restoring(self._transport, self.name, to, settings.write, settings.read).run(token, retries)
+        return Restoring.of(self._transport, self.name, to, settings.write, settings.read).run(token, retries)

@@ -30,6 +30,8 @@ from persist.core.view import ShardView, ViewRequest
 from persist.parts import DIFF, current_schema
 
 RETRIES_MAX = 1_000
+READ_BYTES = 64 * 1024 * 1024  # memory of a restore's reads: it writes at the same time
+BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,12 @@ class Restoring:
     to: Named
     write: WriteSettings
     read: ReadSettings
+
+    @classmethod
+    def of(cls, transport: OneShard, name: str, to: Named, write: WriteSettings, read: ReadSettings) -> Restoring:
+        """With settings by which it holds a bounded amount of memory."""
+        buffered = replace(write, part_bytes_target=min(BUFFER_BYTES, write.part_bytes_target))
+        return cls(transport, name, to, buffered, replace(read, memory_bytes=min(READ_BYTES, read.memory_bytes)))
 
     def run(self, token: Token | None, retries: int) -> Restored:
         """Raises what `Shard.restore` says."""
