@@ -32,13 +32,16 @@ _READ = (
 _BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "multiplicity", "waitSeconds")
 _BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
 _CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
-_STREAM_READ = ("startingOffsets", "cursor", "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
+_STREAM_READ = (
+    "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
+    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
+)  # fmt: skip
 _WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history")
 _BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion")
 _STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES),
-    "a streaming read": (*_LOCATION, *_READ, "readChangeFeed", "startingVersion", "timeUnit", *_STREAM_READ),
+    "a streaming read": (*_LOCATION, *_READ, *_STREAM_READ),
     "a batch write": (*_LOCATION, *_WRITE, *_BATCH_WRITE),
     "a streaming write": (*_LOCATION, *_WRITE, *_STREAM_WRITE),
 }
@@ -235,7 +238,7 @@ class ReadOptions:
         for given in (name, "timestampAsOf"):
             if changes and options.has(given):
                 raise InvalidUsage(f"option {given!r} is for snapshots; a change feed has a starting and an ending one")
-        for given in ("endingVersion", "startingTimestamp", "endingTimestamp"):
+        for given in ("endingVersion", "endingTimestamp"):
             if not changes and options.has(given):
                 raise InvalidUsage(f"option {given!r} needs readChangeFeed")
         return cls(
@@ -317,9 +320,9 @@ class WriteOptions:
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What a streaming read takes besides `ReadOptions`. `starting`: "earliest", "latest", or a time."""
+    """What a streaming read takes besides `ReadOptions`. `starting`: "earliest", "latest", a time, or an instant."""
 
-    starting: str | int
+    starting: str | int | datetime
     cursor: str | None
     max_rows: int | None
     max_bytes: int | None
@@ -341,9 +344,12 @@ class StreamOptions:
         return cls(starting, cursor or None, max_rows, max_bytes, options.flag("failOnDataLoss", True))
 
 
-def _starting(options: Options) -> str | int:
-    if options.has("startingOffsets") and options.has("startingVersion"):
-        raise InvalidUsage("options 'startingOffsets' and 'startingVersion' mean the same; give one")
+def _starting(options: Options) -> str | int | datetime:
+    for given in ("startingVersion", "startingTimestamp"):
+        _one_of(options, "startingOffsets", given)
+    when = _instant(options, "startingTimestamp")
+    if when is not None:
+        return when
     name = "startingVersion" if options.has("startingVersion") else "startingOffsets"
     value = (options.text(name) or "earliest").strip()
     if value.lower() in ("earliest", "latest"):

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs, part_reader
 from persist.client.wall_clock import as_of_at, resolved
-from persist.core.antichain import TIME_MAX
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.commands import TimeResolved
 from persist.core.errors import InvalidUsage
@@ -43,6 +43,11 @@ def with_times(target: Target, options: ReadOptions) -> ReadOptions:
     if options.ending_timestamp is not None:
         found["ending_version"] = _upper_time(_resolved(target, options, options.ending_timestamp)) - 1
     return replace(options, **found)
+
+
+def upper_at(target: Target, options: ReadOptions, when: datetime) -> Antichain:
+    """The upper that the shard had by a wall clock, which is waited for."""
+    return _resolved(target, options, when).upper
 
 
 def _resolved(target: Target, options: ReadOptions, when: datetime) -> TimeResolved:

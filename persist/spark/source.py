@@ -13,7 +13,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.core.errors import PersistError
+from persist.core.errors import InvalidUsage, PersistError
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema
@@ -45,6 +45,8 @@ class PersistDataSource(DataSource):
         options = Options(self._given)
         options.check("a batch read")
         target, read = Target.of(options), ReadOptions.of(options)
+        if options.has("startingTimestamp") and not read.changes:
+            raise InvalidUsage("option 'startingTimestamp' needs readChangeFeed")
         return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from persist.core.antichain import TIME_MAX, Antichain, frontier
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, PersistError, UnknownShard
 from persist.core.ids import SeqNo, ShardId
 from persist.core.view import ShardView, ViewRequest
-from persist.spark import executors
+from persist.spark import executors, planning
 from persist.spark.admission import Admission
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, StreamOptions, Target
@@ -265,9 +266,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except OpaqueMismatch:
                 continue
             handle.expire()
+        starting = self._stream.starting
         raise NotReadable(
-            f"shard {self._target.shard!r} cannot be read from {self._stream.starting}: its history was forgotten",
-            as_of=self._stream.starting,
+            f"shard {self._target.shard!r} cannot be read from {starting}: its history was forgotten",
+            as_of=starting.isoformat() if isinstance(starting, datetime) else starting,
             since=shard.since().to_json(),
         )
 
@@ -275,6 +277,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting, view = self._stream.starting, executors.view_of(self._target)
         if isinstance(starting, int):
             return offset_at(frontier(starting), view.shard_id)
+        if isinstance(starting, datetime):  # the same however often it is asked, also without a cursor
+            return offset_at(planning.upper_at(self._target, self._options, starting), view.shard_id)
         if starting == "latest":
             return offset_at(view.upper, view.shard_id)
         return snapshot_offset(view.since.element or 0, view.shard_id)

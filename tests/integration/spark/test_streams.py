@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,24 @@ def test_trap_3_the_initial_offset_is_the_same_however_often_it_is_asked(client:
     restarted = reader(url, startingOffsets="latest", cursor="job")
     assert restarted.initialOffset() == start
     assert first.latestOffset(start, first.getDefaultReadLimit()) == {**start, "frontier": [2]}
+
+
+def test_trap_3_a_stream_that_begins_at_a_wall_clock_begins_there_however_often_it_is_asked(
+    client: Any, url: str
+) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "before", "n": 0}])
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    start = reader(url, startingTimestamp=soon).initialOffset()
+    assert start == {"v": 1, "frontier": [1], "shard": shard.view().shard_id}
+    shard.insert([{"k": "after", "n": 1}])
+    assert reader(url, startingTimestamp=soon).initialOffset() == start
+    assert reader(url, startingTimestamp=soon, cursor="job").initialOffset() == start
+    assert reader(url, startingTimestamp="2020-01-01T00:00:00Z").initialOffset() == {**start, "frontier": [0]}
+    with pytest.raises(InvalidUsage, match="'startingOffsets' and 'startingTimestamp' mean the same"):
+        reader(url, startingTimestamp=soon, startingOffsets="latest")
+    with pytest.raises(InvalidUsage, match="must be an instant with its zone"):
+        reader(url, startingTimestamp="2020-01-01T00:00:00")
 
 
 def test_trap_3_latest_without_a_cursor_is_refused(client: Any, url: str) -> None:
