@@ -263,7 +263,8 @@ class Demo:
                     raise DemoFailed(f"a reader still holds the shard after {waited:.0f} s")
                 step.advance(int(100 * waited / LAPSE_S), "waiting for the leases of Spark's reads to lapse")
                 time.sleep(1.0)
-            since = hold.downgrade_since(FORGOTTEN)
+            hold.downgrade_since(FORGOTTEN)
+            since = shard.forget(FORGOTTEN)
             self.checks.equal("since, when history was given up", since.element, FORGOTTEN)
             step.advance(100, "the leases of Spark's reads have lapsed")
 

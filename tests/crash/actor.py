@@ -82,7 +82,7 @@ def connected(connection: Sequence[str], fuse: Fuse) -> Client:
 def opened(client: Client) -> Shard:
     while True:
         try:
-            return client.create_shard(SHARD, SCHEMA, ["who"])
+            return client.create_shard(SHARD, SCHEMA, ["who"], history="none")
         except WEATHER:
             time.sleep(PAUSE_S)
 

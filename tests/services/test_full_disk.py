@@ -49,7 +49,7 @@ def location(tiny_disk: Path) -> Path:
     run(["mount", "-o", "remount,size=16m", str(tiny_disk)])
     directory = tiny_disk / "x"
     with connected(directory) as client:
-        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
         for number in range(INSERTS):
             shard.insert([{"id": number, "v": os.urandom(2_000)}])
         shard.downgrade_since(INSERTS - 1)

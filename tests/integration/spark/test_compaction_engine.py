@@ -32,7 +32,7 @@ def test_a_merge_on_executors_changes_nothing_that_can_be_seen(spark: Any, tmp_p
                 old = pa.table({"k": keys, "v": [time - 1] * len(keys), **retracted})
                 table = pa.concat_tables([table.append_column("__diff", pa.array([1] * len(keys))), old])
             shard.compare_and_append(table, time, time + 1)
-        shard.downgrade_since(5)
+        assert shard.forget(5).element == 5
         before = shard.snapshot(5).to_arrow()
         location = client.transport.location  # type: ignore[attr-defined]
         engine = SparkEngine(spark, location.blob, SETTINGS)

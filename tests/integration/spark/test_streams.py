@@ -224,6 +224,7 @@ def test_a_cursor_keeps_the_history_that_a_stopped_stream_needs(client: Any, str
     for n in range(1, 4):
         shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1}])
     shard.downgrade_since(3, "everyone else")
+    shard.forget(3)
     assert shard.since().element == 0
     pump(stream(**changes).selectExpr("k", "n", "__time t", "__diff d"), "log", key="k")
     assert contents(client, "log") == Counter(
@@ -238,7 +239,7 @@ def test_forgotten_history_fails_the_stream_unless_it_may_be_lost(
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(6):
         shard.insert([{"k": "a", "n": n}])
-    shard.downgrade_since(3)
+    assert shard.forget(3).element == 3
     with pytest.raises(StreamingQueryException, match="readable from"):
         pump(stream(startingOffsets="1"), "copy", key="k")
     pump(stream(startingOffsets="1", failOnDataLoss="false"), "copy", "other", key="k")
@@ -250,7 +251,7 @@ def test_earliest_begins_with_the_contents_as_of_since(client: Any, stream: Any,
     shard = client.create_shard("orders", SCHEMA, ["k"])
     for n in range(4):
         shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1 if n else 1}])
-    shard.downgrade_since(2)
+    assert shard.forget(2).element == 2
     rows = stream(readChangeFeed="true").selectExpr("n", "__time t", "__diff d")
     pump(rows, "log", key="n")
     assert contents(client, "log") == Counter({(-1, 2, 1): 1, (2, 2, 1): 1, (2, 3, -1): 1, (3, 3, 1): 1})
