@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -25,6 +26,7 @@ from persist.core.errors import (
 )
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
+from persist.core.view import ViewRequest
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -87,6 +89,20 @@ def test_changes_are_held_and_given_back(world: World, months: Shard, machine: M
         assert months.forget(3) == Antichain(1), "the lease holds what it reads"
         assert changes.to_pandas()["__diff"].tolist() == [-1, 1, -1, 3]
     assert not machine.location.machine(NAME).refresh().leased_readers
+
+
+def test_splits_are_read_elsewhere_and_name_only_what_was_written_between(machine: Machine, months: Shard) -> None:
+    copy = machine.client.create_shard("copy", SCHEMA, ["id"])
+    copy.insert(months.snapshot(2).to_arrow())
+    elsewhere = machine.world.machine().client.transport
+    with months.changes(2, 3, num_splits=2) as changes, months.changes(2, 0, other=copy, num_splits=2) as pair:
+        splits = pickle.loads(pickle.dumps(changes.splits))
+        assert {part.id for split in splits for run in split.runs for part in run.parts} == {
+            part.id for batch in months._transport.view(NAME, ViewRequest()).batches[3:] for part in batch.parts()
+        }
+        found = [row for split in splits for table in split.read(elsewhere) for row in rows(table)]
+        assert found == [(2, "b", -1), (9, "bad", 3)]
+        assert [table for split in pickle.loads(pickle.dumps(pair.splits)) for table in split.read(elsewhere)] == []
 
 
 def test_wall_clocks_name_the_times_of_changes(world: World, months: Shard) -> None:
