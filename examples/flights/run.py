@@ -65,6 +65,7 @@ class Demo:
             listener = self._start("listener", server, shard, "listening", START_S)
             self._write(server, shard)
             self._hear(listener)
+            self._undo(shard)
             board = self._start("board", server, shard, "started", SPARK_START_S, *self._spark_arguments())
             self._boards(board, "Boards through PySpark", BOARD_TIMES)
             self._maintain("Compaction and garbage collection", shard)
@@ -188,6 +189,25 @@ class Demo:
             self.found.peaks = peaks
             self.found.listener = {"updates": event["updates"], "seconds": event["seconds"]}
         listener.finish(self.deadline.left(START_S))
+
+    # --- a mistake
+
+    def _undo(self, shard: Shard) -> None:
+        """December is written a second time, and taken back by a restore to what was there before."""
+        right, december = checksum(self.expected.contents(END - 1)), MONTHS[-1][0]
+        with self.progress.step("A bad month, undone by a restore", 3) as step:
+            twice = shard.changes(december - 1, END - 1).to_arrow()
+            shard.compare_and_append(twice, END, END + 1)
+            step.advance(1, f"{twice.num_rows:,} rows of December written twice")
+            wrong = checksum(shard.snapshot().to_arrow()) != right
+            self.checks.equal("December twice is seen in the rows", wrong, True)
+            step.advance(2)
+            done = shard.restore(END - 1)
+            updates = sum(abs(diff) for diff in twice["__diff"].to_pylist())
+            self.checks.equal("rows that the restore wrote", (done.added or 0) + (done.removed or 0), updates)
+            self.checks.equal("all rows after the restore", checksum(shard.snapshot().to_arrow()), right)
+            self.checks.equal("changes since then", shard.changes(END - 1).to_arrow().num_rows, 0)
+            step.advance(3, f"{done.added:,} rows back, {done.removed:,} gone, all equal again")
 
     # --- reading
 
