@@ -156,7 +156,7 @@ def test_the_wrong_expected_upper_is_told_the_right_one(shard: Shard) -> None:
 
 def test_a_time_before_since(shard: Shard) -> None:
     shard.compare_and_append(rows("a"), 0, 10)
-    shard.downgrade_since(5)
+    assert shard.forget(5).element == 5
     with pytest.raises(NotReadable, match="5"):
         shard.snapshot(4)
     assert contents(shard, as_of=5) == {"a": 1}

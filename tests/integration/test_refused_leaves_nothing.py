@@ -27,7 +27,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
 
 def test_a_downgrade_that_is_refused_takes_no_hold(client: Client) -> None:
     """The cursor of a typo held since at 0 for ever, so that neither history nor the shard could go."""
-    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
     for number in range(2):
         shard.insert([{"id": number}])
     with pytest.raises(InvalidUsage, match="beyond the upper"):
@@ -47,7 +47,7 @@ def test_a_shard_that_is_told_to_be_dropped_can_be_dropped(client: Client) -> No
 
 
 def test_a_hold_that_is_there_stays_where_it_is_when_its_downgrade_is_refused(client: Client) -> None:
-    shard = client.create_shard("orders", SCHEMA, ["id"])
+    shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
     shard.insert([{"id": 1}])
     assert shard.downgrade_since(1, "mine").to_json() == [1]
     with pytest.raises(InvalidUsage, match="beyond the upper"):
