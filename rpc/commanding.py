@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from persist.core import commands as c
 from persist.core.ids import check_shard_name
+from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.auth import Principal
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from rpc.service import Service
 
 
-async def answer(service: Service, name: str, principal: Principal, data: bytes) -> bytes:
+async def answer(service: Service, name: str, principal: Principal, data: bytes, caller: Caller = NOBODY) -> bytes:
     """Commit the command of a body; the body of the answer. Raises the error with which it was refused."""
     command = decode_command(data)
     principal.require(command.scope, check_shard_name(name))
-    return encoded(await service.apply(name, as_allowed(command, principal)))
+    return encoded(await service.apply(name, as_allowed(command, principal), caller))
 
 
 def as_allowed(command: c.Command, principal: Principal) -> c.Command:

@@ -21,6 +21,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.errors import Forbidden
 from persist.core.ids import ShardId, family_of, shard_id_of
+from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
@@ -93,9 +94,9 @@ class Service:
         self.watcher.stop()
         self.listening.leases.stop()
 
-    async def apply(self, name: str, command: c.Command) -> c.Result:
-        """Commit one command."""
-        return await self.work.apply(self.location.machine(name), command)
+    async def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        """Commit one command, as `caller` in the commit history."""
+        return await self.work.apply(self.location.machine(name), command, caller)
 
     def close(self) -> None:
         self.stop()
@@ -158,14 +159,15 @@ class ThinWriters:
         return found
 
     @contextmanager
-    def writer(self, name: str) -> Iterator[WriteHandle]:
-        """A writer that nobody else uses meanwhile."""
+    def writer(self, name: str, caller: Caller = NOBODY) -> Iterator[WriteHandle]:
+        """A writer that nobody else uses meanwhile; it writes for this caller."""
         shard = self._transport.location.machine(name).state().shard_id
         with self._lock:
             handles = self._idle.get(shard)
             handle = handles.pop() if handles else None
             self._idle_count -= handle is not None
         handle = handle or self._open(name, shard)
+        handle.caller = caller
         yield handle
         with self._lock:  # after an error it is left to lapse
             self._idle.setdefault(shard, []).append(handle)

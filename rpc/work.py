@@ -13,6 +13,7 @@ from persist.commit.inspector import BRINGING, is_at_once
 from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.errors import Unavailable
+from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.context import SOUND
 from rpc.settings import Limits
 from rpc.slots import Slots
@@ -38,7 +39,7 @@ class Work:
             except RuntimeError as error:
                 raise _closing(error) from error
 
-    async def apply(self, machine: Machine, command: c.Command) -> c.Result:
+    async def apply(self, machine: Machine, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         """Commit a command. The caller may go away meanwhile: the commit goes on."""
         with self.commands:
             verdict = SOUND
@@ -52,7 +53,7 @@ class Work:
                 with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                     loop.call_soon_threadsafe(_settle, waiter, outcome)
 
-            machine.submit(command, self._lead, answered, verdict)
+            machine.submit(command, self._lead, answered, verdict, caller)
             return await waiter
 
     def close(self) -> None:

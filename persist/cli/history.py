@@ -1,4 +1,4 @@
-"""`persist history NAME`: how much history a shard keeps, and which time a wall clock names.
+"""`persist history NAME`: how much history a shard keeps, which time a wall clock names, and what was done to it.
 
 A line of JSON for each answer. What is not asked for is not done.
 """
@@ -14,9 +14,11 @@ from persist.cli.where import where_of
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.client.telling import entry_json, read_place
 from persist.client.wall_clock import instant_ms, instant_text, read_instant
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import history_text
 
 
@@ -27,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--forget", metavar="TIME", type=int, help="let history before this time be forgotten now")
     parser.add_argument("--at", metavar="INSTANT", help="which times were complete by 2026-11-20T12:00:00Z")
     parser.add_argument("--when", metavar="TIME", type=int, help="from which instant on this time is shown")
+    parser.add_argument("--commits", metavar="N", type=int, help="show the last N changes of the shard, newest first")
+    parser.add_argument("--before", metavar="PLACE", help="of these the ones before this place, such as 7.0")
+    parser.add_argument("--maintenance", action="store_true", help="also merges, collections, and what age forgot")
     parser.add_argument("--repair-clock", action="store_true", help="take back what a clock far ahead has settled")
 
 
@@ -47,6 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
             when = shard.timestamp_of(arguments.when)
             shown = None if when is None else instant_text(instant_ms("--when", when))
             _tell({"time": arguments.when, "timestamp": shown})
+        if arguments.commits is not None:
+            before = read_place("--before", arguments.before)
+            for told in shard.told(arguments.commits, before, arguments.maintenance):
+                _tell(entry_json(told))
+        elif arguments.before is not None or arguments.maintenance:
+            raise InvalidUsage("--before and --maintenance say which commits are shown: give --commits too")
         _tell(_settings(location, shard))
     finally:
         location.close()

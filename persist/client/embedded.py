@@ -8,6 +8,7 @@ from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import ShardExists
 from persist.core.ids import ShardId, check_shard_name
+from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
@@ -37,12 +38,17 @@ class EmbeddedTransport:
         return True
 
     def create(
-        self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
+        self,
+        name: str,
+        schema: SchemaRecord,
+        follows: str | None = None,
+        settings: ShardSettings | None = None,
+        caller: Caller = NOBODY,
     ) -> ShardView:
         check_shard_name(name)
         check_first(schema)
         chosen = self.location.settings_of_new(name) if settings is None else settings
-        fresh = initial_state(name, schema, self.clock.now_ms(), chosen)
+        fresh = initial_state(name, schema, self.clock.now_ms(), chosen, caller)
         state = self.location.machine(name).create(fresh, follows)
         known = (state.schemas[state.schema_id], state.schemas[current_schema(state.schemas)[0]])
         if not state.is_closed and schema not in known:
@@ -58,8 +64,11 @@ class EmbeddedTransport:
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.location.machine(name).receipted(runs)
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
-        return self.location.machine(check_shard_name(name)).apply(command)
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        return self.location.machine(check_shard_name(name)).apply(command, caller)
+
+    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        return self.location.history_page(check_shard_name(name), before, limit, maintenance)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         state = view_state(self.location, name, request)

@@ -18,6 +18,7 @@ from persist.core.errors import (
     Unavailable,
     UpperMismatch,
 )
+from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.outcomes import Written
 
 BACKOFF_FIRST_S = 0.02
@@ -44,10 +45,10 @@ CLAIM_NOTHING = (Corruption, PersistError)
 _T = TypeVar("_T")
 
 
-def send(transport: Transport, name: str, command: c.Command, retry_s: float) -> c.Result:
+def send(transport: Transport, name: str, command: c.Command, retry_s: float, caller: Caller = NOBODY) -> c.Result:
     """Apply a command, retrying what is safe to retry for up to `retry_s` seconds. Raises what `settled` raises."""
     return settled(
-        lambda: transport.apply(name, command),
+        lambda: transport.apply(name, command, caller),
         f"a command on shard {name!r}",
         transport,
         retry_s,

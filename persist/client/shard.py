@@ -20,6 +20,15 @@ from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
 from persist.client.show import html_table
 from persist.client.snapshot import ReadLease, Snapshot, check_splits, holding
+from persist.client.telling import (
+    HistoryEntry,
+    Info,
+    checked_limit,
+    checked_purpose,
+    entries_told,
+    entry_shown,
+    read_place,
+)
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, kept_ms, resolved, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
@@ -27,6 +36,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Conflict, InvalidUsage
 from persist.core.ids import Token
+from persist.core.recorded import PURPOSE_CHARS_MAX, Caller, Place, Told
 from persist.core.shard_settings import ShardSettings
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
@@ -106,11 +116,24 @@ class Shard(Past):
 
     # --- writing
 
-    def open_writer(self) -> WriteHandle:
-        """A writer of its own: one for each thread that writes much. Close it when done. Raises nothing."""
-        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write)
+    def open_writer(self, *, purpose: str = "") -> WriteHandle:
+        """A writer of its own: one for each thread that writes much. Close it when done.
 
-    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
+        Args:
+            purpose: what `history` shows for it, up to 256 characters.
+        Raises: InvalidUsage (`purpose` is no text, or too long).
+        """
+        caller = Caller(purpose=checked_purpose("purpose", purpose))
+        return WriteHandle(self._transport, self.name, self._current_schema, self._settings.write, caller=caller)
+
+    def insert(
+        self,
+        updates: Updates,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
         """Append rows at the next time, which the service chooses. Inserts never conflict with one another.
 
         Args:
@@ -122,6 +145,8 @@ class Shard(Past):
                 of a token is known for seven days at least. None is a fresh token, for this call's own retries. A text
                 of your own is no token; `token_of_key` makes one of it.
             attributes: updates of attributes that happen together with the append, or not at all.
+            info: what `history` is to tell of this write: a JSON object of at most 4 KiB. Of a retry only what the
+                try that landed said is kept.
         Returns: the interval `[lower, upper)` that the rows took: their time is `lower`.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
             TokenReused (the token stands for another command or other rows), OutcomeForgotten (what became of the
@@ -129,7 +154,7 @@ class Shard(Past):
             Indeterminate (it may have happened: retry with its token).
         """
         with self._writer() as writer:
-            return writer.insert(updates, token=token, attributes=attributes)
+            return writer.insert(updates, token=token, attributes=attributes, info=info)
 
     def compare_and_append(
         self,
@@ -139,6 +164,7 @@ class Shard(Past):
         *,
         token: Token | None = None,
         attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> c.Appended:
         """Append rows if the shard's upper is `expected_upper`: so writers that read before they write take turns.
 
@@ -149,11 +175,14 @@ class Shard(Past):
             new_upper: the upper that it has afterwards; None closes it.
             token: as `insert` says.
             attributes: as `insert` says.
+            info: as `insert` says.
         Returns: the interval `[expected_upper, new_upper)`.
         Raises: UpperMismatch (somebody was quicker; `details["actual"]` has the upper), and what `insert` raises.
         """
         with self._writer() as writer:
-            return writer.compare_and_append(updates, expected_upper, new_upper, token=token, attributes=attributes)
+            return writer.compare_and_append(
+                updates, expected_upper, new_upper, token=token, attributes=attributes, info=info
+            )
 
     def append(
         self,
@@ -163,6 +192,7 @@ class Shard(Past):
         *,
         token: Token | None = None,
         attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> c.Appended:
         """Append rows of which the shard may have the beginning already: for replicas that write identical data.
 
@@ -172,11 +202,12 @@ class Shard(Past):
             upper: every time before it is complete afterwards; None closes the shard.
             token: as `insert` says.
             attributes: as `insert` says; with them nothing is dropped: the shard's upper has to be `lower`.
+            info: as `insert` says.
         Returns: the interval `[lower, upper)`.
         Raises: UpperMismatch (the shard's upper lies before `lower`), and what `insert` raises.
         """
         with self._writer() as writer:
-            return writer.append(updates, lower, upper, token=token, attributes=attributes)
+            return writer.append(updates, lower, upper, token=token, attributes=attributes, info=info)
 
     def pipelined_writer(self, name: str, settings: PipelineSettings | None = None) -> PipelinedWriter:
         """The writer called `name`, which sends small appends without waiting; it goes on where the last one ended.
@@ -190,7 +221,7 @@ class Shard(Past):
         checked("settings", settings, PipelineSettings, type(None))
         return PipelinedWriter(
             name,
-            self.open_writer(),
+            self.open_writer(purpose=f"pipelined writer {name}"[:PURPOSE_CHARS_MAX]),
             self.attributes,
             self._transport.clock,
             settings or PipelineSettings(),
@@ -348,6 +379,30 @@ class Shard(Past):
         found = self._send(c.ForgetHistory(frontier(before)))
         assert isinstance(found, c.HistoryMoved)
         return found.since
+
+    def history(
+        self, limit: int = 100, *, maintenance: bool = False, before: HistoryEntry | str | None = None
+    ) -> list[HistoryEntry]:
+        """What was done to the shard: an entry for each command that changed it, newest first. Scope `read`.
+
+        Entries are kept for as long as the shard's history is (`configure`), and where it keeps none for as long as its
+        log. Of each retry that was answered as before there is one entry.
+
+        Args:
+            limit: at most so many entries, in [1, 1000].
+            maintenance: also merges, collections, and what was forgotten by age.
+            before: go on before this entry, or before its `place`; None is the newest one.
+        Returns: fewer entries than `limit` only where there are no more.
+        Raises: InvalidUsage (no such limit or place; or the location is older than level 4), Corruption (a blob of the
+            history is damaged or gone: give a place before or after it, or fewer entries).
+        """
+        place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
+        return [entry_shown(told) for told in self.told(limit, place, maintenance)]
+
+    def told(self, limit: int, before: Place | None, maintenance: bool) -> list[Told]:
+        """As `history`, for those who show the entries in another form."""
+        checked("maintenance", maintenance, bool)
+        return entries_told(self._transport, self.name, before, checked_limit(limit), maintenance)
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on history, which lasts as long as it is kept.

@@ -12,6 +12,7 @@ from persist.core.errors import UnknownShard
 from persist.core.ids import IdSource, ShardId
 from persist.core.phases import dropped, outlived
 from persist.core.record import replace
+from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -73,7 +74,13 @@ class Transport(Protocol):
         """
         ...
 
-    def apply(self, name: str, command: c.Command) -> c.Result: ...
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        """Commit a command. The commit history keeps what `caller` says; a server knows itself who that is."""
+        ...
+
+    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        """Some of the commit history before a place (None: its end), newest first, at most `limit` entries."""
+        ...
 
     def view(self, name: str, request: ViewRequest) -> ShardView: ...
 
@@ -127,8 +134,11 @@ class ForwardingTransport:
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.inner.receipted(name, runs)
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
-        return self.inner.apply(name, command)
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        return self.inner.apply(name, command, caller)
+
+    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        return self.inner.history(name, before, limit, maintenance)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         return self.inner.view(name, request)
@@ -147,8 +157,14 @@ class OneShard(ForwardingTransport):
         super().__init__(inner)
         self.shard = shard
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
-        return super().apply(name, replace(command, shard=self.shard))
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        return super().apply(name, replace(command, shard=self.shard), caller)
+
+    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        found = super().history(name, before, limit, maintenance)
+        if found.shard != self.shard:
+            raise UnknownShard(outlived(name))
+        return found
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         found = super().view(name, request)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from persist.client.arguments import check_numbers
 from persist.client.digests import digest_of
 from persist.client.retry import send
+from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
@@ -22,6 +23,7 @@ from persist.core.batch import Part, Run
 from persist.core.errors import Expired, InvalidUsage
 from persist.core.ids import Token, WriterId, mint, parse, writer_of
 from persist.core.record import replace
+from persist.core.recorded import NOBODY, Caller
 from persist.core.view import ViewRequest
 from persist.formats.store_errors import translated
 from persist.parts import DIFF, PartSink, ShardSchema, current_schema, stage
@@ -63,7 +65,9 @@ class WriteHandle:
         schema: Callable[[], tuple[int, ShardSchema]],
         settings: WriteSettings,
         writer_id: WriterId | None = None,
+        caller: Caller = NOBODY,
     ) -> None:
+        self.caller = caller  # who writes, and what for
         self._transport = transport
         self._name = name
         self._schema = schema
@@ -81,7 +85,14 @@ class WriteHandle:
     def __repr__(self) -> str:
         return f"WriteHandle({self._name!r}, {self.writer_id})"
 
-    def insert(self, updates: Updates, *, token: Token | None = None, attributes: AttributeUpdates = ()) -> c.Appended:
+    def insert(
+        self,
+        updates: Updates,
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> c.Appended:
         """Append the rows of `updates`, and change `attributes`, at the next time, which the service chooses.
 
         Returns: the interval, which tells the time (`lower`). No rows take no time, nor may rows that cancel out: then
@@ -89,9 +100,9 @@ class WriteHandle:
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
             Indeterminate (it may have happened: call again with this call's `token`).
         """
-        changes = as_attribute_updates(attributes)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         runs = self._parts(updates, None, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.Insert(w, t, runs, changes), token)
+        return self._appended(lambda w, t: c.Insert(w, t, runs, changes), token, said)
 
     def compare_and_append(
         self,
@@ -101,6 +112,7 @@ class WriteHandle:
         *,
         token: Token | None = None,
         attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> c.Appended:
         """Append the rows of `updates`, and change `attributes`, if the shard's upper is `expected_upper`.
 
@@ -109,9 +121,9 @@ class WriteHandle:
             same meaning of `token`.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        changes = as_attribute_updates(attributes)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         runs = self._parts(updates, lower.element, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, runs, changes), token)
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, runs, changes), token, said)
 
     def append(
         self,
@@ -121,6 +133,7 @@ class WriteHandle:
         *,
         token: Token | None = None,
         attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> c.Appended:
         """Append the rows of `updates` in `[lower, upper)`, of which the shard may have the beginning already.
 
@@ -130,9 +143,9 @@ class WriteHandle:
             `insert` raises, with the same meaning of `token`.
         """
         since, until = frontier(lower), frontier(upper)
-        changes = as_attribute_updates(attributes)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
         runs = self._parts(updates, since.element, self._inline_bytes_max, digests=token is not None)
-        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token)
+        return self._appended(lambda w, t: c.Append(w, t, since, until, runs, changes), token, said)
 
     def update_attributes(self, updates: AttributeUpdates, *, token: Token | None = None) -> None:
         """Change attributes as `updates` say, without rows, all or nothing.
@@ -148,7 +161,7 @@ class WriteHandle:
 
         Raises: InvalidUsage (`upper` is no time).
         """
-        result = send(self._transport, self._name, c.AdvanceUpper(frontier(upper)), self._settings.retry_s)
+        result = send(self._transport, self._name, c.AdvanceUpper(frontier(upper)), self._settings.retry_s, self.caller)
         assert isinstance(result, c.Appended)
         return result
 
@@ -219,14 +232,19 @@ class WriteHandle:
         return self._transport.receipted(self._name, runs)
 
     def commit_insert(
-        self, runs: Sequence[Run], *, token: Token | None = None, attributes: AttributeUpdates = ()
+        self,
+        runs: Sequence[Run],
+        *,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> c.Appended:
         """Commit staged `runs` at the next time. `token`, `attributes` and what it raises: as `insert` says.
 
         Raises InvalidUsage also where the parts were staged so long ago that they may be gone.
         """
-        changes = as_attribute_updates(attributes)
-        return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        return self._appended(lambda w, t: c.Insert(w, t, tuple(runs), changes), token, said)
 
     def commit_compare_and_append(
         self,
@@ -236,14 +254,15 @@ class WriteHandle:
         *,
         token: Token | None = None,
         attributes: AttributeUpdates = (),
+        info: Info | None = None,
     ) -> c.Appended:
         """Commit staged `runs` as the batch `[expected_upper, new_upper)`, if the shard's upper is `expected_upper`.
 
         `token`, `attributes` and what it Raises: as `compare_and_append` says.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
-        changes = as_attribute_updates(attributes)
-        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token)
+        changes, said = as_attribute_updates(attributes), info_bytes("info", info)
+        return self._appended(lambda w, t: c.CompareAndAppend(w, t, lower, upper, tuple(runs), changes), token, said)
 
     def commit_restore(
         self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
@@ -267,33 +286,34 @@ class WriteHandle:
                 self.writer_id = mint(WriterId, self._transport.ids)  # a retired one never comes back
                 self._registered = False
 
-    def _appended(self, command: Callable[[WriterId, Token], _Append], token: Token | None) -> c.Appended:
-        result = self._commit(command, token)
+    def _appended(self, command: Callable[[WriterId, Token], _Append], token: Token | None, said: bytes) -> c.Appended:
+        result = self._commit(command, token, said)
         assert isinstance(result, c.Appended)
         return result
 
-    def _commit(self, command: Callable[[WriterId, Token], _Write], token: Token | None) -> c.Result:
+    def _commit(self, command: Callable[[WriterId, Token], _Write], token: Token | None, said: bytes = b"") -> c.Result:
         self._process.check()
+        caller = replace(self.caller, info=said) if said else self.caller
         if token is not None:  # it is remembered by itself, so that whoever repeats it is answered
             alone = command(writer_of(parse(Token, token)), token)
-            return self._send(replace(alone, digest=digest_of(alone)))
+            return self._send(replace(alone, digest=digest_of(alone)), caller)
         with self._lock:
             token = mint(Token, self._transport.ids)
             if not self._registered:
                 self._register()
             try:
-                return self._send(command(self.writer_id, token))
+                return self._send(command(self.writer_id, token), caller)
             except Expired:
                 self.writer_id = mint(WriterId, self._transport.ids)  # the lease lapsed while idle: nothing happened
                 self._register()
-                return self._send(command(self.writer_id, token))
+                return self._send(command(self.writer_id, token), caller)
 
     def _register(self) -> None:
         self._send(c.RegisterWriter(self.writer_id, self._settings.lease_ms))
         self._registered = True
 
-    def _send(self, command: c.Command) -> c.Result:
-        return send(self._transport, self._name, command, self._settings.retry_s)
+    def _send(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        return send(self._transport, self._name, command, self._settings.retry_s, caller)
 
 
 def _names(updates: Updates) -> Iterable[Any]:

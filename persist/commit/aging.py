@@ -8,7 +8,9 @@ from __future__ import annotations
 from persist.commit.place import Committer
 from persist.commit.system import Clock
 from persist.core import commands as c
+from persist.core.recorded import EntryFile
 from persist.core.state import State, held_since, latest_time
+from persist.core.transitions.recording import is_outlived
 
 STEPS = 100  # since follows the clock in steps of this part of the history
 STEP_S_MIN = 1.0
@@ -24,12 +26,23 @@ def step_s(state: State) -> float:
 
 def is_aging(state: State) -> bool:
     """Whether there is something that time, or the end of a reader, lets the shard forget."""
-    settings, latest = state.settings, latest_time(state)
+    settings = state.settings
     if not settings.version or settings.history_ms is None or state.since.is_empty:
         return False
-    if not settings.history_ms:
+    return _moves(state) or bool(state.entry_files and settings.history_ms)
+
+
+def _moves(state: State) -> bool:
+    """Whether since, or what holds it, may move."""
+    latest = latest_time(state)
+    if not state.settings.history_ms:
         return state.since < held_since(state, latest)
     return state.history_hold < latest or state.since < held_since(state)
+
+
+def _may_go(file: EntryFile, before_ms: int) -> bool:
+    """Whether the commit history has a file that is old enough, or of which no checked clock was told yet."""
+    return not file.until_ms or is_outlived(file, before_ms)
 
 
 def age(machine: Committer, clock: Clock) -> c.HistoryMoved | None:
@@ -38,8 +51,9 @@ def age(machine: Committer, clock: Clock) -> c.HistoryMoved | None:
     Raises Unavailable where the clocks of the committer and of the blob store do not agree: by one alone nothing goes.
     """
     state = machine.state()
-    if not is_aging(state):
+    before_ms = max(0, clock.now_ms() - (state.settings.history_ms or 0))
+    if not is_aging(state) or not (_moves(state) or any(_may_go(file, before_ms) for file in state.entry_files)):
         return None
-    moved = machine.apply(c.AgeHistory(max(0, clock.now_ms() - (state.settings.history_ms or 0))))
+    moved = machine.apply(c.AgeHistory(before_ms))
     assert isinstance(moved, c.HistoryMoved)
     return moved

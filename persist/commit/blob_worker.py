@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from blob import Blob, BlobNotFound
 from persist.attributes.index import AttributeIndex
 from persist.commit.bundler import Bundler
-from persist.commit.commit_plan import BundleUp, Count, FlushIndex, FlushTokens, Merge, RollUp, Spill
+from persist.commit.commit_plan import BundleUp, Count, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp, Spill
 from persist.commit.counters import MachineMetrics
+from persist.commit.entry_files import EntryFiles
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.versions import Versions
 from persist.core import commands as c
@@ -28,7 +30,15 @@ from persist.parts.files import Files
 PART_BYTES_TARGET = 64 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024
 
-WorkTask = Count | Spill | Merge | BundleUp | RollUp | FlushIndex | FlushTokens
+WorkTask = Count | Spill | Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory
+
+
+class WorkerFiles(NamedTuple):
+    """What State is kept in blobs of its own."""
+
+    attributes: AttributeIndex
+    outcomes: OutcomeFiles
+    entries: EntryFiles
 
 
 class BlobWorker:
@@ -37,15 +47,13 @@ class BlobWorker:
     def __init__(
         self,
         versions: Versions,
-        attributes: AttributeIndex,
-        outcomes: OutcomeFiles,
+        files: WorkerFiles,
         ids: IdSource,
         metrics: MachineMetrics,
         policy: Policy,
     ) -> None:
         self._versions = versions
-        self._attributes = attributes
-        self._outcomes = outcomes
+        self._files = files
         self._ids = ids
         self._bundler = Bundler(versions, ids, policy)
         self._metrics = metrics
@@ -68,8 +76,10 @@ class BlobWorker:
         if isinstance(task, RollUp):
             return c.AddRollup(task.state.seqno, *self._versions.write_rollup(task.state))
         if isinstance(task, FlushTokens):
-            return self._outcomes.flush(newest, task.policy)
-        return self._attributes.flush(newest)
+            return self._files.outcomes.flush(newest, task.policy)
+        if isinstance(task, FlushHistory):
+            return self._files.entries.flush(newest)
+        return self._files.attributes.flush(newest)
 
     def _counted(self, task: Count) -> c.Command:
         command, upper = task.command, task.state.upper.element

@@ -18,6 +18,7 @@ from msgspec import Struct
 from persist.commit.commit_plan import Outcome
 from persist.core import commands as c
 from persist.core.errors import Overloaded
+from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.context import RETRY_SOON_S, UNCHECKED, Verdict
 
 # After these, what was read for the group is void, or does not tell yet which parts have left the State. So each is
@@ -44,6 +45,7 @@ class Pending(Struct, frozen=True, eq=False):
     answer: Callable[[Outcome], None]
     lead: Callable[[], None]
     verdict: Verdict = UNCHECKED  # of the parts that the command brings
+    caller: Caller = NOBODY
 
 
 class Waiter:

@@ -29,6 +29,7 @@ from persist.core.merge_plan import (
     tier_overdue,
 )
 from persist.core.record import replace
+from persist.core.recorded import NOBODY, Caller, Entry
 from persist.core.state import Policy, State, at_level
 from persist.core.state_diff import StateDiff
 from persist.core.transitions import Context, expire_lapsed, step
@@ -44,6 +45,7 @@ from persist.core.transitions.context import (
 from persist.core.transitions.history import stamped
 from persist.core.transitions.leases import with_lease_clock
 from persist.core.transitions.naming import departed
+from persist.core.transitions.recording import check_room, entry_of, recorded
 
 RELIEFS_MAX = 4  # merges that one commit takes along
 
@@ -99,6 +101,10 @@ class FlushTokens(Struct, frozen=True):
     policy: Policy
 
 
+class FlushHistory(Struct, frozen=True):
+    """A task of upkeep: write the recent entries of the newest State to a file. Ends in a FlushEntries."""
+
+
 class Collect(Struct, frozen=True):
     """A task of upkeep: delete what no live version of the shard needs (`persist.commit.collector`)."""
 
@@ -113,7 +119,7 @@ class Given(Struct, frozen=True):
     `indexed` is what was read in the index of attributes for these commands, `remembered` what files of outcomes hold
     of their tokens, and `level` that of the location. `merging` are the parts that merges under
     way will replace; None: this commit takes along no merge that is overdue. `check_all` checks every invariant.
-    `verdicts` say of each command, in order, what was found of its parts.
+    `verdicts` say of each command, in order, what was found of its parts; `callers` who gives it.
     `lease_clock_ms` is how far the lease clock goes on; None: leases are judged by walltimes (a location of level 2).
     `renewed`, `store_ms` and `checked_ms` are as in `Context`.
     `unread` has the errors of the commands for which the index or the files could not be read, by place.
@@ -133,6 +139,7 @@ class Given(Struct, frozen=True):
     store_ms: int = 0
     unread: Mapping[int, PersistError] = {}
     checked_ms: int | None = None
+    callers: Sequence[Caller] = ()
 
 
 class Commit(Struct, frozen=True):
@@ -182,7 +189,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     room, held = given.policy.inline_shard_bytes_max, base.trace.inline_bytes
     wanted = held + sum(map(_inline_bytes, commands))
     roomy = context if wanted <= room else replace(context, policy=replace(given.policy, inline_shard_bytes_max=wanted))
-    state, outcomes = yield from _stepped(begun, commands, given, roomy)
+    state, outcomes, entries = yield from _stepped(begun, commands, given, roomy)
     stepped = state
     added = state.trace.inline_bytes - held
     if added > 0:
@@ -192,9 +199,11 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
             if not isinstance(merge, c.MergeResult):
                 break  # nothing is due, or the blob store did not take it: another commit asks again
             with contextlib.suppress(PersistError):
-                state = step(state, merge, replace(context, verdict=SOUND))[0]
+                unmerged, (state, result) = state, step(state, merge, replace(context, verdict=SOUND))
+                if entry := entry_of(unmerged, state, merge, result):
+                    entries.append(entry)
         if state.trace.inline_bytes > room:
-            state, outcomes = yield from _stepped(begun, commands, given, context)
+            state, outcomes, entries = yield from _stepped(begun, commands, given, context)
     if state is begun:
         refused = any(isinstance(outcome, Overloaded) for outcome in outcomes)  # until upkeep has made room
         return Commit(None, base, outcomes, base if refused else None, commands)
@@ -203,6 +212,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if given.level >= HISTORY_LEVEL:
         before = base.upper if following.incarnation == base.incarnation else MINIMUM
         following = stamped(following, before, given.checked_ms, given.policy)
+        following = recorded(following, entries, given.policy)
     gone = state_diff.gone_between(base, following)
     if state is not stepped:  # a merge that this commit takes along may have taken what came only now
         came = stepped.trace.blob_keys - base.trace.blob_keys
@@ -244,10 +254,15 @@ def supplied(planning: Planning, supply: Callable[[Task], Supply]) -> Commit:
 
 def _stepped(
     base: State, commands: list[c.Command], given: Given, context: Context
-) -> Generator[Count | Spill, Supply, tuple[State, list[Outcome]]]:
-    """The State after all commands, and their outcomes. A command that is spilled takes the place of the first one."""
+) -> Generator[Count | Spill, Supply, tuple[State, list[Outcome], list[Entry]]]:
+    """The State after all commands, their outcomes, and what they leave in the commit history.
+
+    A command that is spilled takes the place of the first one.
+    """
     state = base
     outcomes: list[Outcome] = []
+    entries: list[Entry] = []
+    callers = given.callers or [NOBODY] * len(commands)
     verdicts = given.verdicts or [UNCHECKED] * len(commands)
     for index, command in enumerate(commands):
         if index in given.unread:
@@ -263,14 +278,21 @@ def _stepped(
             except InlineBudget:
                 commands[index] = spilled = _done((yield Spill(state, command)))
                 following, result = step(state, spilled, context)
+            entry = None
+            if following is not state:
+                entry = entry_of(state, following, commands[index], result, callers[index])
+            if entry is not None and isinstance(command, c.WriteCommand):
+                check_room(state, given.policy)
         except PersistError as error:
             outcomes.append(error)
             continue
         outcomes.append(result)
+        if entry is not None:
+            entries.append(entry)
         if isinstance(command, c.Insert) and following is not state and isinstance(result, c.Appended):
             context = replace(context, inserted_at=result.lower.element)
         state = following
-    return state, outcomes
+    return state, outcomes, entries
 
 
 def _done(supply: Supply) -> c.Command:

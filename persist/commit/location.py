@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from blob import Blob, BlobNotWritable, open_blob, without_secrets
+from blob import Blob, BlobNotFound, BlobNotWritable, open_blob, without_secrets
 from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
@@ -25,13 +25,16 @@ from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.commit.aging import age
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import StoreCalls
+from persist.commit.entry_files import EntryFiles
 from persist.commit.identity import Identity
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.store_clock import CheckedClock
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
-from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource
+from persist.core.phases import dropped
+from persist.core.recorded import HistoryPage, Place
 from persist.core.shard_settings import NO_SETTINGS, HistoryDefaults, ShardSettings
 from persist.core.state import Policy
 from persist.core.transitions.context import HISTORY_LEVEL
@@ -131,6 +134,28 @@ class Location:
         if self._history is None or self.versions.level < HISTORY_LEVEL:
             return NO_SETTINGS
         return self._history.of(name)
+
+    def history_page(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        """At most `limit` entries of the shard's commit history before a place (None: its end), newest first.
+
+        Raises UnknownShard, InvalidUsage (the location is older than level 4), Corruption (a blob of it is damaged or
+        gone), Unavailable.
+        """
+        if self.versions.level < HISTORY_LEVEL:
+            raise InvalidUsage(
+                f"the commit history needs level {HISTORY_LEVEL}, and this location has level {self.versions.level}: "
+                "run `persist upgrade`"
+            )
+        machine, files = self.machine(name), EntryFiles(self.versions, self.ids)
+        while True:
+            state = machine.refresh()
+            if state.is_closed:
+                raise UnknownShard(dropped(name))
+            try:
+                return files.page(state, before, limit, maintenance)
+            except BlobNotFound as error:
+                if machine.refresh().entry_files == state.entry_files:
+                    raise Corruption(f"shard {name!r} has lost a blob of its commit history: {error}") from error
 
     def _make_room(self, name: str) -> None:
         """For the new machine `name`, under the lock. Whoever uses an evicted one may go on: it only caches.

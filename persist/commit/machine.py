@@ -16,7 +16,7 @@ from threading import Lock
 
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import NodeCache, StaleIndex
-from persist.commit.blob_worker import BlobWorker
+from persist.commit.blob_worker import BlobWorker, WorkerFiles
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending, Waiter
 from persist.commit.commit_plan import (
@@ -32,6 +32,7 @@ from persist.commit.commit_plan import (
     with_long_diff,
 )
 from persist.commit.counters import MachineMetrics
+from persist.commit.entry_files import EntryFiles
 from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
@@ -45,6 +46,7 @@ from persist.core import invariants
 from persist.core.batch import Run
 from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
 from persist.core.keys import diff_key, shard_of
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
 from persist.core.transitions.context import HISTORY_LEVEL, SOUND, Context, Verdict
 from persist.core.transitions.naming import check_staged
@@ -96,7 +98,8 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
-        self._blobs = BlobWorker(versions, self._attributes, self._outcomes, system.ids, self.metrics, policy)
+        files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids))
+        self._blobs = BlobWorker(versions, files, system.ids, self.metrics, policy)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
         self._upkeep = Upkeep(policy, settings.small_merges)
@@ -137,17 +140,19 @@ class Machine(CachedState):
             for _ in range(FINALISE_STEPS_MAX):
                 if self.apply(finalise) == c.Finalised(done=True):
                     break
-            self.apply(c.Recreate(wanted.schemas[wanted.schema_id], wanted.settings, shard=ended.shard_id))
+            recreate = c.Recreate(wanted.schemas[wanted.schema_id], wanted.settings, shard=ended.shard_id)
+            self.apply(recreate, wanted.entries[wanted.seqno].entries[0].caller)
         except UnknownShard:  # another process was faster
             return self.refresh()
         return self.state()
 
-    def apply(self, command: c.Command) -> c.Result:
+    def apply(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         """Commit one command and return its result. Raises the error with which it was refused.
 
-        Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token.
+        Unavailable: it definitely did not happen. Indeterminate: it may have; retry with the same token. `caller` is
+        kept in the commit history.
         """
-        return self._applied(command, self.verdict(command))
+        return self._applied(command, self.verdict(command), caller)
 
     def verdict(self, command: c.Command) -> Verdict:
         """What is found of the parts or the schema that the command brings, for `submit`. What is wrong is in it.
@@ -187,11 +192,11 @@ class Machine(CachedState):
         check_staged(state, runs, Context(self._system.clock.now_ms(), self.policy, verdict=SOUND))
         return self._inspector.receipted(runs, state)
 
-    def _applied(self, command: c.Command, verdict: Verdict) -> c.Result:
+    def _applied(self, command: c.Command, verdict: Verdict, caller: Caller = NOBODY) -> c.Result:
         if self._queue.is_led:  # the leader should not have to read the index for this command
             self._warm(command)
         waiter = Waiter()
-        pending = Pending(command, waiter.answer, waiter.lead, verdict)
+        pending = Pending(command, waiter.answer, waiter.lead, verdict, caller)
         try:
             if self._queue.enqueue(pending) or waiter.must_lead():
                 self._lead()
@@ -206,6 +211,7 @@ class Machine(CachedState):
         run: Callable[[Callable[[], None]], object],
         answered: Callable[[Outcome], None],
         verdict: Verdict | None = None,
+        caller: Caller = NOBODY,
     ) -> None:
         """As `apply`, without waiting for the commit: `answered(outcome)` is called once, on any thread.
 
@@ -221,7 +227,7 @@ class Machine(CachedState):
             if once.acquire(blocking=False):
                 run(self._lead)
 
-        if self._queue.enqueue(Pending(command, answered, lead, verdict)):
+        if self._queue.enqueue(Pending(command, answered, lead, verdict, caller)):
             lead()
 
     def _lead(self) -> None:
@@ -249,9 +255,8 @@ class Machine(CachedState):
         A value that cannot be written is refused only to the command that brings it.
         """
         while True:
-            commands, verdicts = [pending.command for pending in group], [pending.verdict for pending in group]
             try:
-                return self._commit(commands, verdicts)
+                return self._commit(group)
             except InvalidUsage:
                 if len(group) == 1:
                     raise
@@ -262,15 +267,16 @@ class Machine(CachedState):
             f"the commit to shard {self.name!r} was interrupted, perhaps by Ctrl-C; retry with the same token"
         )
 
-    def _commit(self, commands: Sequence[c.Command], verdicts: Sequence[Verdict]) -> Commit:
+    def _commit(self, group: Sequence[Pending]) -> Commit:
         """Commit the commands together, and publish the State. Raises the error that is then the outcome of each."""
+        commands: Sequence[c.Command] = [pending.command for pending in group]
         deadline, commit_id = self._deadline(), self._system.ids.uuid7()
         base, is_fresh = self.cached, False
         if base is None:
             base, is_fresh = self.refresh(), True
         lost = 0
         while True:
-            commit, planned_s = self._planned(base, commands, verdicts, commit_id, lost)
+            commit, planned_s = self._planned(base, commands, group, commit_id, lost)
             if commit.diff is None:
                 if is_fresh:
                     return commit  # refused or without effect, on a State that was read after the commands came in
@@ -308,9 +314,11 @@ class Machine(CachedState):
         return commit if self._log.write(commit.diff, deadline, key, ends) else None
 
     def _planned(
-        self, base: State, commands: Sequence[c.Command], verdicts: Sequence[Verdict], commit_id: str, lost: int
+        self, base: State, commands: Sequence[c.Command], group: Sequence[Pending], commit_id: str, lost: int
     ) -> tuple[Commit, float]:
         """The plan, with all that it needs of the stores.
+
+        `commands` are those of the group, as far as they were planned before.
 
         And until when its lease clock counts, by the monotonic clock: from then on the next commit counts. A commit
         that has lost races takes no overdue merge along: it would merge anew for each of them.
@@ -325,7 +333,7 @@ class Machine(CachedState):
             read.indexed,
             self._upkeep.merging if self._settings.small_merges and not lost else None,
             self._settings.check_all,
-            verdicts,
+            [pending.verdict for pending in group],
             self._leases.now_ms(base) if has_clock else None,
             self._leases.renewed() if has_clock else (),
             read.remembered,
@@ -333,6 +341,7 @@ class Machine(CachedState):
             self._store_ms(commands, now_ms),
             read.unread,
             self._checked_ms(now_ms),
+            [pending.caller for pending in group],
         )
         counted_s = self._system.clock.monotonic()
         commit = supplied(plan_commit(base, commands, given), self._supply)

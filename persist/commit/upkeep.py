@@ -13,12 +13,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import BundleUp, Collect, FlushIndex, FlushTokens, Merge, RollUp
+from persist.commit.commit_plan import BundleUp, Collect, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp
 from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
 from persist.core.state import Policy, State
 from persist.core.trace import Trace
+from persist.core.transitions import recording
 from persist.core.transitions.bundling import BUNDLES_LEVEL
 from persist.core.transitions.outcomes import flush_is_due
 
@@ -27,7 +28,7 @@ class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
 
     kind: str
-    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | Collect
+    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect
     inputs: frozenset[str] = frozenset()
 
 
@@ -57,6 +58,8 @@ class Upkeep:
             duties.append(Duty("attributes", FlushIndex()))
         if flush_is_due(state, self._policy):
             duties.append(Duty("outcomes", FlushTokens(self._policy)))
+        if recording.flush_is_due(state, self._policy):
+            duties.append(Duty("entries", FlushHistory()))
         if state.seqno - max(state.rollups, default=0) >= self._policy.rollup_every:
             duties.append(Duty("rollup", RollUp(state)))
         if state.trace is not self._looked_at:

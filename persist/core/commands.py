@@ -27,6 +27,7 @@ from persist.core.command import ReadCommand as ReadCommand
 from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import kinds as kinds
 from persist.core.history_commands import AgeHistory as AgeHistory
+from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import LowerSeal as LowerSeal
 from persist.core.history_commands import ReadShardSettings as ReadShardSettings

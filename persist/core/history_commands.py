@@ -6,7 +6,9 @@ from typing import Annotated
 
 from persist.core.antichain import Antichain
 from persist.core.command import TIME_MS_MAX, Command, ReadCommand
+from persist.core.ids import SeqNo
 from persist.core.record import Meta
+from persist.core.recorded import EntryFile
 from persist.core.shard_settings import MARK_EVERY_MS
 
 
@@ -62,3 +64,15 @@ class ForgetHistory(Command, frozen=True):
     """Move the shard's own hold to `before`, and since as far as readers allow. -> HistoryMoved. A retry is safe."""
 
     before: Antichain
+
+
+class FlushEntries(Command, frozen=True):
+    """Put `file` in the place of the files `merged` and of the recent entries from `first` to `last`. -> Flushed
+
+    Iff the State holds all of these still, and `first` is its oldest one.
+    """
+
+    merged: tuple[str, ...]  # keys
+    first: SeqNo
+    last: SeqNo
+    file: EntryFile

@@ -5,6 +5,8 @@ The numbers are those of the design's section 3.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from persist.core.antichain import MINIMUM
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
@@ -76,6 +78,7 @@ def check_state(state: State) -> None:
         raise Corruption(f"since {state.since} of shard {state.name!r} is beyond what its own history holds")
     if state.seal.last is not None and any(at_ms >= state.seal.last.at_ms for at_ms in state.marks):
         raise Corruption(f"a mark of shard {state.name!r} is not older than its last one")
+    _check_entries(state)
     if any(seqno > state.seqno for seqno in state.rollups):
         raise Corruption(f"shard {state.name!r} names a rollup of the future")
     if any(reader.seqno > state.seqno for reader in state.leased_readers.values()):
@@ -91,3 +94,17 @@ def _check_index(state: State) -> None:
         at = first + state.attribute_chunks[first].length
     if root.height and (at != root.end or min(state.attribute_chunks) > root.lowest):
         raise Corruption(f"the attribute index of shard {state.name!r} has nodes outside its chunks")
+
+
+def _check_entries(state: State) -> None:
+    """Every commit is in the commit history once, and in order: files, then what the State itself holds."""
+    bounds = [bound for file in state.entry_files for bound in (file.first, file.last)]
+    seqnos = [*bounds, *sorted(state.entries), state.seqno]
+    if any(later < earlier for earlier, later in pairwise(seqnos)):
+        raise Corruption(f"the commit history of shard {state.name!r} is out of order")
+    firsts = [*(file.first for file in state.entry_files[1:]), *([min(state.entries)] if state.entries else [])]
+    lasts = [file.last for file in state.entry_files]
+    if any(first == last for first, last in zip(firsts, lasts, strict=False)):
+        raise Corruption(f"the commit history of shard {state.name!r} holds a commit twice")
+    if state.info_bytes != sum(commit.info_bytes for commit in state.entries.values()):
+        raise Corruption(f"what callers said in the commit history of shard {state.name!r} is miscounted")

@@ -6,6 +6,7 @@
 <shard>/a/x<uuid7>.nodes                 a chunk of the attribute index
 <shard>/o/x<uuid7>.outcomes              outcomes of tokens
 <shard>/d/x<uuid7>.diff                  a state diff that the log does not take
+<shard>/h/x<uuid7>.entries               entries of the commit history
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ COMPACTOR = WriterId("w" + "c0" * 16)
 
 _KEY = re.compile(
     r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.(parquet|bundle)|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
-    r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff)\Z"
+    r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff|h/x[0-9a-f]{32}\.entries)\Z"
 )
 
 
@@ -50,6 +51,10 @@ def diff_key(shard: ShardId, ids: IdSource) -> str:
 
 def outcomes_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/o/x{ids.uuid7()}.outcomes"
+
+
+def entries_key(shard: ShardId, ids: IdSource) -> str:
+    return f"{shard}/h/x{ids.uuid7()}.entries"
 
 
 def shard_prefix(shard: ShardId) -> str:

@@ -16,6 +16,7 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, 
 from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
+from persist.core.recorded import NOBODY, Caller, Committed, Entry, EntryFile
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.trace import EMPTY_TRACE, Trace
 
@@ -25,7 +26,7 @@ LATER = (
     "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
     "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
-LATER_4 = ("seal", "marks", "settings", "history_hold")  # and with level 4
+LATER_4 = ("seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes")  # and with level 4
 
 
 class Policy(Record, frozen=True):
@@ -51,6 +52,10 @@ class Policy(Record, frozen=True):
     outcomes_flush_at: int = 2_000  # in the State, so that they are written to a blob
     outcomes_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
     outcomes_max: int = 20_000_000  # more than this slow writers down (Overloaded)
+    entries_flush_at: int = 512  # commits whose entries the State holds, so that they are written to a blob
+    entries_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
+    info_flush_at: int = 64 * 1024  # bytes that callers said in these, so that they are written to a blob
+    info_overlay_max: int = 1024 * 1024  # more than this slow writers down (Overloaded)
     plain_parts_max: int = 1_024  # parts of a batch that the State names itself; beyond that they go to bundles
     bundle_parts_max: int = 4_096  # parts that one bundle lists
 
@@ -164,6 +169,9 @@ class State(Record, frozen=True):
     `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none.
+
+    `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
+    `entry_files` have the older ones, in order.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4)
@@ -171,6 +179,9 @@ class State(Record, frozen=True):
     droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"} | {
         "seal",
         "marks",
+        "entries",
+        "entry_files",
+        "info_bytes",
     }
 
     name: str
@@ -208,6 +219,9 @@ class State(Record, frozen=True):
     marks: Mapping[int, Antichain] = {}
     settings: ShardSettings = NO_SETTINGS
     history_hold: Antichain = EMPTY
+    entries: Mapping[SeqNo, Committed] = {}
+    entry_files: tuple[EntryFile, ...] = ()
+    info_bytes: int = 0
 
     @property
     def lease_now_ms(self) -> int:
@@ -258,6 +272,8 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
         yield chunk.key
     for file in state.outcome_files:
         yield file.key
+    for entry_file in state.entry_files:
+        yield entry_file.key
     yield from state.long_diffs.values()
 
 
@@ -315,8 +331,12 @@ def blank_state(name: str) -> State:
 _BLANK = blank_state("blank")
 
 
-def initial_state(name: str, schema: SchemaRecord, now_ms: int, settings: ShardSettings = NO_SETTINGS) -> State:
+def initial_state(
+    name: str, schema: SchemaRecord, now_ms: int, settings: ShardSettings = NO_SETTINGS, caller: Caller = NOBODY
+) -> State:
     """The State of a shard that was just created; its seqno is v1 once committed."""
     hold = MINIMUM if settings.keeps_history else EMPTY
+    entry = Entry("create", MINIMUM, MINIMUM, caller=caller)
     made = {"seqno": SeqNo(1), "walltime_ms": now_ms, "schemas": {1: schema}}
+    made |= {"entries": {SeqNo(1): Committed(now_ms, (entry,))}, "info_bytes": len(caller.info)}
     return replace(blank_state(name), seal=NEWBORN, settings=settings, history_hold=hold, **made)

@@ -19,6 +19,7 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_
 from persist.core.marks import Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
+from persist.core.recorded import Committed, EntryFile
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     LATER,
@@ -50,6 +51,7 @@ MAPPINGS = (
     "outcomes",
     "long_diffs",
     "marks",
+    "entries",
 )
 SCALARS = (
     "since",
@@ -69,9 +71,11 @@ SCALARS = (
     "seal",
     "settings",
     "history_hold",
+    "entry_files",
+    "info_bytes",
 )
 
-_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "long_diffs")
+_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs")
 
 
 class MapDiff(Record, Generic[_K, _V], frozen=True):
@@ -148,6 +152,9 @@ class StateDiff(Record, frozen=True):
     marks: MapDiff[int, Antichain] | None = None
     settings: ShardSettings | None = None
     history_hold: Antichain | None = None
+    entries: MapDiff[SeqNo, Committed] | None = None
+    entry_files: tuple[EntryFile, ...] | None = None
+    info_bytes: int | None = None
 
 
 def diff(
@@ -170,7 +177,7 @@ def diff(
         rollup_seqno=rollup_seqno,
         rollup_key=new.rollups[rollup_seqno].key if new.rollups else "",
         gone=gone_between(old, new) if gone is None else gone,
-        trace=_diff_trace(old.trace, new.trace),
+        trace=trace_between(old.trace, new.trace),
         parent_id=old.commit_id,
         emptied=emptied,
         **changed,
@@ -224,7 +231,8 @@ def apply(change: StateDiff, state: State) -> State:
     return replace(state, seqno=change.seqno, walltime_ms=change.walltime_ms, commit_id=change.commit_id, **fields)
 
 
-def _diff_trace(old: Trace, new: Trace) -> TraceDiff | None:
+def trace_between(old: Trace, new: Trace) -> TraceDiff | None:
+    """What leads from one trace to the other; None: nothing."""
     before, after = old.batches, new.batches
     if before is after or before == after:
         return None
@@ -252,7 +260,7 @@ def _apply_trace(state: State, change: TraceDiff) -> Trace:
 def gone_between(old: State, new: State) -> tuple[str, ...]:
     """Blobs that the State itself named before and not after. Only what changed is looked at."""
     gone: set[str] = set()
-    change = _diff_trace(old.trace, new.trace)
+    change = trace_between(old.trace, new.trace)
     if change is not None and change.count:
         replaced = old.trace.batches[change.first : change.first + change.count]
         gone.update(key for batch in replaced for key in batch.blob_keys())

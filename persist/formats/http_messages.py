@@ -15,6 +15,7 @@ from persist.core.batch import Run
 from persist.core.commands import Command, Result, kinds
 from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kind
 from persist.core.record import Record, asdict
+from persist.core.recorded import HistoryPage
 from persist.core.view import ShardView
 from persist.formats.records import decoded
 
@@ -33,6 +34,7 @@ class Staged(Record, frozen=True):
 _STAGED = msgspec.msgpack.Decoder(Staged)
 _COMMAND: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Union[tuple(kinds(Command))])  # noqa: UP007
 _RESULT: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(Union[tuple(kinds(Result))])  # noqa: UP007
+_PAGE = msgspec.msgpack.Decoder(HistoryPage)
 _VIEW = msgspec.msgpack.Decoder(ShardView)
 
 
@@ -49,6 +51,11 @@ def decode_result(data: bytes) -> Result:
 def decode_view(data: bytes) -> ShardView:
     """Raises Corruption on anything that is no view, UpgradeNeeded on one that is not known here."""
     return decoded(_VIEW, data, "view", Corruption)
+
+
+def decode_history(data: bytes) -> HistoryPage:
+    """Raises Corruption on anything that is no page of a commit history, UpgradeNeeded on what is not known here."""
+    return decoded(_PAGE, data, "page of a commit history", Corruption)
 
 
 def decode_staged(data: bytes, bad: type[PersistError]) -> tuple[Run, ...]:

@@ -22,6 +22,7 @@ from persist.core.batch import Listing
 from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.record import Record
+from persist.core.recorded import Block, BlockIndex
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.formats.records import decoded, encoded, encoded_at
@@ -32,6 +33,8 @@ KIND_LAST = b"E"  # a state diff after which the shard is dropped: listings of t
 KIND_ROLLUP = b"R"
 KIND_BINDING = b"B"
 KIND_BUNDLE = b"P"
+KIND_BLOCK = b"H"  # a block of the commit history
+KIND_BLOCKS = b"I"  # the index of a file of them
 
 _LEVEL_AT = 5
 _HEADER = struct.Struct("<4scBI")
@@ -40,6 +43,8 @@ _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
 _BINDING = msgspec.msgpack.Decoder(Binding)
 _LISTING = msgspec.msgpack.Decoder(Listing)
+_BLOCK = msgspec.msgpack.Decoder(Block)
+_BLOCKS = msgspec.msgpack.Decoder(BlockIndex)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +105,26 @@ def encode_listing(listing: Listing, level: int = NEWEST_LEVEL, build: Build = T
 def decode_listing(data: bytes, build: Build = THIS_BUILD) -> Listing:
     """Read a bundle. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
     return decoded(_LISTING, _unframe(KIND_BUNDLE, data, "bundle", build), "bundle", Corruption)
+
+
+def encode_block(block: Block, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+    """The durable bytes of a block of the commit history."""
+    return _frame(KIND_BLOCK, _body(block, level), (), level, build)
+
+
+def decode_block(data: bytes, build: Build = THIS_BUILD) -> Block:
+    """Read a block. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
+    return decoded(_BLOCK, _unframe(KIND_BLOCK, data, "block of history", build), "block of history", Corruption)
+
+
+def encode_blocks(index: BlockIndex, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+    """The durable bytes of the index of a file of blocks."""
+    return _frame(KIND_BLOCKS, _body(index, level), (), level, build)
+
+
+def decode_blocks(data: bytes, build: Build = THIS_BUILD) -> BlockIndex:
+    """Read such an index. Raises Corruption when the bytes are none, UpgradeNeeded when a newer build wrote it."""
+    return decoded(_BLOCKS, _unframe(KIND_BLOCKS, data, "index of history", build), "index of history", Corruption)
 
 
 def encode_binding(binding: Binding) -> bytes:

@@ -21,16 +21,26 @@ from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.ids import IdSource, ShardId, check_shard_name
+from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
-from persist.formats.http_messages import PROTOCOL_VERSION, RECORD, Staged, decode_result, decode_staged, decode_view
+from persist.formats.http_messages import (
+    PROTOCOL_VERSION,
+    RECORD,
+    Staged,
+    decode_history,
+    decode_result,
+    decode_staged,
+    decode_view,
+)
 from persist.formats.records import encoded
 from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers, with_port
+from rpc.saying import said_headers
 
 if TYPE_CHECKING:
     from persist.client.connect import Connection
@@ -117,10 +127,18 @@ class HttpTransport:
         answer = self._calls.call(Call("POST", path, name, encoded(Staged(runs)), _COMMAND))
         return decode_staged(answer.data, Corruption)
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/commands"
-        answer = self._calls.call(Call("POST", path, name, encoded(command), _COMMAND, safe=False))
+        headers = _COMMAND if caller == NOBODY else {**_COMMAND, **said_headers(caller)}
+        answer = self._calls.call(Call("POST", path, name, encoded(command), headers, safe=False))
         return decode_result(answer.data)
+
+    def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
+        query = f"limit={limit}&maintenance={str(maintenance).lower()}"
+        if before is not None:
+            query += f"&before={before.seqno}.{before.number}"
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/history?{query}"
+        return decode_history(self._calls.call(Call("GET", path, name, headers=_VIEW)).data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         query = f"timeout={request.timeout_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"

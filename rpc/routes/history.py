@@ -9,14 +9,17 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from persist.client.telling import entry_json, read_place
 from persist.client.wall_clock import instant_text, read_instant, resolved
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.core.recorded import PAGE_MAX
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
-from persist.formats.http_messages import result_to_json
-from rpc.routes.parameters import Frontier, frontier
+from persist.formats.http_messages import RECORD, result_to_json
+from persist.formats.records import encoded
+from rpc.routes.parameters import Frontier, caller_of, frontier
 from rpc.service import principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -88,7 +91,7 @@ async def configure(request: Request) -> Response:
         raise InvalidUsage('the header If-Match must have the version of the settings, as If-Match: "1"')
     async with service.body(request, SETTINGS_BYTES_MAX) as data:
         kept_ms, every_ms = _read(data)
-    found = await service.apply(name, c.SetSettings(int(version), kept_ms, every_ms))
+    found = await service.apply(name, c.SetSettings(int(version), kept_ms, every_ms), caller_of(request))
     assert isinstance(found, c.SettingsAre)
     return _settings(found.settings)
 
@@ -97,7 +100,29 @@ async def configure(request: Request) -> Response:
 async def forget(request: Request, before: Frontier) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(ADMIN, name)
-    return _json(result_to_json(await service.apply(name, c.ForgetHistory(frontier(before, "before")))))
+    command = c.ForgetHistory(frontier(before, "before"))
+    return _json(result_to_json(await service.apply(name, command, caller_of(request))))
+
+
+@router.get("/{name}/history", summary="What was done to a shard: an entry for each command that changed it")
+async def history(
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=PAGE_MAX, description="At most so many entries.")] = 100,
+    before: Annotated[
+        str | None,
+        Query(description="Go on before this place: `following` of the page before.", examples=["7.0"], max_length=32),
+    ] = None,
+    maintenance: Annotated[bool, Query(description="Also merges, collections, and what was forgotten by age.")] = False,
+) -> Response:
+    """Newest first. `following` is null where there are no more; a page that ends early tells where it goes on."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    place = read_place("parameter before", before)
+    page = await service.work.run(service.location.history_page, name, place, limit, maintenance)
+    if request.headers.get("accept") == RECORD:
+        return Response(encoded(page), media_type=RECORD)
+    following = None if page.following is None else f"{page.following.seqno}.{page.following.number}"
+    return _json({"entries": [entry_json(told) for told in page.told], "following": following})
 
 
 def _read(data: bytes) -> tuple[int | None, int]:

@@ -15,7 +15,10 @@ from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo, Token, parse, token_of_key
+from persist.core.recorded import Caller
 from persist.core.view import Seen
+from rpc.auth import ANYBODY, Principal
+from rpc.saying import INFO, PURPOSE, said
 
 KEY_LENGTH_MAX = 200
 SEEN = "Persist-Seen"
@@ -44,6 +47,31 @@ IdempotencyToken = Annotated[
         examples=["load-2030-01-01"],
     ),
 ]
+
+
+SAID_PARAMETERS = [
+    {
+        "name": INFO,
+        "in": "header",
+        "schema": {"type": "string"},
+        "example": '{"ticket": 4711}',
+        "description": "What the history is to tell of this write: a JSON object of at most 4 KiB.",
+    },
+    {
+        "name": PURPOSE,
+        "in": "header",
+        "schema": {"type": "string"},
+        "example": "nightly load",
+        "description": "What the history is to tell of the writer, percent-encoded.",
+    },
+]
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sends the request, and what they say for the commit history. Raises InvalidUsage."""
+    principal: Principal = request.scope["persist.principal"]
+    who = "" if principal is ANYBODY else principal.name
+    return said(who, request.headers)
 
 
 def seen_of(request: Request) -> Seen | None:

@@ -25,10 +25,12 @@ from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.routes.parameters import (
+    SAID_PARAMETERS,
     AsOf,
     Format,
     Frontier,
     IdempotencyToken,
+    caller_of,
     frontier,
     token_of,
 )
@@ -40,6 +42,7 @@ R = TypeVar("R", bound=Rows)
 _Commit = Callable[[WriteHandle, pa.Table, "Token | None"], Appended]
 
 _ROWS_BODY: dict[str, Any] = {
+    "parameters": SAID_PARAMETERS,
     "requestBody": {
         "required": True,
         "description": "Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).",
@@ -49,7 +52,7 @@ _ROWS_BODY: dict[str, Any] = {
             rows.NDJSON: {"schema": {"type": "string"}, "example": '{"id": "a", "amount": 1}\n'},
             rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
         },
-    }
+    },
 }
 
 
@@ -100,12 +103,12 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
-    given = token_of(request, token)
+    given, caller = token_of(request, token), caller_of(request)
 
     def write(data: bytes) -> Appended:
         _, schema = service.writers.schema(name)
         table = rows.read(data, chosen, schema, service.limits.rows_max)
-        with service.writers.writer(name) as handle:
+        with service.writers.writer(name, caller) as handle:
             return commit(handle, table, given)
 
     def write_as_of_now(data: bytes) -> Appended:

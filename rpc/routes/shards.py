@@ -20,7 +20,7 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
-from rpc.routes.parameters import Frontier, frontier, seen_of
+from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
 from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of
 
@@ -93,7 +93,9 @@ async def create(
     settings = ShardSettings(history_ms(wanted["history"]), version=1) if "history" in wanted else None
     if follows:
         parse(ShardId, follows)
-    view = await service.work.run(EmbeddedTransport.create, service.transport, name, schema, follows, settings)
+    caller = caller_of(request)
+    create = EmbeddedTransport.create
+    view = await service.work.run(create, service.transport, name, schema, follows, settings, caller)
     service.shard_ids.learn(name)
     return _view(request, view)
 
@@ -146,7 +148,7 @@ async def drop(
 async def commands(request: Request) -> Response:
     service = service_of(request)
     async with service.body(request, service.limits.command_bytes_max) as data:
-        done = await answer(service, shard_of(request), principal_of(request), data)
+        done = await answer(service, shard_of(request), principal_of(request), data, caller_of(request))
         return Response(done, media_type=RECORD)
 
 
@@ -187,7 +189,7 @@ async def downgrade_since(
 async def _command(request: Request, command: c.Command, scope: str) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(scope, name)
-    return _json(result_to_json(await _apply(service, name, command)))
+    return _json(result_to_json(await service.apply(name, command, caller_of(request))))
 
 
 async def _apply(service: Service, name: str, command: c.Command) -> c.Result:

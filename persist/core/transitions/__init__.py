@@ -23,6 +23,7 @@ from persist.core.transitions import (
     maintenance,
     outcomes,
     readers,
+    recording,
     repair,
     writers,
 )
@@ -62,6 +63,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.SetSettings: history.set_settings,
     c.AgeHistory: history.age_history,
     c.ForgetHistory: history.forget_history,
+    c.FlushEntries: recording.flush,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,

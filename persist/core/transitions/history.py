@@ -12,6 +12,7 @@ from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, State, held_since, latest_time
 from persist.core.transitions.context import HISTORY_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
+from persist.core.transitions.recording import without_outlived
 
 SPOILT_MS = 3_600_000  # a seal that is so far ahead of a checked clock was made by a wrong one
 
@@ -189,7 +190,8 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     seal = state.seal
     if wanted.mark_every_ms != known.mark_every_ms:
         seal = with_grid(seal, known.mark_every_ms)
-    return replace(state, settings=wanted, history_hold=hold, seal=seal), c.SettingsAre(wanted)
+    files = state.entry_files if wanted.keeps_history else ()
+    return replace(state, settings=wanted, history_hold=hold, seal=seal, entry_files=files), c.SettingsAre(wanted)
 
 
 def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[State, c.HistoryMoved]:
@@ -201,6 +203,7 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
         return _forgotten(state, latest_time(state), context)
     if command.before_ms > _checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
         return state, _moved(state)
+    state = without_outlived(state, command.before_ms, _checked(context, state))
     sealed = _sealing(state, command.before_ms, context)
     try:
         upper = _mark_at(sealed, command.before_ms, context).upper

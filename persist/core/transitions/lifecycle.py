@@ -73,6 +73,9 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         attribute_root=NO_INDEX,
         attribute_chunks={},
         marks={},
+        entries={},
+        entry_files=(),
+        info_bytes=0,
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.
@@ -102,4 +105,5 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         forgotten_ms=state.forgotten_ms,
         outcomes=state.outcomes,
         long_diffs=state.long_diffs,
+        entries={},
     ), c.Done()

@@ -14,6 +14,7 @@ from persist.core.state import Claim, Rollup, State
 from persist.core.transitions.context import SWEEPS_LEVEL, Context
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
 from persist.core.transitions.naming import check_merged
+from persist.core.transitions.recording import cut
 
 CLAIM_LEASE_MS_MAX = 24 * 3600 * 1000
 
@@ -39,7 +40,7 @@ def remove_rollups(state: State, command: c.RemoveRollups, context: Context) -> 
     long_diffs = {seqno: key for seqno, key in state.long_diffs.items() if seqno >= command.below}
     if len(kept) == len(state.rollups) and len(long_diffs) == len(state.long_diffs):
         return state, c.Done()
-    return replace(state, rollups=kept, long_diffs=long_diffs), c.Done()
+    return cut(replace(state, rollups=kept, long_diffs=long_diffs), command.below), c.Done()
 
 
 def take_claim(state: State, command: c.TakeClaim, context: Context) -> tuple[State, c.Claimed]:
