@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +22,7 @@ from rpc.auth import ANYBODY, Principal
 from rpc.commanding import answer
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import FULL
+from rpc.saying import said
 from rpc.service import Body, Service
 from rpc.settings import is_local
 
@@ -89,10 +91,11 @@ class Edge:
                 _access.info("request", extra={**fields, "ms": round((time.perf_counter() - started) * 1000, 3)})
 
     async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        caller = said(scope["persist.principal"], Headers(scope=scope))
         body = Body(self._service.work)
         try:
             data = await body.read(receive, self._service.limits.command_bytes_max)
-            result = await answer(self._service, name, scope["persist.principal"], data)
+            result = await answer(self._service, name, scope["persist.principal"], data, caller)
         finally:
             body.release()
         await send(

@@ -25,6 +25,7 @@ VERBS = frozenset(
         "time-at",
         "timestamp-of",
         "settings",
+        "history",
         "forget",
         "changes",
         "restore",

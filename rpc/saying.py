@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from persist.client.telling import checked_purpose, read_info
 from persist.core.errors import InvalidUsage
 from persist.core.recorded import Caller
+from rpc.auth import ANYBODY, Principal
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
@@ -35,8 +36,9 @@ def said_headers(caller: Caller) -> Mapping[str, str]:
     return found
 
 
-def said(who: str, headers: Headers) -> Caller:
-    """What these headers say, of this caller. Raises InvalidUsage naming the header."""
+def said(principal: Principal, headers: Headers) -> Caller:
+    """Who asks, and what these headers say. Raises InvalidUsage naming the header."""
+    who = "" if principal is ANYBODY else principal.name
     info, purpose = _one(headers, INFO), _one(headers, PURPOSE)
     if info is None and purpose is None:
         return Caller(who)

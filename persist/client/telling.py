@@ -15,7 +15,7 @@ from persist.client.transport import Transport
 from persist.client.wall_clock import instant_text, shown_instant
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo
-from persist.core.recorded import INFO_BYTES_MAX, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told
+from persist.core.recorded import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told
 
 Info = Mapping[str, Any]
 RETRY_S = 30.0  # of one page
@@ -74,7 +74,7 @@ def entries_told(transport: Transport, name: str, before: Place | None, limit: i
 def entry_shown(told: Told) -> HistoryEntry:
     """The entry, with what was said as an object."""
     entry = told.entry
-    caller = entry.caller
+    caller = entry.caller or NOBODY
     return HistoryEntry(
         int(told.place.seqno),
         told.place.number,

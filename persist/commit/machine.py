@@ -141,7 +141,7 @@ class Machine(CachedState):
                 if self.apply(finalise) == c.Finalised(done=True):
                     break
             recreate = c.Recreate(wanted.schemas[wanted.schema_id], wanted.settings, shard=ended.shard_id)
-            self.apply(recreate, wanted.entries[wanted.seqno].entries[0].caller)
+            self.apply(recreate, wanted.entries[wanted.seqno].entries[0].caller or NOBODY)
         except UnknownShard:  # another process was faster
             return self.refresh()
         return self.state()

@@ -45,7 +45,7 @@ class Entry(Record, frozen=True):
     """What one command did. `[lower, upper)` are the times that it added, or of which it tells (docs/history.md).
 
     `rows` and `size` (bytes) are what it added, as `event_count` and `byte_count` count. `retractions` are those of the
-    rows whose multiplicity is negative; None: the parts do not tell.
+    rows whose multiplicity is negative; None: the parts do not tell. `caller` None: nobody said anything.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("rows", "size", "retractions", "caller"), 4)
@@ -56,7 +56,7 @@ class Entry(Record, frozen=True):
     rows: int = 0
     size: int = 0
     retractions: int | None = 0
-    caller: Caller = NOBODY
+    caller: Caller | None = None
 
 
 class Committed(Record, frozen=True):
@@ -67,7 +67,7 @@ class Committed(Record, frozen=True):
 
     @property
     def info_bytes(self) -> int:
-        return sum(len(entry.caller.info) for entry in self.entries)
+        return sum(len(entry.caller.info) for entry in self.entries if entry.caller is not None)
 
 
 class EntryFile(Record, frozen=True):

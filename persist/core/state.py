@@ -52,7 +52,7 @@ class Policy(Record, frozen=True):
     outcomes_flush_at: int = 2_000  # in the State, so that they are written to a blob
     outcomes_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
     outcomes_max: int = 20_000_000  # more than this slow writers down (Overloaded)
-    entries_flush_at: int = 512  # commits whose entries the State holds, so that they are written to a blob
+    entries_flush_at: int = 256  # commits whose entries the State holds, so that they are written to a blob
     entries_overlay_max: int = 10_000  # more that wait for their blob than this slow writers down (Overloaded)
     info_flush_at: int = 64 * 1024  # bytes that callers said in these, so that they are written to a blob
     info_overlay_max: int = 1024 * 1024  # more than this slow writers down (Overloaded)
@@ -336,7 +336,7 @@ def initial_state(
 ) -> State:
     """The State of a shard that was just created; its seqno is v1 once committed."""
     hold = MINIMUM if settings.keeps_history else EMPTY
-    entry = Entry("create", MINIMUM, MINIMUM, caller=caller)
+    entry = Entry("create", MINIMUM, MINIMUM, caller=caller if caller != NOBODY else None)
     made = {"seqno": SeqNo(1), "walltime_ms": now_ms, "schemas": {1: schema}}
     made |= {"entries": {SeqNo(1): Committed(now_ms, (entry,))}, "info_bytes": len(caller.info)}
     return replace(blank_state(name), seal=NEWBORN, settings=settings, history_hold=hold, **made)

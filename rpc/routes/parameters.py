@@ -17,7 +17,6 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo, Token, parse, token_of_key
 from persist.core.recorded import Caller
 from persist.core.view import Seen
-from rpc.auth import ANYBODY, Principal
 from rpc.saying import INFO, PURPOSE, said
 
 KEY_LENGTH_MAX = 200
@@ -69,9 +68,7 @@ SAID_PARAMETERS = [
 
 def caller_of(request: Request) -> Caller:
     """Who sends the request, and what they say for the commit history. Raises InvalidUsage."""
-    principal: Principal = request.scope["persist.principal"]
-    who = "" if principal is ANYBODY else principal.name
-    return said(who, request.headers)
+    return said(request.scope["persist.principal"], request.headers)
 
 
 def seen_of(request: Request) -> Seen | None:

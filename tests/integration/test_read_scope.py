@@ -23,7 +23,8 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
-from persist.core.keys import rollup_key
+from persist.core.keys import entries_key, rollup_key
+from persist.core.recorded import EntryFile
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
@@ -118,6 +119,9 @@ def commands(place: Place) -> list[c.Command]:
         c.ScanAttributes(KEY),
         c.FlushAttributes(NO_INDEX, NO_INDEX, {}, {}),
         c.FlushOutcomes((), (), None),
+        c.FlushEntries(
+            (), SeqNo(1), SeqNo(1), EntryFile(entries_key(shard_id, AscendingIds()), 1, 0, 1, SeqNo(1), FAR)
+        ),
         c.RegisterReader(READER, Antichain(9), 60_000),
         c.RegisterReader(OTHER, None, 60_000),
         c.HeartbeatReader(READER),

@@ -20,6 +20,7 @@ from persist.commit.location import LocationSettings, open_stores
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Indeterminate, OpaqueMismatch, Unavailable
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from persist.core.view import ShardView, ViewRequest
 from tests.support.clocks import HOUR_MS, World
@@ -129,8 +130,8 @@ def test_a_hold_that_may_have_moved_is_not_relied_on() -> None:
     """After a downgrade of unknown outcome a listener could ask for a version that was given up already."""
 
     class Lossy(EmbeddedTransport):
-        def apply(self, name: str, command: c.Command) -> c.Result:
-            result = super().apply(name, command)
+        def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+            result = super().apply(name, command, caller)
             if isinstance(command, c.DowngradeSince):
                 raise Indeterminate("the answer was lost")
             return result
@@ -152,8 +153,8 @@ def test_a_fence_that_may_have_been_passed_is_not_called_refused() -> None:
     class Overtaken(EmbeddedTransport):
         lost = False
 
-        def apply(self, name: str, command: c.Command) -> c.Result:
-            result = super().apply(name, command)
+        def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+            result = super().apply(name, command, caller)
             if isinstance(command, c.CompareAndDowngradeSince) and not self.lost:
                 self.lost = True
                 other = Client(EmbeddedTransport(self.location)).shard(name).critical_reader("cursor")

@@ -33,6 +33,7 @@ from persist.core import commands as c
 from persist.core.errors import Corruption, Expired, HistoryLost, InvalidUsage, NotReadable
 from persist.core.ids import shard_id_of
 from persist.core.keys import rollup_seqno, rollups_prefix
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from persist.formats.state_frames import decode_diff
 from tests.simulation.oracle_errors import expect
@@ -95,10 +96,10 @@ class Noting(EmbeddedTransport):
     log: Log
     row = 0
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         if isinstance(command, c.Insert):
             self.log.rows_of[str(command.token)] = self.row
-        return super().apply(name, command)
+        return super().apply(name, command, caller)
 
 
 class Process:

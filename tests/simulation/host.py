@@ -30,6 +30,7 @@ from persist.core.errors import (
     Unavailable,
 )
 from persist.core.record import replace
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from tests.simulation.history import History
 from tests.simulation.instants import number
@@ -81,7 +82,7 @@ class RecordingTransport(ForwardingTransport):
         self._run = run
         self._process = process
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         task = self._run.world.scheduler.current
         token = getattr(command, "token", None)
         if token is not None and task is not None:
@@ -91,7 +92,7 @@ class RecordingTransport(ForwardingTransport):
             self._run.oracle.sent_ms.setdefault(str(token), self._run.oracle.clock())
         truth = self._run.oracle.shards[name]
         if command.shard not in (None, truth.state.shard_id):  # of a life that has ended
-            return self.inner.apply(name, command)
+            return self.inner.apply(name, command, caller)
         if isinstance(command, (c.DowngradeSince, c.CompareAndDowngradeSince)):
             truth.since_asked = max(truth.since_asked, command.since)
         if isinstance(command, c.ForgetHistory):
@@ -102,18 +103,18 @@ class RecordingTransport(ForwardingTransport):
         if isinstance(command, c.ExpireReader):
             self._run.oracle.retired.add(command.reader)
         if self._run.world.strikes("held_up"):
-            self._run.world.start(self._process, "held up", lambda: self._come_late(name, command))
+            self._run.world.start(self._process, "held up", lambda: self._come_late(name, command, caller))
             raise Indeterminate("the server that has the request is stopped")
-        result = self.inner.apply(name, command)
+        result = self.inner.apply(name, command, caller)
         if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
 
-    def _come_late(self, name: str, command: c.Command) -> None:
+    def _come_late(self, name: str, command: c.Command, caller: Caller) -> None:
         scheduler = self._run.world.scheduler
         scheduler.sleep(self._run.world.random.random() * LATE_S_MAX)
         with suppress(PersistError):  # nobody is there to hear it
-            self.inner.apply(name, command)
+            self.inner.apply(name, command, caller)
 
 
 def lived(shard: Shard) -> str:

@@ -21,6 +21,7 @@ from persist.core.batch import Run
 from persist.core.errors import Conflict, NotReadable
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
 from persist.core.transitions import readers
 from persist.core.view import ShardView, ViewRequest
@@ -66,10 +67,10 @@ def tokens_made_anew() -> Broken:
     """The transport gives every insert a token of its own."""
     real = EmbeddedTransport.apply
 
-    def apply(self: EmbeddedTransport, name: str, command: c.Command) -> c.Result:
+    def apply(self: EmbeddedTransport, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         if isinstance(command, c.Insert):
             command = replace(command, token=mint(Token, self.ids))
-        return real(self, name, command)
+        return real(self, name, command, caller)
 
     return patch.object(EmbeddedTransport, "apply", apply)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from persist.client.transport import ForwardingTransport
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, PersistError
+from persist.core.recorded import NOBODY, Caller
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
@@ -33,9 +34,9 @@ class LateTransport(ForwardingTransport):
         except PersistError as error:
             return error
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
-        self._hold_up(command, lambda: self.inner.apply(name, command))
-        return super().apply(name, command)
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        self._hold_up(command, lambda: self.inner.apply(name, command, caller))
+        return super().apply(name, command, caller)
 
     def create(
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None

@@ -57,7 +57,7 @@ def entry_of(
     A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
     makes no second entry.
     """
-    kind = type(command)
+    kind, said = type(command), caller if caller != NOBODY else None
     operation = OPERATIONS.get(kind)
     if operation is None:
         return None
@@ -68,7 +68,7 @@ def entry_of(
         if lower == upper and isinstance(result, c.Appended):  # rows joined a batch of the same commit
             lower, upper = result.lower, result.upper
         rows, size = after.event_count - before.event_count, after.byte_count - before.byte_count
-        return Entry(operation, lower, upper, rows, size, _retractions(_added(before, command)), caller)
+        return Entry(operation, lower, upper, rows, size, _retractions(_added(before, command)), said)
     if kind in _MENDING:
         change = trace_between(before.trace, after.trace)
         if change is None or not change.batches:
@@ -77,11 +77,11 @@ def entry_of(
         rows, size = sum(batch.rows for batch in batches), sum(batch.size for batch in batches)
         parts = [part for batch in batches for part in batch.parts()]
         lower, upper = batches[0].desc.lower, batches[-1].desc.upper
-        return Entry(operation, lower, upper, rows, size, _retractions(parts), caller)
+        return Entry(operation, lower, upper, rows, size, _retractions(parts), said)
     if kind in (c.ForgetHistory, c.AgeHistory):
-        return Entry(operation, before.since, after.since, caller=caller)
+        return Entry(operation, before.since, after.since, caller=said)
     upper = MINIMUM if kind is c.Recreate else after.upper
-    return Entry(operation, upper, upper, caller=caller)
+    return Entry(operation, upper, upper, caller=said)
 
 
 def check_room(state: State, policy: Policy) -> None:

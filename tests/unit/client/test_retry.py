@@ -29,6 +29,7 @@ from persist.core.errors import (
     UpgradeNeeded,
     UpperMismatch,
 )
+from persist.core.recorded import NOBODY, Caller
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -86,7 +87,7 @@ class Scripted:
         self._answers = answers.split(", ")
         self._details = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         self.asked.append(command)
         self.times.append(self.clock.monotonic())
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]

@@ -8,11 +8,12 @@ from typing import Any
 
 from persist.attributes.index import AttributeIndex
 from persist.attributes.storage import NodeCache
-from persist.commit.blob_worker import BlobWorker
+from persist.commit.blob_worker import BlobWorker, WorkerFiles
 from persist.commit.cached_state import CachedState
 from persist.commit.command_queue import CommandQueue, Pending
 from persist.commit.commit_plan import Given, Outcome, plan_commit, supplied
 from persist.commit.counters import MachineMetrics
+from persist.commit.entry_files import EntryFiles
 from persist.commit.log_writer import LogWriter
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.system import System
@@ -46,8 +47,9 @@ def test_the_loop_of_the_manual_commits() -> None:
     index = AttributeIndex(location.blob, location.ids, NodeCache())
     parts = (queue, cached, LogWriter(NAME, location.versions, system, metrics))
     outcome_files = OutcomeFiles(location.blob, location.ids, NodeCache())
+    files = WorkerFiles(index, outcome_files, EntryFiles(location.versions, location.ids))
     parts += (
-        BlobWorker(location.versions, index, outcome_files, location.ids, metrics, POLICY),
+        BlobWorker(location.versions, files, location.ids, metrics, POLICY),
         upkeep,
         system,
         POLICY,
