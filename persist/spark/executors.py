@@ -17,6 +17,7 @@ from persist.client.write import WriteHandle
 from persist.core.errors import UnknownShard
 from persist.core.ids import ShardId
 from persist.core.phases import dropped
+from persist.core.recorded import Caller
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
 from persist.spark.options import Target
@@ -60,12 +61,14 @@ def _settle(pid: int, writes: bool) -> None:
     gc.freeze()
 
 
-def kept_writer(target: Target, shard: ShardId) -> WriteHandle:
+def kept_writer(target: Target, shard: ShardId, caller: Caller) -> WriteHandle:
     """The writer of this process for the shard, registered once for all micro-batches that it commits.
 
     It lapses when the process ends. For commits that something else than the writer's record makes safe to repeat.
     """
-    return _kept_writer(target, shard, os.getpid())
+    kept = _kept_writer(target, shard, os.getpid())
+    kept.caller = caller
+    return kept
 
 
 @lru_cache(maxsize=WRITERS_MAX)

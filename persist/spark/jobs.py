@@ -6,8 +6,8 @@ parts that nobody names, which the orphan sweep takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
@@ -23,10 +23,11 @@ from persist.core.commands import AttributeValues, ReadAttributes
 from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
 from persist.core.phases import outlived
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
-from persist.spark import executors, replacing
+from persist.spark import executors, replacing, telling
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import stored_schema
 
@@ -46,6 +47,7 @@ class Staged(WriterCommitMessage):
     claims: Runs
     base: replacing.Base | None = None
     query: str | None = None
+    told: Mapping[str, str] = field(default_factory=dict)  # of the application
 
 
 def staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -89,11 +91,11 @@ class Job:
     def transport(self) -> OneShard:
         return OneShard(executors.transport(self.target.connection), self.shard_id)
 
-    def handle(self) -> WriteHandle:
+    def handle(self, caller: Caller = NOBODY) -> WriteHandle:
         """The job's writer, in this process."""
         known = (self.schema_id, self.schema)
         settings = self.target.connection.handles.write
-        return WriteHandle(self.transport, self.target.shard, lambda: known, settings, self.writer)
+        return WriteHandle(self.transport, self.target.shard, lambda: known, settings, self.writer, caller)
 
     def stage(self, batches: Iterable[pa.RecordBatch], query: str | None = None) -> Staged:
         """Write a task's rows as parts that nobody sees yet."""
@@ -102,11 +104,11 @@ class Job:
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
             runs = handle.stage_for_one_commit(rows, self.options.expected_upper)
-            return Staged(self.shard_id, handle.receipted(runs), (), self.base, query)
+            return Staged(self.shard_id, handle.receipted(runs), (), self.base, query, telling.task_tells())
         assert self.base is not None
         handle = self.handle()
         runs, claims = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
-        return Staged(self.shard_id, handle.receipted(runs), claims, self.base, query)
+        return Staged(self.shard_id, handle.receipted(runs), claims, self.base, query, telling.task_tells())
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -124,19 +126,20 @@ class Job:
             if any(message.shard_id != self.shard_id for message in done):  # inline rows do not tell whose they are
                 raise UnknownShard(outlived(self.target.shard))
             follows = progress is not None and streams and self._follows(*progress)
+            caller = self._caller(done, streams)
             if self.replaces != REPLACE_NOTHING:
-                self._replace(done, runs, attributes, retire=streams)
+                self._replace(done, runs, attributes, caller, retire=streams)
             elif self.options.expected_upper is not None:
                 upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
-                self.handle().commit_compare_and_append(
+                self.handle(caller).commit_compare_and_append(
                     runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
                 )
             elif runs and streams:
-                executors.kept_writer(self.target, self.shard_id).commit_insert(runs, attributes=attributes)
+                executors.kept_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
             elif runs:
-                self.handle().commit_insert(runs, token=self.token, attributes=attributes)
+                self.handle(caller).commit_insert(runs, token=self.token, attributes=attributes)
             if follows and not runs and not any(message.claims for message in done):  # no commit has told it
-                executors.kept_writer(self.target, self.shard_id).update_attributes(attributes)
+                executors.kept_writer(self.target, self.shard_id, caller).update_attributes(attributes)
         except AttributeMismatch:
             return False
         except Indeterminate as error:
@@ -179,7 +182,13 @@ class Job:
         return True
 
     def _replace(
-        self, done: Sequence[Staged], runs: Runs, attributes: tuple[AttributeUpdate, ...], *, retire: bool
+        self,
+        done: Sequence[Staged],
+        runs: Runs,
+        attributes: tuple[AttributeUpdate, ...],
+        caller: Caller,
+        *,
+        retire: bool,
     ) -> None:
         base = next((message.base for message in done if message.base is not None), self.base)
         assert base is not None
@@ -187,12 +196,17 @@ class Job:
         if self.replaces == REPLACE_KEYS and not claims:
             return
         replaced = None if self.replaces == REPLACE_ALL else claims
-        handle = self.handle()
+        handle = self.handle(caller)
         try:
             self._replacement(base, handle).publish(runs, replaced, self.token, attributes)
         finally:
             if retire:
                 handle.close()
+
+    def _caller(self, done: Sequence[Staged], streams: bool) -> Caller:
+        """What the commit history is told of the job."""
+        told = next((message.told for message in done if message.told), {})
+        return telling.caller("spark stream" if streams else "spark job", told, self.options.info)
 
     def _replacement(self, base: replacing.Base, handle: WriteHandle) -> replacing.Replacement:
         return replacing.Replacement(self.target, base, handle, self.schema)

@@ -15,6 +15,7 @@ from typing import Any
 from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings
+from persist.client.telling import read_info
 from persist.client.wall_clock import read_instant
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
@@ -24,6 +25,8 @@ from persist.parts import DIFF, TIME
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
 BATCH_ROWS_MAX = 1_000_000
 PARTITIONS_MAX = 100_000
+HISTORY_ROWS = 1_000  # of the commit history, unless more are asked for
+HISTORY_ROWS_MAX = 10_000_000
 WAIT_S = 60.0
 _LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
 _READ = (
@@ -32,15 +35,16 @@ _READ = (
 _BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "multiplicity", "waitSeconds")
 _BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
 _CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
+_BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
 _STREAM_READ = (
     "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
     "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
 )  # fmt: skip
-_WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history")
+_WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info")
 _BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion")
 _STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES),
+    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_HISTORY),
     "a streaming read": (*_LOCATION, *_READ, *_STREAM_READ),
     "a batch write": (*_LOCATION, *_WRITE, *_BATCH_WRITE),
     "a streaming write": (*_LOCATION, *_WRITE, *_STREAM_WRITE),
@@ -276,6 +280,7 @@ class WriteOptions:
     closes: bool = False
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
+    info: bytes = b""  # what the commit history is to tell
 
     @property
     def renames(self) -> dict[str | None, str]:
@@ -315,7 +320,30 @@ class WriteOptions:
             closes=closes,
             txn=None if version is None else (options.text("txnAppId") or "", version),
             history=options.text("history"),
+            info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
         )
+
+
+@dataclass(frozen=True)
+class HistoryOptions:
+    """How much of the commit history is read."""
+
+    limit: int
+    maintenance: bool
+
+    @classmethod
+    def of(cls, options: Options) -> HistoryOptions | None:
+        """None: it is not the commit history that is read."""
+        if not options.flag("readHistory"):
+            for given in _BATCH_HISTORY[1:]:
+                if options.has(given):
+                    raise InvalidUsage(f"option {given!r} needs readHistory")
+            return None
+        for given in (*_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES):
+            if options.has(given):
+                raise InvalidUsage(f"option {given!r} means nothing for readHistory; leave it out")
+        limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX)
+        return cls(HISTORY_ROWS if limit is None else limit, options.flag("maintenance"))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from persist.core.commands import ExpireWriter
 from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.recorded import NOBODY
 from persist.spark import executors
 from persist.spark.jobs import Job
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
@@ -310,7 +311,7 @@ def test_a_shared_writer_that_lapsed_between_micro_batches_is_replaced(client: A
     shard = client.create_shard("orders", SCHEMA, ["k"])
     target = Target.of(Options({"url": url, "path": "orders"}))
     for n in range(3):
-        writer = executors.kept_writer(target, shard.view().shard_id)
+        writer = executors.kept_writer(target, shard.view().shard_id, NOBODY)
         writer.commit_insert(writer.stage([{"k": "a", "n": n}], None))
         executors.transport(target.connection).apply("orders", ExpireWriter(writer.writer_id))
     assert contents(client, "orders") == Counter({("a", n): 1 for n in range(3)})

@@ -1,0 +1,62 @@
+"""The commit history and Spark: writes tell of their application, and the history is a DataFrame."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_write_tells_of_its_application_and_what_it_is_told(spark: Any, client: Any, load: Any, save: Any) -> None:
+    spark.sparkContext.setJobGroup("nightly", "nightly load")
+    try:
+        save(spark.range(3).selectExpr("concat('k', id) k", "id n"), "orders", key="k", info='{"ticket": 4711}')
+        save(spark.range(1).selectExpr("concat('k', id) k", "id + 100 n"), "orders", envelope="upsert")
+    finally:
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        spark.sparkContext.setLocalProperty("spark.job.description", None)
+    upsert, append, created = client.shard("orders").history()
+    assert (append.operation, append.rows, append.purpose) == ("insert", 3, "spark job")
+    assert append.info["ticket"] == 4711
+    told = append.info["spark"]
+    assert told["application"] == spark.sparkContext.applicationId
+    assert (told["job"], told["group"]) == ("nightly load", "nightly")
+    assert told["user"]
+    assert (upsert.operation, upsert.rows, upsert.retractions) == ("compare_and_append", 2, 1)
+    assert upsert.info.keys() == {"spark"}
+    assert created.operation == "create"
+
+    frame = load("orders", readHistory="true")
+    assert [(row.operation, row.rows, row.lower, row.upper) for row in frame.collect()] == [
+        ("compare_and_append", 2, 1, 2),
+        ("insert", 3, 0, 1),
+        ("create", 0, 0, 0),
+    ]
+    [row] = load("orders", readHistory="true", historyLimit=1, maintenance="true").select("info", "seqno").collect()
+    assert json.loads(row.info) == upsert.info
+    assert row.seqno == upsert.seqno
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"historyLimit": "3"}, "'historyLimit' needs readHistory"),
+        ({"readHistory": "true", "historyLimit": "0"}, "'historyLimit' is 0"),
+        ({"readHistory": "true", "asOf": "3"}, "'asOf' means nothing for readHistory"),
+        ({"readHistory": "yes"}, "'readHistory' is true or false"),
+    ],
+)
+def test_a_read_of_it_that_is_refused(client: Any, load: Any, options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(PySparkException, match=sentence):
+        load("orders", **options).collect()
+
+
+@pytest.mark.parametrize("info", ["{", "[1]", "7", '{"a": "' + "x" * 4_096 + '"}'])
+def test_info_that_is_refused_writes_nothing(spark: Any, client: Any, save: Any, info: str) -> None:
+    with pytest.raises(PySparkException, match="option 'info'"):
+        save(spark.range(1).selectExpr("'k' k", "id n"), "orders", key="k", info=info)
+    assert client.shards() == []

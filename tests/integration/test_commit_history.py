@@ -1,0 +1,645 @@
+"""The commit history of a shard: each commit that changed it is told once, in order, for as long as history is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from starlette.datastructures import Headers
+from starlette.testclient import TestClient
+
+import persist
+from blob import BlobUnavailable
+from blob.forwarding import ForwardingBlob
+from blob.memory import MemoryBlob
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.client.telling import HistoryEntry
+from persist.commit.aging import age, is_aging
+from persist.commit.collector import Collector
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeUpdate, named_key
+from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, UnknownShard
+from persist.core.recorded import FILES_MAX, INFO_BYTES_MAX, Caller
+from persist.core.state import Policy, State
+from persist.formats.state_frames import Build
+from rpc.app import create_app
+from rpc.auth import ANYBODY, mint
+from rpc.saying import said as headers_said
+from rpc.settings import ServerSettings
+from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
+from tests.support.late import LateTransport
+from tests.support.server import Server
+
+NAME = "orders"
+SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.string())])
+SMALL = Policy(entries_flush_at=4, rollup_every=4, info_flush_at=1_000)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=SMALL)
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return created(machine)
+
+
+def created(machine: Machine, history: str = "7d") -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history=history)
+
+
+def row(number: int, diff: int = 1) -> dict[str, Any]:
+    return {"id": number, "v": "x", "__diff": diff}
+
+
+def insert(shard: Shard, *numbers: int) -> None:
+    for number in numbers:
+        shard.insert([row(number)], info={"n": number})
+
+
+def said(shard: Shard) -> list[int]:
+    """What the inserts said, newest first."""
+    return [entry.info["n"] for entry in everything(shard) if entry.info]
+
+
+def everything(shard: Shard, maintenance: bool = False, limit: int = 3) -> list[HistoryEntry]:
+    """All entries, in small pages."""
+    found: list[HistoryEntry] = []
+    while page := shard.history(limit, maintenance=maintenance, before=found[-1] if found else None):
+        found += page
+    return found
+
+
+def operations(shard: Shard) -> list[str]:
+    return [entry.operation for entry in everything(shard)]
+
+
+def state_of(machine: Machine) -> State:
+    return machine.location.machine(NAME).refresh()
+
+
+def collect(machine: Machine) -> int:
+    """Run epochs until nothing is left; how many log entries went."""
+    collector, cut = Collector(machine.location), 0
+    while not (report := collector.run(NAME)).done:
+        cut += report.truncated
+    return cut
+
+
+# --- what an entry holds
+
+
+def test_an_entry_tells_when_what_who_and_why(world: World, machine: Machine, shard: Shard) -> None:
+    world.pass_ms(5_000)
+    with closing(shard.open_writer(purpose="nightly load")) as writer:
+        writer.insert([row(1), row(2), row(3, -1)], info={"ticket": 4711})
+    entry, first = shard.history()
+    assert (entry.operation, entry.lower, entry.upper) == ("insert", 0, 1)
+    assert (entry.rows, entry.retractions) == (3, 1)
+    assert entry.size == machine.location.machine(NAME).state().byte_count
+    assert entry.timestamp == datetime.fromtimestamp(START_MS / 1000 + 5, UTC)
+    assert (entry.purpose, entry.who, entry.info) == ("nightly load", None, {"ticket": 4711})
+    assert (first.operation, first.seqno, first.lower, first.upper) == ("create", 1, 0, 0)
+
+
+def test_each_kind_of_change_has_its_operation(shard: Shard) -> None:
+    shard.insert([row(1)])
+    shard.compare_and_append([row(2)], 1, 3)
+    shard.append([row(3)], 3, 5)
+    shard.advance_upper(7)
+    shard.attributes.update(AttributeUpdate.replace(named_key("a"), 1))
+    shard.evolve_schema(SCHEMA.append(pa.field("more", pa.int64())))
+    shard.configure(history="30d")
+    shard.forget(4)
+    told = [(entry.operation, entry.lower, entry.upper) for entry in reversed(everything(shard))]
+    assert told == [
+        ("create", 0, 0),
+        ("insert", 0, 1),
+        ("compare_and_append", 1, 3),
+        ("append", 3, 5),
+        ("advance_upper", 5, 7),
+        ("update_attributes", 7, 7),
+        ("evolve_schema", 7, 7),
+        ("set_settings", 7, 7),
+        ("forget", 0, 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("diffs", "rows", "retractions"),
+    [
+        ([1, 1, 1], 3, 0),
+        ([1, -1, -1], 3, 2),
+        ([-1, -5], 2, 2),
+        ([7, 2], 2, 0),
+        ([7, -2], 2, None),
+    ],
+)
+def test_retractions_are_counted_or_said_to_be_unknown(
+    shard: Shard, diffs: list[int], rows: int, retractions: int | None
+) -> None:
+    shard.insert([row(number, diff) for number, diff in enumerate(diffs)])
+    entry = shard.history(1)[0]
+    assert (entry.rows, entry.retractions) == (rows, retractions)
+
+
+def test_of_an_append_only_what_was_not_there_is_told(shard: Shard) -> None:
+    shard.append([{**row(n), "__time": n} for n in range(4)], 0, 4)
+    shard.append([{**row(n), "__time": n} for n in range(4)], 0, 4)
+    shard.append([{**row(n), "__time": n} for n in range(6)], 0, 6)
+    told = [(entry.lower, entry.upper, entry.rows) for entry in shard.history() if entry.operation == "append"]
+    assert told == [(4, 6, 2), (0, 4, 4)]
+
+
+def test_what_changes_nothing_leaves_no_entry(shard: Shard) -> None:
+    shard.insert([])
+    shard.compare_and_append([], 0, 0)
+    shard.advance_upper(0)
+    with closing(shard.open_reader()):
+        pass
+    with shard.snapshot(0, wait_s=0) if shard.upper().element else suppress(PersistError):
+        pass
+    assert operations(shard) == ["create"]
+
+
+def test_merges_and_collections_are_told_on_demand_only(machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(40))
+    collect(machine)
+    assert "collect" in {entry.operation for entry in everything(shard, maintenance=True)}
+    assert set(operations(shard)) == {"create", "insert"}
+    merges = [entry for entry in everything(shard, maintenance=True) if entry.operation == "merge"]
+    assert merges
+    assert all(entry.rows > 1 and entry.upper > entry.lower for entry in merges)
+
+
+# --- once, in order
+
+
+def test_a_retry_that_is_answered_as_before_makes_no_second_entry(machine: Machine, shard: Shard) -> None:
+    token = machine.client.new_token()
+    assert shard.insert([row(1)], token=token, info={"n": 1}) == shard.insert([row(1)], token=token, info={"n": 2})
+    assert said(shard) == [1]
+
+
+def test_a_write_that_is_delivered_late_has_one_entry(machine: Machine) -> None:
+    late = LateTransport(machine.client.transport)
+    created(machine)
+    shard = persist.Client(late).shard(NAME)
+    token = machine.client.new_token()
+    late.hold(c.Insert)
+    with suppress(Indeterminate):
+        shard.insert([row(1)], token=token, info={"n": 1})
+    shard.insert([row(1)], token=token, info={"n": 1})
+    late.deliver()
+    assert said(shard) == [1]
+
+
+def test_commands_that_are_committed_together_have_an_entry_each(machine: Machine, shard: Shard) -> None:
+    committer, leads = machine.location.machine(NAME), []
+    writers = [shard.open_writer(purpose=f"w{number}") for number in range(5)]
+    commands = []
+    for number, writer in enumerate(writers):
+        writer.insert([])
+        runs = writer.stage_for_one_commit([row(number)], None)
+        token = machine.client.new_token()
+        commands.append((c.Insert(writer.writer_id, token, runs), Caller(purpose=f"w{number}")))
+    registered = [c.RegisterWriter(writer.writer_id, 60_000) for writer in writers]
+    for command in registered:
+        committer.apply(command)
+    for command, caller in commands:
+        committer.submit(command, leads.append, lambda outcome: None, caller=caller)
+    leads[0]()
+    told = [entry for entry in everything(shard) if entry.operation == "insert"]
+    assert [entry.purpose for entry in told] == ["w4", "w3", "w2", "w1", "w0"]
+    assert len({entry.seqno for entry in told}) == 1
+    assert {(entry.lower, entry.upper) for entry in told} == {(0, 1)}
+    assert [entry.number for entry in told] == [4, 3, 2, 1, 0]
+
+
+def test_pages_of_any_size_tell_the_same(machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(50))
+    assert state_of(machine).entry_files
+    whole = shard.history(1_000)
+    for limit in (1, 2, 7, 50):
+        assert everything(shard, limit=limit) == whole
+    assert said(shard) == list(range(49, -1, -1))
+
+
+def test_two_processes_that_race_leave_an_entry_each(world: World, machine: Machine, shard: Shard) -> None:
+    other = world.machine().shard(NAME)
+    for number in range(0, 20, 2):
+        insert(shard, number)
+        insert(other, number + 1)
+    assert said(shard) == said(other) == list(range(19, -1, -1))
+
+
+# --- it outlives the log
+
+
+def test_it_outlives_rollups_and_the_truncation_of_the_log(machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(30))
+    assert collect(machine) > 20
+    insert(shard, 30)
+    assert said(shard) == list(range(30, -1, -1))
+    assert operations(shard)[-1] == "create"
+
+
+def test_files_stay_few_and_what_they_replace_is_collected(world: World, machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(200))
+    collect(machine)
+    insert(shard, 200)
+    collect(machine)
+    files = state_of(machine).entry_files
+    assert len(files) < 6
+    there = {stat.key for stat in world.blob.list("") if stat.key.endswith(".entries")}
+    assert {file.key for file in files} <= there
+    assert len(there) <= len(files) + 3, "what was merged is deleted"
+    assert said(shard) == list(range(200, -1, -1))
+
+
+def test_it_is_kept_for_the_age_of_the_history(world: World, machine: Machine) -> None:
+    shard = created(machine, "1d")
+    for number in range(48):
+        insert(shard, number)
+        world.pass_ms(HOUR_MS)
+        age(machine.location.machine(NAME), machine.clock)
+    kept = said(shard)
+    assert kept == list(range(47, 47 - len(kept), -1))
+    assert 24 <= len(kept) < 36, "a day, and what a file holds more"
+
+
+def test_an_idle_shard_forgets_it_too(world: World, machine: Machine) -> None:
+    shard = created(machine, "1d")
+    insert(shard, *range(20))
+    world.pass_ms(2 * DAY_MS)
+    committer = machine.location.machine(NAME)
+    for _ in range(3):
+        age(committer, machine.clock)
+    assert not committer.state().entry_files
+    assert not is_aging(committer.state()), "and then there is nothing left to do"
+
+
+def test_forever_is_for_ever(world: World, machine: Machine) -> None:
+    shard = created(machine, "forever")
+    for number in range(30):
+        insert(shard, number)
+        world.pass_ms(300 * DAY_MS)
+        age(machine.location.machine(NAME), machine.clock)
+    collect(machine)
+    assert said(shard) == list(range(29, -1, -1))
+
+
+def test_without_history_it_is_as_short_as_the_log(world: World, machine: Machine) -> None:
+    shard = created(machine, "none")
+    insert(shard, 0, 1)
+    assert said(shard) == [1, 0]
+    insert(shard, *range(2, 40))
+    collect(machine)
+    state = state_of(machine)
+    assert len(state.entries) <= SMALL.entries_flush_at
+    assert not state.entry_files
+    assert said(shard) == [39, 38, 37, 36][: len(said(shard))]
+    insert(shard, 40)
+    assert said(shard)[0] == 40
+
+
+def test_a_shard_that_shall_keep_none_from_now_on_forgets_the_files_at_once(machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(20))
+    shard.configure(history="none")
+    assert not state_of(machine).entry_files
+    shard.configure(history="7d")
+    insert(shard, 20)
+    assert said(shard)[0] == 20
+
+
+def test_a_wrong_clock_forgets_nothing(world: World, machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(9))
+    wrong = world.machine(off_ms=400 * DAY_MS)
+    insert(wrong.shard(NAME), 9)
+    with suppress(PersistError):
+        age(wrong.location.machine(NAME), wrong.clock)
+    insert(shard, 10)
+    age(machine.location.machine(NAME), machine.clock)
+    assert said(shard) == list(range(10, -1, -1))
+
+
+def test_a_file_that_no_checked_clock_has_seen_is_kept_from_then_on(world: World, machine: Machine) -> None:
+    shard = created(machine, "1d")
+    world.store_off_ms = HOUR_MS
+    world.pass_ms(2 * DAY_MS)
+    unchecked = world.machine()
+    insert(unchecked.shard(NAME), *range(9))
+    assert [file.until_ms for file in state_of(unchecked).entry_files] == [0] * len(state_of(unchecked).entry_files)
+    world.store_off_ms = 0
+    checked = world.machine()
+    checked.shard(NAME).insert([row(1)])
+    committer = checked.location.machine(NAME)
+    age(committer, checked.clock)
+    assert all(file.until_ms for file in committer.state().entry_files)
+    assert said(shard) == list(range(8, -1, -1))
+    world.pass_ms(2 * DAY_MS)
+    age(committer, checked.clock)
+    assert not committer.state().entry_files
+
+
+# --- lives, and what goes wrong
+
+
+def test_a_new_life_of_the_name_begins_anew(world: World, machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(20))
+    shard.drop()
+    with pytest.raises(UnknownShard):
+        shard.history()
+    again = created(machine)
+    assert operations(again) == ["create"]
+    insert(again, 7)
+    assert said(again) == [7]
+    with pytest.raises(UnknownShard):
+        shard.history()
+    for _ in range(5):
+        collect(machine)
+    there = {stat.key for stat in world.blob.list("") if stat.key.endswith(".entries")}
+    assert there <= {file.key for file in state_of(machine).entry_files}, "of the life before nothing is left"
+
+
+def test_a_repair_is_told_and_keeps_what_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        insert(shard, 1)
+        shard.insert([{"id": n, "v": "x" * 100 + str(n * 7919 % 10007)} for n in range(20_000)], info={"n": 2})
+        [part] = [p for b in client.transport.location.machine(NAME).state().trace.batches for p in b.parts() if p.key]
+    damaged = next((tmp_path / "data" / "blob").rglob(part.key.rpartition("/")[2]))
+    damaged.unlink()
+    assert main(["repair", NAME, "--dir", str(tmp_path / "data"), "--excise", part.id, "--yes"]) == 0
+    capsys.readouterr()
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        assert operations(client.shard(NAME)) == ["repair", "insert", "insert", "create"]
+
+
+class _Failing(ForwardingBlob):
+    """Refuses to take entry files."""
+
+    away = False
+
+    def put(self, key: str, data: bytes) -> None:
+        if self.away and key.endswith(".entries"):
+            raise BlobUnavailable("the disk is full")
+        super().put(key, data)
+
+
+def test_while_its_blobs_cannot_be_written_it_waits_in_the_state_and_then_writers_slow_down() -> None:
+    world = World(policy=Policy(entries_flush_at=4, entries_overlay_max=9, rollup_every=1_000))
+    world.blob = failing = _Failing(MemoryBlob("mem:", now_ms=lambda: world.true_ms))  # type: ignore[assignment]
+    machine = world.machine()
+    shard = created(machine)
+    failing.away = True
+    insert(shard, *range(8))
+    with pytest.raises(Overloaded, match="wait to be written to a blob"):
+        machine.location.machine(NAME).apply(c.AdvanceUpper(Antichain(50)))
+    failing.away = False
+    machine.location.machine(NAME).apply(c.ForgetLapsed())  # any commit asks for upkeep
+    insert(shard, 8)
+    assert said(shard) == list(range(8, -1, -1))
+
+
+def test_a_file_that_is_gone_is_told_and_stops_no_writer(world: World, machine: Machine, shard: Shard) -> None:
+    insert(shard, *range(10))
+    [gone, *_] = state_of(machine).entry_files
+    world.blob.delete([gone.key])
+    with pytest.raises(Corruption, match="lost a blob of its commit history"):
+        everything(shard)
+    assert len(shard.history(1)) == 1, "what is newer can be read"
+    insert(shard, *range(10, 30))
+    assert said_until_lost(shard)[0] == 29
+
+
+def said_until_lost(shard: Shard) -> list[int]:
+    found: list[int] = []
+    before = None
+    with suppress(Corruption):
+        while page := shard.history(1, before=before):
+            before = page[-1]
+            found += [before.info["n"]] if before.info else []
+    return found
+
+
+def test_files_beyond_their_number_forget_the_oldest_one() -> None:
+    assert FILES_MAX * 4 * 1024 * 1024 > 10**9, "only who keeps for ever a thousand million entries comes so far"
+
+
+# --- levels
+
+
+def test_a_location_of_level_3_says_what_to_do(tmp_path: Path) -> None:
+    world = World(build=Build(levels=(2, 3)))
+    machine = world.machine()
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"])
+    shard.insert([row(1)], info={"kept": "not yet"})
+    with pytest.raises(InvalidUsage, match="persist upgrade"):
+        shard.history()
+    assert not state_of(machine).entries
+
+
+# --- over HTTP, and by the command line
+
+
+class Place:
+    """A server that asks for tokens."""
+
+    def __init__(self, directory: Path) -> None:
+        machine = World().machine()
+        self.location: Location = machine.location
+        self.tokens, entries = {}, []
+        for scope in ("read", "write", "admin"):
+            self.tokens[scope], digest = mint(f"{scope}r")
+            entries.append({"id": f"{scope}r", "sha256": digest, "scopes": [scope]})
+        file = directory / "tokens.json"
+        file.write_text(json.dumps({"tokens": entries}))
+        self.http = TestClient(create_app(self.location, ServerSettings(tokens_file=str(file))))
+
+    def call(self, scope: str, method: str, path: str, **more: Any) -> Any:
+        headers = {"authorization": f"Bearer {self.tokens[scope]}", **more.pop("headers", {})}
+        return self.http.request(method, path, headers=headers, **more)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    found = Place(tmp_path)
+    with found.http:
+        schema = {"fields": [{"name": "id", "type": "int64", "key": True}, {"name": "v", "type": "string"}]}
+        assert found.call("write", "PUT", f"/v1/shards/{NAME}", json=schema).status_code == 200
+        yield found
+    found.location.close()
+
+
+INSERT = f"/v1/shards/{NAME}/insert?format=ndjson"
+HISTORY = f"/v1/shards/{NAME}/history"
+
+
+def test_over_http_the_token_says_who(place: Place) -> None:
+    told = {"persist-info": '{"ticket": "ü"}'.encode(), "persist-purpose": "nightly%20load"}
+    assert place.call("write", "POST", INSERT, content=b'{"id": 1}\n', headers=told).status_code == 200
+    assert place.call("admin", "POST", INSERT, content=b'{"id": 2}\n').status_code == 200
+    assert place.call("write", "POST", f"/v1/shards/{NAME}/advance-upper?upper=9").status_code == 200
+    page = place.call("read", "GET", f"{HISTORY}?limit=3").json()
+    assert [(e["operation"], e["who"], e["purpose"], e["info"]) for e in page["entries"]] == [
+        ("advance_upper", "writer", None, None),
+        ("insert", "adminr", None, None),
+        ("insert", "writer", "nightly load", {"ticket": "ü"}),
+    ]
+    rest = place.call("read", "GET", HISTORY, params={"before": page["following"]}).json()
+    assert [(e["operation"], e["who"]) for e in rest["entries"]] == [("create", "writer")]
+    assert rest["following"] is None
+    assert rest["entries"][0].keys() == {
+        *("place", "seqno", "timestamp", "operation", "lower", "upper", "rows", "bytes", "retractions"),
+        *("purpose", "who", "info"),
+    }
+
+
+def test_rich_clients_say_the_same_over_http(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        with closing(shard.open_writer(purpose="nächtlich: 100%")) as writer:
+            writer.insert([row(1)], info={"ticket": "ü\n"})
+        for number in range(10):
+            shard.insert([row(number)])
+        assert len(shard.history(5)) == 5
+        entry = everything(shard)[-2]
+        assert (entry.purpose, entry.who, entry.info) == ("nächtlich: 100%", None, {"ticket": "ü\n"})
+        assert client.shard(NAME).history(1, before=entry)[0].operation == "create"
+
+
+def test_the_command_line_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        insert(shard, 1, 2)
+    at = ["history", NAME, "--dir", str(tmp_path / "data")]
+    assert main([*at, "--commits", "2"]) == 0
+    newest, older, _ = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (newest["info"], older["info"]) == ({"n": 2}, {"n": 1})
+    assert main([*at, "--commits", "9", "--before", older["place"], "--maintenance"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-2])["operation"] == "create"
+
+
+# --- bad input
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(40):
+    DEEP = {"a": DEEP}
+
+BAD_ARGUMENTS = [
+    ({"limit": 0}, "limit is 0"),
+    ({"limit": 1_001}, "limit is 1001"),
+    ({"limit": True}, "limit is True"),
+    ({"limit": "9"}, "limit is '9'"),
+    ({"maintenance": "yes"}, "maintenance is 'yes'"),
+    ({"before": "yesterday"}, "before is 'yesterday'"),
+    ({"before": "7"}, "before is '7'"),
+    ({"before": 7}, "before is 7"),
+    ({"before": "9" * 30 + ".0"}, "there is no such place"),
+]
+
+
+@pytest.mark.parametrize(("given", "sentence"), BAD_ARGUMENTS, ids=str)
+def test_what_history_refuses(shard: Shard, given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidUsage, match=sentence):
+        shard.history(**given)
+
+
+BAD_INFO = [
+    ("text", "must be a JSON object"),
+    ([1], "must be a JSON object"),
+    ({"a": object()}, "cannot be written as JSON"),
+    ({"a": float("nan")}, "cannot be written as JSON"),
+    ({"a": "\ud800"}, "cannot be written as JSON"),
+    ({"a": "x" * INFO_BYTES_MAX}, "at most 4096 are kept"),
+    (DEEP, "within each other"),
+]
+
+
+@pytest.mark.parametrize(("info", "sentence"), BAD_INFO, ids=[sentence for _, sentence in BAD_INFO])
+def test_info_that_is_refused_writes_nothing(machine: Machine, shard: Shard, info: Any, sentence: str) -> None:
+    before = state_of(machine)
+    writes = (
+        lambda: shard.insert([row(1)], info=info),
+        lambda: shard.append([row(1)], 0, 1, info=info),
+        lambda: shard.compare_and_append([row(1)], 0, 1, info=info),
+    )
+    for write in writes:
+        with pytest.raises(InvalidUsage, match=sentence):
+            write()
+    assert state_of(machine) == before
+
+
+@pytest.mark.parametrize("purpose", ["x" * 257, 7, "\ud800"])
+def test_a_purpose_that_is_refused(shard: Shard, purpose: Any) -> None:
+    with pytest.raises(InvalidUsage, match="purpose"):
+        shard.open_writer(purpose=purpose)
+
+
+BAD_REQUESTS = [
+    ("GET", f"{HISTORY}?limit=0", {}, 422),
+    ("GET", f"{HISTORY}?limit=1001", {}, 422),
+    ("GET", f"{HISTORY}?before=x", {}, 400),
+    ("GET", f"{HISTORY}?befor=7.0", {}, 400),
+    ("GET", "/v1/shards/unknown/history", {}, 404),
+    ("POST", INSERT, {"persist-info": "{"}, 400),
+    ("POST", INSERT, {"persist-info": "[1]"}, 400),
+    ("POST", INSERT, {"persist-info": "NaN"}, 400),
+    ("POST", INSERT, {"persist-info": '{"a": NaN}'}, 400),
+    ("POST", INSERT, {"persist-info": '{"a": "' + "x" * 4_096 + '"}'}, 400),
+    ("POST", INSERT, {"persist-purpose": "x" * 257}, 400),
+    ("POST", f"/v1/shards/{NAME}/advance-upper?upper=9", {"persist-info": "7"}, 400),
+    ("POST", f"/v1/shards/{NAME}/commands", {"persist-info": "7"}, 400),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "headers", "status"), BAD_REQUESTS, ids=str)
+def test_requests_that_are_refused_write_nothing(
+    place: Place, method: str, path: str, headers: dict[str, Any], status: int
+) -> None:
+    before = place.location.machine(NAME).refresh()
+    more = {"content": b'{"id": 1}\n'} if method == "POST" else {}
+    answer = place.call("write", method, path, headers=headers, **more)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["kind"] == ("unknown_shard" if status == 404 else "invalid_usage")
+    assert place.location.machine(NAME).refresh() == before
+
+
+def test_headers_that_are_no_text_are_refused() -> None:
+    for headers in ([(b"persist-info", b'{"a": "\xff"}')], [(b"persist-info", b"{}"), (b"persist-info", b"{}")]):
+        with pytest.raises(InvalidUsage, match="Persist-Info"):
+            headers_said(ANYBODY, Headers(raw=headers))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--commits", "0"], "limit is 0"),
+        (["--commits", "3", "--before", "x"], "--before is 'x'"),
+        (["--maintenance"], "give --commits too"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        client.create_shard(NAME, SCHEMA, ["id"])
+    assert main(["history", NAME, "--dir", str(tmp_path / "data"), *arguments]) == 1
+    assert sentence in capsys.readouterr().err
