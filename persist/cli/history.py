@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
             shown = None if when is None else instant_text(instant_ms("--when", when))
             _tell({"time": arguments.when, "timestamp": shown})
         if arguments.commits is not None:
-            before = read_place("--before", arguments.before)
-            for told in shard.told(arguments.commits, before, arguments.maintenance):
-                _tell(entry_json(told))
+            read_place("--before", arguments.before)
+            for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
+                _tell(entry_json(entry))
         elif arguments.before is not None or arguments.maintenance:
             raise InvalidUsage("--before and --maintenance say which commits are shown: give --commits too")
         _tell(_settings(location, shard))

@@ -36,7 +36,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import Conflict, InvalidUsage
 from persist.core.ids import Token
-from persist.core.recorded import PURPOSE_CHARS_MAX, Caller, Place, Told
+from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
@@ -397,12 +397,9 @@ class Shard(Past):
             history is damaged or gone: give a place before or after it, or fewer entries).
         """
         place = read_place("before", before.place if isinstance(before, HistoryEntry) else before)
-        return [entry_shown(told) for told in self.told(limit, place, maintenance)]
-
-    def told(self, limit: int, before: Place | None, maintenance: bool) -> list[Told]:
-        """As `history`, for those who show the entries in another form."""
         checked("maintenance", maintenance, bool)
-        return entries_told(self._transport, self.name, before, checked_limit(limit), maintenance)
+        told = entries_told(self._transport, self.name, place, checked_limit(limit), maintenance)
+        return [entry_shown(one) for one in told]
 
     def open_reader(self, since: int | None = None, *, purpose: str = "reader") -> ReadLease:
         """A hold on history, which lasts as long as it is kept.

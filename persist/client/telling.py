@@ -12,7 +12,8 @@ from typing import Any
 from persist.client.arguments import checked
 from persist.client.retry import settled
 from persist.client.transport import Transport
-from persist.client.wall_clock import instant_text, shown_instant
+from persist.client.wall_clock import instant_ms, instant_text, shown_instant
+from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo
 from persist.core.recorded import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told
@@ -91,22 +92,21 @@ def entry_shown(told: Told) -> HistoryEntry:
     )
 
 
-def entry_json(told: Told) -> dict[str, Any]:
+def entry_json(entry: HistoryEntry) -> dict[str, Any]:
     """The entry as JSON tells it: frontiers are `[7]` or `[]`, the instant is RFC 3339."""
-    entry, shown = told.entry, entry_shown(told)
     return {
-        "place": shown.place,
-        "seqno": shown.seqno,
-        "timestamp": instant_text(told.at_ms),
-        "operation": shown.operation,
-        "lower": entry.lower.to_json(),
-        "upper": entry.upper.to_json(),
-        "rows": shown.rows,
-        "bytes": shown.size,
-        "retractions": shown.retractions,
-        "purpose": shown.purpose,
-        "who": shown.who,
-        "info": shown.info,
+        "place": entry.place,
+        "seqno": entry.seqno,
+        "timestamp": instant_text(instant_ms("timestamp", entry.timestamp)),
+        "operation": entry.operation,
+        "lower": Antichain(entry.lower).to_json(),
+        "upper": Antichain(entry.upper).to_json(),
+        "rows": entry.rows,
+        "bytes": entry.size,
+        "retractions": entry.retractions,
+        "purpose": entry.purpose,
+        "who": entry.who,
+        "info": entry.info,
     }
 
 

@@ -95,6 +95,7 @@ class WriteHandle:
     ) -> c.Appended:
         """Append the rows of `updates`, and change `attributes`, at the next time, which the service chooses.
 
+        `info` is what the commit history is to tell of it, a JSON object.
         Returns: the interval, which tells the time (`lower`). No rows take no time, nor may rows that cancel out: then
             the interval is empty.
         Raises: InvalidUsage (the rows do not fit; nothing was written), AttributeMismatch (a condition does not hold),
@@ -117,6 +118,7 @@ class WriteHandle:
         """Append the rows of `updates`, and change `attributes`, if the shard's upper is `expected_upper`.
 
         Times lie in `[expected_upper, new_upper)`; rows without a column `__time` have the time `expected_upper`.
+        `info` as `insert` says.
         Raises: UpperMismatch (the shard's upper is another one; `details` has it), and what `insert` raises, with the
             same meaning of `token`.
         """
@@ -138,7 +140,7 @@ class WriteHandle:
         """Append the rows of `updates` in `[lower, upper)`, of which the shard may have the beginning already.
 
         For replicated writers that write identical definite data. Rows without a column `__time` have the time `lower`.
-        With `attributes` it happens as a whole, or not at all.
+        With `attributes` it happens as a whole, or not at all. `info` as `insert` says.
         Raises: UpperMismatch (the shard's upper lies before `lower`, or with attributes is not `lower`), and what
             `insert` raises, with the same meaning of `token`.
         """
@@ -239,7 +241,7 @@ class WriteHandle:
         attributes: AttributeUpdates = (),
         info: Info | None = None,
     ) -> c.Appended:
-        """Commit staged `runs` at the next time. `token`, `attributes` and what it raises: as `insert` says.
+        """Commit staged `runs` at the next time. `token`, `attributes`, `info` and what it raises: as `insert` says.
 
         Raises InvalidUsage also where the parts were staged so long ago that they may be gone.
         """
@@ -258,7 +260,7 @@ class WriteHandle:
     ) -> c.Appended:
         """Commit staged `runs` as the batch `[expected_upper, new_upper)`, if the shard's upper is `expected_upper`.
 
-        `token`, `attributes` and what it Raises: as `compare_and_append` says.
+        `token`, `attributes`, `info` and what it Raises: as `compare_and_append` says.
         """
         lower, upper = frontier(expected_upper), frontier(new_upper)
         changes, said = as_attribute_updates(attributes), info_bytes("info", info)

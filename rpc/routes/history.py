@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from persist.client.telling import entry_json, read_place
+from persist.client.telling import entry_json, entry_shown, read_place
 from persist.client.wall_clock import instant_text, read_instant, resolved
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ
@@ -122,7 +122,7 @@ async def history(
     if request.headers.get("accept") == RECORD:
         return Response(encoded(page), media_type=RECORD)
     following = None if page.following is None else f"{page.following.seqno}.{page.following.number}"
-    return _json({"entries": [entry_json(told) for told in page.told], "following": following})
+    return _json({"entries": [entry_json(entry_shown(told)) for told in page.told], "following": following})
 
 
 def _read(data: bytes) -> tuple[int | None, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulation.accountant import accountant
+from tests.simulation.chronicle import chronicler
 from tests.simulation.historians import configurator, timekeeper
 from tests.simulation.host import Host
 from tests.simulation.hostile import hostile
@@ -27,6 +28,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "holder": holder,
     "forgetter": forgetter,
     "hostile": hostile,
+    "chronicler": chronicler,
     "timekeeper": timekeeper,
     "configurator": configurator,
 }

@@ -61,6 +61,8 @@ POLICY = Policy(
     attributes_overlay_max=60,
     outcomes_flush_at=6,
     outcomes_overlay_max=60,
+    entries_flush_at=6,
+    entries_overlay_max=60,
 )
 BUNDLING = replace(POLICY, plain_parts_max=0, bundle_parts_max=2)  # of every other run
 HANDLES = HandleSettings(

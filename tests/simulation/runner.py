@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from unittest.mock import patch
 
 import persist.client.pipelined
@@ -24,6 +24,7 @@ import persist.parts.reader
 import tests.simulation.oracle
 from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
+from tests.simulation.chronicle import check_chronicle
 from tests.simulation.historians import HISTORIES
 from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
@@ -31,7 +32,7 @@ from tests.simulation.instants import CHECKED_OFF_MS_MAX
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
-from tests.simulation.scheduler import cooperative
+from tests.simulation.scheduler import Task, cooperative
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
 from tests.simulation.writers import definite_rows
 
@@ -49,6 +50,7 @@ LOCKING = (
 PUTS_LOOKED_FOR = 300  # looks, of 10 ms each, for a process that has just put a blob
 HIBERNATION_S = 3 * ORPHAN_AGE_MS / 1000
 HOSTILE_SHARE = 0.4  # of the runs, in which a client lies about what it staged
+CHRONICLE_SHARE = 0.25  # of the runs, in which a commit history is kept and checked
 HELD_UP_SHARE = 0.3  # of the runs, in which servers hold requests up
 HISTORY_SHARE = 0.5  # of the runs, whose shards keep history, which is asked for by wall clock
 NARROW_SHARE = 0.15  # of the runs, whose consensus store takes little at once, so that state diffs go to blobs
@@ -105,6 +107,8 @@ class Plan:
         if kept_of(seed) is not None:
             ops += HISTORIANS_OPS
             shares = tuple((*share, *HISTORIANS[at :: len(shares)]) for at, share in enumerate(shares))
+        if random.Random(f"chronicle {seed}").random() < CHRONICLE_SHARE:
+            shares = tuple((*share, "chronicler") if at < 2 else share for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
@@ -292,8 +296,13 @@ def _converge(run: Run) -> None:
 
     world.scheduler.run(at_rest)
     judge = Host(run, world.process("judge"))
-    task = world.start(judge.process, "settle", lambda: settle(judge))
-    world.scheduler.run(lambda: not task.alive)
+    for check in (settle, check_chronicle):
+        task = world.start(judge.process, check.__name__, partial(check, judge))
+        world.scheduler.run(partial(_is_over, task))
+
+
+def _is_over(task: Task) -> bool:
+    return not task.alive
 
 
 def _check(run: Run, plan: Plan) -> None:
