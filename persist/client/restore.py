@@ -26,6 +26,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, NotReadable, PersistError, UpperMismatch
 from persist.core.ids import Token
+from persist.core.recorded import Caller
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import DIFF, current_schema
 
@@ -147,7 +148,8 @@ class Restoring:
 
     def _writer(self, view: ShardView) -> WriteHandle:
         """A writer of rows as the view has them."""
-        return WriteHandle(self.transport, self.name, lambda: current_schema(view.schemas), self.write)
+        caller = Caller(purpose=f"restore to {self.to.time}")
+        return WriteHandle(self.transport, self.name, lambda: current_schema(view.schemas), self.write, caller=caller)
 
     def _landed(self, as_of: int, view: ShardView, token: Token) -> c.Appended | None:
         """Where the restore has happened already, the interval that it took.

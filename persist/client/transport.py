@@ -147,6 +147,19 @@ class ForwardingTransport:
         """Nothing: the inner one is borrowed, and its owner closes it."""
 
 
+class AsCaller(ForwardingTransport):
+    """A transport for who asks through a server, of whom the commit history is told."""
+
+    def __init__(self, inner: Transport, caller: Caller) -> None:
+        super().__init__(inner)
+        self._caller = caller
+
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        asks = self._caller
+        purpose, info = caller.purpose or asks.purpose, caller.info or asks.info
+        return super().apply(name, command, Caller(asks.who, purpose, info))
+
+
 class OneShard(ForwardingTransport):
     """A transport for the handles of one shard: another life of its name, after a drop, neither hears nor tells them.
 

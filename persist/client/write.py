@@ -288,7 +288,9 @@ class WriteHandle:
                 self.writer_id = mint(WriterId, self._transport.ids)  # a retired one never comes back
                 self._registered = False
 
-    def _appended(self, command: Callable[[WriterId, Token], _Append], token: Token | None, said: bytes) -> c.Appended:
+    def _appended(
+        self, command: Callable[[WriterId, Token], _Append], token: Token | None, said: bytes = b""
+    ) -> c.Appended:
         result = self._commit(command, token, said)
         assert isinstance(result, c.Appended)
         return result

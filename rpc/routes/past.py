@@ -13,12 +13,13 @@ from persist.client.changes import Changes
 from persist.client.connect import Client
 from persist.client.restore import RETRIES_MAX, Restored
 from persist.client.shard import Shard
+from persist.client.transport import AsCaller
 from persist.client.wall_clock import read_point
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from rpc import rows
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, caller_of, token_of
 from rpc.routes.rows import columns_of, streamed, timestamp_header
 from rpc.service import Service, principal_of, service_of, shard_of
 
@@ -73,10 +74,10 @@ async def restore(
     principal_of(request).require(WRITE, name)
     if as_of is None:
         raise InvalidUsage("give the time to restore, as as_of or as timestamp")
-    given = token_of(request, token)
+    given, asking = token_of(request, token), AsCaller(service.transport, caller_of(request))
 
     def restored() -> Restored:
-        return _shard(service, name).restore(as_of, token=given, retries=retries)
+        return Client(asking, service.handles).shard(name).restore(as_of, token=given, retries=retries)
 
     with service.snapshots:  # it takes as much memory as one
         return Response(json.dumps((await service.work.run(restored)).to_json()), media_type="application/json")

@@ -126,6 +126,8 @@ def test_each_kind_of_change_has_its_operation(shard: Shard) -> None:
     shard.evolve_schema(SCHEMA.append(pa.field("more", pa.int64())))
     shard.configure(history="30d")
     shard.forget(4)
+    shard.insert([row(4)])
+    shard.restore(4)
     told = [(entry.operation, entry.lower, entry.upper) for entry in reversed(everything(shard))]
     assert told == [
         ("create", 0, 0),
@@ -137,7 +139,10 @@ def test_each_kind_of_change_has_its_operation(shard: Shard) -> None:
         ("evolve_schema", 7, 7),
         ("set_settings", 7, 7),
         ("forget", 0, 4),
+        ("insert", 7, 8),
+        ("restore", 8, 9),
     ]
+    assert shard.history(1)[0].purpose == "restore to 4"
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Insert: "insert",
     c.Append: "append",
     c.CompareAndAppend: "compare_and_append",
+    c.Restore: "restore",
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
