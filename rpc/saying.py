@@ -32,7 +32,7 @@ def said_headers(caller: Caller) -> Mapping[str, str]:
     if caller.info:
         found[INFO] = json.dumps(json.loads(caller.info), separators=(",", ":"))
     if caller.purpose:
-        found[PURPOSE] = quote(caller.purpose, safe=" /:")
+        found[PURPOSE] = quote(caller.purpose, safe="/:")
     return found
 
 
