@@ -234,9 +234,9 @@ def _forgotten(state: State, before: Antichain, context: Context) -> tuple[State
     if state.since.is_empty:
         return state, _moved(state)
     if state.settings.keeps_history:
-        if before <= state.history_hold:
-            return state, _moved(state)
-        return _with_since(replace(state, history_hold=before), context)
+        if state.history_hold < before:
+            state = replace(state, history_hold=before)
+        return _with_since(state, context)  # a reader may have gone that held more
     return _with_since(state, context, before)
 
 
