@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from persist.client.changes import Asked, Between, Named, between
 from persist.client.retry import send
-from persist.client.snapshot import ReadSettings, check_held
+from persist.client.snapshot import ReadSettings, check_lease
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
 from persist.client.write import WriteHandle, WriteSettings
@@ -139,7 +139,7 @@ class Restoring:
                 return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
             lead_to, view = latest, self.transport.view(self.name, ViewRequest())
             self._check_complete(as_of, view)
-            check_held(view, as_of)
+            check_lease(view, as_of, found.held.lease)
             found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
         raise AssertionError("the last try returns or raises")
 

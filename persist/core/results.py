@@ -11,6 +11,7 @@ from persist.core.batch import Part
 from persist.core.ids import SeqNo
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
+from persist.core.tags import Tag
 
 
 def snake(name: str) -> str:
@@ -119,6 +120,16 @@ class HistoryMoved(Result, frozen=True):
 
     hold: Antichain
     since: Antichain
+
+
+class TagsAre(Result, frozen=True):
+    tags: Mapping[str, Tag]
+
+
+class TagRemoved(Result, frozen=True):
+    """The tag that was there; None: there was none."""
+
+    tag: Tag | None
 
 
 class SchemaRegistered(Result, frozen=True):
