@@ -12,6 +12,7 @@ from tests.simulation.hostile import hostile
 from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
+from tests.simulation.tagging import tagger
 from tests.simulation.writers import advancer, cas_writer, inserter, replica
 
 ROLES: dict[str, Callable[[Host], None]] = {
@@ -31,6 +32,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "chronicler": chronicler,
     "timekeeper": timekeeper,
     "configurator": configurator,
+    "tagger": tagger,
 }
 
 __all__ = ["ROLES"]

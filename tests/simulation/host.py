@@ -108,7 +108,7 @@ class RecordingTransport(ForwardingTransport):
             self._run.world.start(self._process, "held up", lambda: self._come_late(name, command, caller))
             raise Indeterminate("the server that has the request is stopped")
         result = self.inner.apply(name, command, caller)
-        if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
+        if isinstance(command, (c.RegisterReader, c.HoldPoint, c.HeartbeatReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
 

@@ -48,7 +48,7 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import clock_mutations, history_mutations, narrow_mutations, trusting
+from tests.simulation import clock_mutations, history_mutations, narrow_mutations, tagging, trusting
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -480,6 +480,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         staged_age_ignored,
         *trusting.TRUSTING,
         *clock_mutations.BROKEN,
+        *tagging.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )

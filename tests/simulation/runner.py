@@ -33,6 +33,7 @@ from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
 from tests.simulation.scheduler import Task, cooperative
+from tests.simulation.tagging import TAGGED_SHARE
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
 from tests.simulation.writers import definite_rows
 
@@ -109,6 +110,8 @@ class Plan:
             shares = tuple((*share, *HISTORIANS[at :: len(shares)]) for at, share in enumerate(shares))
         if random.Random(f"chronicle {seed}").random() < CHRONICLE_SHARE:
             shares = tuple((*share, "chronicler") if at < 2 else share for at, share in enumerate(shares))
+        if random.Random(f"tags {seed}").random() < TAGGED_SHARE:
+            shares = (*shares[:-1], (*shares[-1], "tagger"))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
