@@ -12,6 +12,7 @@ from tests.simulation.hostile import hostile
 from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
+from tests.simulation.restoring import restorer
 from tests.simulation.tagging import tagger
 from tests.simulation.writers import advancer, cas_writer, inserter, replica
 
@@ -33,6 +34,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "timekeeper": timekeeper,
     "configurator": configurator,
     "tagger": tagger,
+    "restorer": restorer,
 }
 
 __all__ = ["ROLES"]

@@ -48,7 +48,7 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import clock_mutations, history_mutations, narrow_mutations, tagging, trusting
+from tests.simulation import clock_mutations, history_mutations, narrow_mutations, restoring, tagging, trusting
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -483,6 +483,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *trusting.TRUSTING,
         *clock_mutations.BROKEN,
         *tagging.BROKEN,
+        *restoring.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -506,6 +507,8 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
     "lives_not_told_apart": {"demolisher"},
     "pipeline_without_conditions": {"pipeliner"},
     "refused_while_under_way": {"held_up"},
+    "restore_ignores_the_upper": {"restorer"},
+    "restore_lands_twice": {"restorer"},
     "staged_age_ignored": {"hibernate"},
     "tombstone_keeps_blobs": {"demolisher"},
 }
