@@ -27,8 +27,9 @@ from examples.flights.figures import Board, Checks, figures_of
 from examples.flights.processes import Child, Children, Deadline, DemoFailed, Server
 from examples.flights.progress import Progress, Step
 from examples.flights.report import Outcome
+from persist.client.critical import CriticalReaderHandle
 from persist.client.restore import Restored
-from persist.client.shard import CriticalReaderHandle, Shard
+from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core.errors import NotReadable
 
