@@ -43,11 +43,11 @@ def outcomes_stay_unread() -> Broken:
 def resent_as(other: Callable[[Any, str, Any], Any]) -> Broken:
     """Writers send `other(transport, name, command)` where they should send the command again."""
 
-    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
+    def send(transport: Any, name: str, command: Any, retry_s: float, *caller: Any) -> Any:
         deadline = transport.clock.monotonic() + retry_s
         while True:
             try:
-                return transport.apply(name, command)
+                return transport.apply(name, command, *caller)
             except WEATHER:
                 if transport.clock.monotonic() > deadline:
                     raise

@@ -17,6 +17,7 @@ from tests.simulation.mutations import MEANT_FOR, MUTATIONS, NEEDED, mutated
 from tests.simulation.runner import Plan, run_plan
 
 SEEDS_MAX = 500
+OUTGROWN = (TypeError, AttributeError, NameError)  # raised by a patch that does not fit what it replaces
 REMEMBERED = Path(__file__).with_name("caught.txt")
 
 
@@ -36,6 +37,8 @@ def caught(name: str, first: int | None = None, seeds_max: int = SEEDS_MAX) -> t
             outcome = run_plan(Plan.of(seed))
             if outcome.violation is None or outcome.check == "vacuity":  # that tells of the run, not of the build
                 continue
+            if isinstance(outcome.violation, OUTGROWN):
+                raise AssertionError(f"{name} no longer fits the code that it breaks") from outcome.violation
             if MEANT_FOR.get(name) in (None, outcome.check):
                 return seed, outcome.check
     return None, ""

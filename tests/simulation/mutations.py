@@ -181,8 +181,8 @@ def expiry_moves_since() -> Broken:
 def since_ignores_leased_readers() -> Broken:
     """Since is the meet of what critical readers hold; leased ones are overlooked."""
 
-    def held(state: State) -> Antichain:
-        holds = [reader.since for reader in state.critical_readers.values()]
+    def held(state: State, *more: Antichain) -> Antichain:
+        holds = [*(reader.since for reader in state.critical_readers.values()), *more]
         return meet(holds) if holds else state.since
 
     return patch.object(persist.core.transitions.readers, "held_since", held)
@@ -323,7 +323,7 @@ def drop_leaves_writers() -> Broken:
 def lives_not_told_apart() -> Broken:
     """A handle of a life that has ended goes on in the next life of the name."""
     return every(
-        patch.object(OneShard, "apply", lambda self, name, command: self.inner.apply(name, command)),
+        patch.object(OneShard, "apply", lambda self, *command: self.inner.apply(*command)),
         patch.object(OneShard, "view", lambda self, name, request: self.inner.view(name, request)),
     )
 
@@ -368,9 +368,9 @@ def refusal_told_as_done() -> Broken:
     """A write that the store did not take is acknowledged."""
     real = persist.client.write.send
 
-    def send(transport: Any, name: str, command: Any, retry_s: float) -> Any:
+    def send(transport: Any, name: str, command: Any, retry_s: float, *caller: Any) -> Any:
         try:
-            return real(transport, name, command, retry_s)
+            return real(transport, name, command, retry_s, *caller)
         except (Unavailable, Conflict):
             if isinstance(command, c.CompareAndAppend):
                 return c.Appended(command.expected_upper, command.new_upper)
