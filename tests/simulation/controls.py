@@ -50,7 +50,7 @@ def _seeds(name: str, first: int | None) -> Iterator[int]:
         yield known
     for seed in itertools.count(first or 0):
         plan = Plan.of(seed)
-        if NEEDED.get(name) in (None, *plan.faults, *(role for share in plan.roles for role in share)):
+        if NEEDED.get(name, set()) <= {*plan.faults, *(role for share in plan.roles for role in share)}:
             yield seed
 
 

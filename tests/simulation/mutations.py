@@ -490,11 +490,21 @@ MEANT_FOR = {
     broken.__name__: check for broken, check in (narrow_mutations.MEANT_FOR | history_mutations.MEANT_FOR).items()
 }
 
-# Broken builds that show only where this fault strikes, or in a run with this role; other seeds are passed over and do
-# not count.
-NEEDED = dict.fromkeys((broken.__name__ for broken in history_mutations.MEANT_FOR), "timekeeper") | {
-    "staged_age_ignored": "hibernate",
-    "refused_while_under_way": "held_up",
+# Broken builds that show only where all of these faults strike, in a run with all of these roles; other seeds are
+# passed over and do not count.
+NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in history_mutations.MEANT_FOR} | {
+    "advance_over_tag": {"tagger"},
+    "advance_short_of_tag": {"tagger"},
+    "claims_never_lapse": {"crash"},
+    "conditions_ignored": {"accountant"},
+    "drop_leaves_writers": {"demolisher"},
+    "evolution_in_place": {"evolver"},
+    "history_aged_by_any_clock": {"timekeeper", "wild_clock"},
+    "lives_not_told_apart": {"demolisher"},
+    "pipeline_without_conditions": {"pipeliner"},
+    "refused_while_under_way": {"held_up"},
+    "staged_age_ignored": {"hibernate"},
+    "tombstone_keeps_blobs": {"demolisher"},
 }
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
