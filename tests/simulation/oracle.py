@@ -253,6 +253,8 @@ class Oracle:
             assert write is not None
             meant = write.shard in (truth.name, truth.life)
             expect(meant, "life", f"#{write.number} of {write.who} was for {write.shard} and landed in {truth.life}")
+            again = f"#{write.number} of {write.who} landed at {write.landed}, and again at {entry.lower}"
+            expect(write.landed is None, "once", again)
             write.landed = (entry.lower.element, entry.upper.element)
             write.landed_seqno = int(new.seqno)
             lower = entry.lower
