@@ -42,7 +42,7 @@ from persist.core.errors import Conflict, Indeterminate, Unavailable
 from persist.core.ids import SeqNo, Token, mint
 from persist.core.keys import is_bundle_key, is_part_key
 from persist.core.record import replace
-from persist.core.state import Claim, State, held_since
+from persist.core.state import Claim, State, latest_time
 from persist.core.trace import Trace
 from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
@@ -166,14 +166,16 @@ def refresh_from_the_cache() -> Broken:
 
 
 def expiry_moves_since() -> Broken:
-    """Forgetting a lapsed reader lets since jump to what the others hold."""
+    """Forgetting a lapsed reader lets since jump to what the other readers hold, or to the latest time."""
     real = persist.commit.commit_plan.expire_lapsed
 
     def expire_lapsed(state: State, now_ms: int) -> State:
         expired = real(state, now_ms)
         if expired.leased_readers is state.leased_readers:
             return expired
-        return replace(expired, since=max(expired.since, held_since(expired)))
+        others = (*expired.leased_readers.values(), *expired.critical_readers.values())
+        held = meet([latest_time(expired), *(reader.since for reader in others)])
+        return replace(expired, since=max(expired.since, held))
 
     return patch.object(persist.commit.commit_plan, "expire_lapsed", expire_lapsed)
 
