@@ -495,8 +495,6 @@ MEANT_FOR = {
 # Broken builds that show only where all of these faults strike, in a run with all of these roles; other seeds are
 # passed over and do not count.
 NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in history_mutations.MEANT_FOR} | {
-    "advance_over_tag": {"tagger"},
-    "advance_short_of_tag": {"tagger"},
     "claims_never_lapse": {"crash"},
     "conditions_ignored": {"accountant"},
     "drop_leaves_writers": {"demolisher"},
