@@ -25,7 +25,7 @@ from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
+from persist.core.errors import Corruption, Expired, InvalidUsage, NotReadable, PersistError, Unavailable, shown
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -55,7 +55,7 @@ class ReadSettings:
 def check_splits(num_splits: object) -> None:
     """Raise InvalidUsage unless so many splits can be made."""
     if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
-        raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
+        raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
 class ReadLease:
@@ -292,7 +292,7 @@ def holding(
     if as_of is None:
         as_of, lease = _lease_latest(transport, name, purpose, settings)
     elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
-        raise InvalidUsage(f"as_of is {as_of!r}; it must be a time in [0, {TIME_MAX}] or None for the latest")
+        raise InvalidUsage(f"as_of is {shown(as_of)}; it must be a time in [0, {TIME_MAX}] or None for the latest")
     else:
         lease = ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
     try:
