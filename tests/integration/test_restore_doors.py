@@ -18,7 +18,7 @@ import persist
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
-from persist.core.antichain import Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -96,6 +96,26 @@ def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: S
     assert (undone.json()["as_of"], undone.json()["lower"]) == (2, [4])
 
 
+def test_over_http_a_restore_of_a_shard_that_was_dropped_since_is_answered_again(
+    shard: Shard, http: TestClient
+) -> None:
+    asked = {"params": {"as_of": 1}, "headers": {"Idempotency-Key": "undo"}}
+    first = http.post(f"{PATH}/restore", **asked).json()  # type: ignore[arg-type]
+    shard.drop()
+    again = http.post(f"{PATH}/restore", **asked)  # type: ignore[arg-type]
+    assert (again.status_code, again.json()["lower"], again.json()["upper"]) == (200, first["lower"], first["upper"])
+    assert http.post(f"{PATH}/restore", params={"as_of": 1, "token": "another"}).status_code == 404
+
+
+@pytest.mark.parametrize(("said", "told"), [({}, "restore to 1"), ({"persist-purpose": "nightly"}, "nightly")])
+def test_over_http_a_restore_says_what_it_is_for(
+    shard: Shard, http: TestClient, said: dict[str, str], told: str
+) -> None:
+    http.post(f"{PATH}/restore", params={"as_of": 1}, headers={**said, "persist-info": '{"ticket": 1}'})
+    [entry] = shard.history(1)
+    assert (entry.operation, entry.purpose, entry.info) == ("restore", told, {"ticket": 1})
+
+
 def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine: Machine, shard: Shard) -> None:
     machine.client.create_shard("secret", SCHEMA, ["id"]).insert([{"id": 1, "v": "a"}])
     token, digest = mint("reader")
@@ -128,6 +148,8 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a restore of a shard that is closed to writes": ("POST", "restore", {"as_of": 1}),
     "a key that was used for another write": ("POST", "restore", {"as_of": 1, "token": "used"}),
     "a restore of a dropped shard": ("POST", "restore", {"as_of": 1}),
+    "a restore of a shard without a time left": ("POST", "restore", {"as_of": 1}),
+    "a restore of a row that was there over 2^32 times more or less": ("POST", "restore", {"as_of": 1}),
 }
 
 
@@ -173,6 +195,11 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
         shard.advance_upper(None)
     elif "dropped" in row:
         shard.drop()
+    elif "without a time left" in row:
+        shard.advance_upper(TIME_MAX + 1)
+    elif "2^32" in row:
+        for _ in range(2):
+            shard.insert([{"id": 9, "v": "bad", "__diff": 2**32}])
     before = machine.location.machine(NAME).refresh()
     verb, path, params = WRONG[row]
     answer = http.request(verb, f"{PATH}/{path}", params=params)
