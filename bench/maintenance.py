@@ -34,7 +34,7 @@ from compactor.worker import Worker, WorkerSettings
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.snapshot import part_reader
+from persist.client.snapshot import ReadSettings, part_reader
 from persist.commit.location import Location, open_location
 from persist.core.keys import is_rollup_key
 from persist.core.state import State
@@ -226,7 +226,7 @@ def stored_bytes(location: Location, state: State) -> int:
 def consolidated_bytes(directory: Path, location: Location, state: State) -> int:
     """What the same updates take as one run, merged by hand: at the times that the shard still tells apart."""
     with opened(directory / "consolidated") as (_, client):
-        schema, reader = part_reader(EmbeddedTransport(location), state.schemas, state.schema_id)
+        schema, reader = part_reader(EmbeddedTransport(location), state, ReadSettings())
         shard = client.create_shard(NAME, schema.arrow, schema.key)
         held = [run for batch in state.trace.batches for run in batch.runs]
         runs = shard.open_writer().stage(reader.read_range(held, since=state.since.element), 0)
