@@ -252,8 +252,8 @@ class Held:
         """What may have rows as of the time."""
         return tuple(run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
 
-    def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...]) -> SnapshotSplit:
-        """One key range of it, whose rows are in `runs`."""
+    def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None) -> SnapshotSplit:
+        """One key range of it, whose rows are in `runs`; `columns` None: all."""
         view, lease = self.view, self.lease
         return SnapshotSplit(
             shard=view.name,
