@@ -199,7 +199,7 @@ class _Columns:
         No JSON has more names than quotes before colons. Only where it has more than were seen is it read again.
         """
         if text.translate(None, _BLANKS).count(b'":') > self._names:
-            decoder, whole, place = json.JSONDecoder(object_pairs_hook=_once), text.decode().strip(), 0
+            decoder, whole, place = json.JSONDecoder(object_pairs_hook=named_once), text.decode().strip(), 0
             while place < len(whole):
                 place = _GAP.match(whole, decoder.raw_decode(whole, place)[1]).end()  # type: ignore[union-attr]
 
@@ -220,7 +220,8 @@ def narrowed(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("an object gives two values for one name")

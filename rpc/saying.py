@@ -43,7 +43,11 @@ def said(principal: Principal, headers: Headers) -> Caller:
     if info is None and purpose is None:
         return Caller(who)
     told = b"" if info is None else read_info(f"the header {INFO}", info)
-    return Caller(who, checked_purpose(f"the header {PURPOSE}", unquote(purpose or "")), told)
+    try:
+        plain = unquote(purpose or "", errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidUsage(f"the header {PURPOSE} is no UTF-8 once its percent signs are read") from error
+    return Caller(who, checked_purpose(f"the header {PURPOSE}", plain), told)
 
 
 def _one(headers: Headers, name: str) -> str | None:

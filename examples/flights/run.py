@@ -27,7 +27,9 @@ from examples.flights.figures import Board, Checks, figures_of
 from examples.flights.processes import Child, Children, Deadline, DemoFailed, Server
 from examples.flights.progress import Progress, Step
 from examples.flights.report import Outcome
-from persist.client.shard import CriticalReaderHandle, Shard
+from persist.client.critical import CriticalReaderHandle
+from persist.client.restore import Restored
+from persist.client.shard import Shard
 from persist.commit.location import Location
 from persist.core.errors import NotReadable
 
@@ -197,7 +199,7 @@ class Demo:
         right, december = checksum(self.expected.contents(END - 1)), MONTHS[-1][0]
         with self.progress.step("A bad month, undone by a restore", 3) as step:
             twice = shard.changes(december - 1, END - 1).to_arrow()
-            shard.compare_and_append(twice, END, END + 1)
+            shard.compare_and_append(twice, END, END + 1, info={"month": "December, once more"})
             step.advance(1, f"{twice.num_rows:,} rows of December written twice")
             wrong = checksum(shard.snapshot().to_arrow()) != right
             self.checks.equal("December twice is seen in the rows", wrong, True)
@@ -207,7 +209,22 @@ class Demo:
             self.checks.equal("rows that the restore wrote", (done.added or 0) + (done.removed or 0), updates)
             self.checks.equal("all rows after the restore", checksum(shard.snapshot().to_arrow()), right)
             self.checks.equal("changes since then", shard.changes(END - 1).to_arrow().num_rows, 0)
+            self._told(shard, step, done)
             step.advance(3, f"{done.added:,} rows back, {done.removed:,} gone, all equal again")
+
+    def _told(self, shard: Shard, step: Step, done: Restored) -> None:
+        """The commit history tells both, with who and why."""
+        written = [entry for entry in shard.history(20) if entry.operation in ("compare_and_append", "restore")]
+        last, before = written[:2]
+        for entry in (before, last):
+            what = f"{entry.rows:,} rows at [{entry.lower}, {entry.upper})"
+            step.note(
+                f"{entry.timestamp:%H:%M:%S} v{entry.seqno} {entry.operation}: {what} {entry.info or entry.purpose}"
+            )
+        self.checks.equal(
+            "the last entry of the history", (last.operation, last.lower), ("restore", done.lower.element)
+        )
+        self.checks.equal("what was said of the one before", before.info, {"month": "December, once more"})
 
     # --- reading
 

@@ -14,12 +14,14 @@ from persist.cli.where import where_of
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.client.telling import entry_json, read_place
+from persist.client.telling import checked_limit, entry_json, read_place
 from persist.client.wall_clock import instant_ms, instant_text, read_instant
 from persist.commit.location import Location
 from persist.core import commands as c
+from persist.core.antichain import frontier
 from persist.core.errors import InvalidUsage
-from persist.core.shard_settings import history_text
+from persist.core.shard_settings import history_ms, history_text
+from persist.core.transitions.history import check_forgettable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     location = where_of(arguments).open(must_exist=True)
     try:
         shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+        _check(arguments, location, shard.name)
         if arguments.repair_clock:
             _tell(_repaired(location, shard.name))
         if arguments.keep is not None:
@@ -53,15 +56,27 @@ def run(arguments: argparse.Namespace) -> int:
             shown = None if when is None else instant_text(instant_ms("--when", when))
             _tell({"time": arguments.when, "timestamp": shown})
         if arguments.commits is not None:
-            read_place("--before", arguments.before)
             for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
                 _tell(entry_json(entry))
-        elif arguments.before is not None or arguments.maintenance:
-            raise InvalidUsage("--before and --maintenance say which commits are shown: give --commits too")
         _tell(_settings(location, shard))
     finally:
         location.close()
     return 0
+
+
+def _check(arguments: argparse.Namespace, location: Location, name: str) -> None:
+    """Raises InvalidUsage before anything is changed: of two changes one must not be made alone."""
+    if arguments.keep is not None:
+        history_ms(arguments.keep)
+    if arguments.forget is not None:
+        check_forgettable(location.machine(name).refresh(), frontier(arguments.forget))
+    if arguments.at is not None:
+        read_instant("--at", arguments.at)
+    if arguments.commits is not None:
+        checked_limit(arguments.commits)
+        read_place("--before", arguments.before)
+    elif arguments.before is not None or arguments.maintenance:
+        raise InvalidUsage("--before and --maintenance say which commits are shown: give --commits too")
 
 
 def _settings(location: Location, shard: Shard) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 
 NUMBER_MAX = 2**62
 
@@ -14,7 +14,7 @@ def checked(what: str, value: object, *kinds: type) -> None:
     """Raise InvalidUsage unless `value` is one of these kinds; None among them stands for None."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise InvalidUsage(f"{what} is {value!r:.100}; it must be {wanted}")
+        raise InvalidUsage(f"{what} is {shown(value)}; it must be {wanted}")
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidUsage(f"{what} is {value!a:.100}; it is no Unicode text, since it has half a surrogate pair")
 
@@ -23,7 +23,7 @@ def checked_wait(what: str, value: object) -> None:
     """Raise InvalidUsage unless `value` is a number of seconds; one that is not positive does not wait."""
     checked(what, value, int, float)
     if not isinstance(value, (int, float)) or not abs(value) <= NUMBER_MAX:
-        raise InvalidUsage(f"{what} is {value!r:.100}; it must be a number of seconds, at most {NUMBER_MAX}")
+        raise InvalidUsage(f"{what} is {shown(value)}; it must be a number of seconds, at most {NUMBER_MAX}")
 
 
 def check_numbers(settings: Any) -> None:
@@ -33,7 +33,7 @@ def check_numbers(settings: Any) -> None:
         if is_whole or field.type == "float":
             checked(field.name, value, int, *(() if is_whole else (float,)))
             if not is_whole <= value <= NUMBER_MAX:
-                raise InvalidUsage(f"{field.name} is {value!r}; it must be in [{int(is_whole)}, {NUMBER_MAX}]")
+                raise InvalidUsage(f"{field.name} is {shown(value)}; it must be in [{int(is_whole)}, {NUMBER_MAX}]")
 
 
 def names(what: str, value: object) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ def names(what: str, value: object) -> tuple[str, ...]:
     try:
         found = tuple(value)  # type: ignore[var-annotated, arg-type]
     except TypeError:
-        raise InvalidUsage(f"{what} is {value!r:.100}; it must be a list of names") from None
+        raise InvalidUsage(f"{what} is {shown(value)}; it must be a list of names") from None
     for name in found:
         checked(f"one of {what}", name, str)
     return found

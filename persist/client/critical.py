@@ -65,7 +65,7 @@ class CriticalReaderHandle:
         """Move the hold to `since`, and perhaps its token.
 
         Args:
-            since: the earliest time to keep; None gives up all reads.
+            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history says.
             expected: the token that the hold must have; None is the one that this handle knows.
             opaque: the token that it has afterwards, which fences everybody else; None leaves it.
             force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.

@@ -11,6 +11,7 @@ from persist.client.changes import Asked, Changes, Named, changes_between, chang
 from persist.client.restore import RETRIES_MAX, Restored, Restoring
 from persist.client.snapshot import ReadSettings, check_splits
 from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
+from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
 from persist.client.wall_clock import as_of_at, resolved
 from persist.client.write import WriteSettings
@@ -72,7 +73,9 @@ class Past:
             found = changes_between(one, two, asked, read)
         return replace(found, start_timestamp=first.timestamp, end_timestamp=last.timestamp)
 
-    def restore(self, as_of: int | datetime, *, token: Token | None = None, retries: int = 0) -> Restored:
+    def restore(
+        self, as_of: int | datetime, *, token: Token | None = None, retries: int = 0, info: Info | None = None
+    ) -> Restored:
         """Make the contents again what they were: by one commit at the next time, which readers see as any other.
 
         What is between the two times stays readable, so another restore undoes it. Memory stays bounded, whatever the
@@ -82,9 +85,11 @@ class Past:
             as_of: the time, or a wall clock with its zone.
             token: as `insert` says; it stands for this restore to this time.
             retries: how often to go on if others write meanwhile, up to 1,000. What they wrote is taken back too.
+            info: as `insert` says.
         Returns: what was restored: see `Restored`. Where nothing differs nothing is committed.
-        Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed: nothing was changed), InvalidUsage
-            (no such time, or it is not complete), NotReadable (it was forgotten), TokenReused, OutcomeForgotten,
+        Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed, or no time is left: nothing was
+            changed), InvalidUsage (no such time, or it is not complete, or a row was there over 2**32 times more or
+            less), NotReadable (it was forgotten), TokenReused, OutcomeForgotten,
             Unavailable or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it with the
             token).
         """
@@ -95,9 +100,10 @@ class Past:
             raise InvalidUsage(f"retries is {retries}; it must be in [0, {RETRIES_MAX}]")
         if token is not None:
             parse(Token, token)
-        settings = self._settings
+        settings, said = self._settings, info_bytes("info", info)
         to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
-        return Restoring.of(self._transport, self.name, to, settings.write, settings.read).run(token, retries)
+        restoring = Restoring.of(self._transport, self.name, to, settings.write, settings.read)
+        return replace(restoring, info=said).run(token, retries)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 
 from persist.attributes import Attributes
-from persist.client.arguments import checked, checked_wait, names
+from persist.client.arguments import NUMBER_MAX, checked, checked_wait, names
 from persist.client.critical import CriticalReaderHandle
 from persist.client.listen import Listen
 from persist.client.past import HandleSettings as HandleSettings
@@ -34,7 +34,7 @@ from persist.client.wall_clock import as_of_at, kept_ms, resolved, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
-from persist.core.errors import Conflict, InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage, shown
 from persist.core.ids import Token
 from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
@@ -365,15 +365,19 @@ class Shard(Past):
             mark_every: how finely a wall clock names a time.
             expected_version: that the settings must have now; None is the one that they have.
         Returns: the settings afterwards.
-        Raises: InvalidUsage (no such age), Conflict (somebody else changed them: read them, then decide anew).
+        Raises: InvalidUsage (no such age, a part of a millisecond, no such version), Conflict (somebody else changed
+            them: read them, then decide anew).
         """
         known = self.settings
         if history is None and not known.version:
             raise InvalidUsage(f"shard {self.name!r} has no settings yet: say how much history it is to keep")
         history_ms = known.history_ms if history is None else kept_ms(history)
         checked("mark_every", mark_every, timedelta, type(None))
+        checked("expected_version", expected_version, int, type(None))
         every_ms = known.mark_every_ms if mark_every is None else mark_every // timedelta(milliseconds=1)
         version = known.version if expected_version is None else expected_version
+        if not 0 <= version <= NUMBER_MAX:
+            raise InvalidUsage(f"expected_version is {shown(version)}; it must be in [0, {NUMBER_MAX}]")
         found = self._send(c.SetSettings(version, history_ms, every_ms))
         assert isinstance(found, c.SettingsAre)
         return found.settings
@@ -396,7 +400,7 @@ class Shard(Past):
         """What was done to the shard: an entry for each command that changed it, newest first. Scope `read`.
 
         Entries are kept for as long as the shard's history is (`configure`), and where it keeps none for as long as its
-        log. Of each retry that was answered as before there is one entry.
+        log. Of each retry that was answered as before there is one entry. A reader that moves since leaves none.
 
         Args:
             limit: at most so many entries, in [1, 1000].
@@ -438,7 +442,7 @@ class Shard(Past):
         """Let history before `since` be forgotten, as far as other readers allow. Repeating it is safe.
 
         Args:
-            since: the earliest time to keep; None gives up all reads.
+            since: the earliest time to keep; None closes the shard to reads for ever, whatever its history says.
             cursor: the critical reader whose hold is moved.
             force: also beyond the shard's upper, so that nothing can be read until somebody writes that far.
         Returns: the shard's since afterwards.

@@ -33,6 +33,7 @@ from persist.core.errors import (
     PersistError,
     Unavailable,
     UpgradeNeeded,
+    shown,
 )
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
@@ -63,7 +64,7 @@ class ReadSettings:
 def check_splits(num_splits: object) -> None:
     """Raise InvalidUsage unless so many splits can be made."""
     if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
-        raise InvalidUsage(f"num_splits is {num_splits!r}; it must be an integer in [1, {SPLITS_MAX}]")
+        raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +269,8 @@ class Held:
         """What may have rows as of the time."""
         return tuple(run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
 
-    def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...]) -> SnapshotSplit:
-        """One key range of it, whose rows are in `runs`."""
+    def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None) -> SnapshotSplit:
+        """One key range of it, whose rows are in `runs`; `columns` None: all."""
         view, lease = self.view, self.lease
         return SnapshotSplit(
             shard=view.name,
@@ -311,7 +312,7 @@ def holding(
         lease = _lease_point(transport, name, as_of, purpose, settings)
         as_of = lease.since.element or 0
     elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
-        raise InvalidUsage(f"as_of is {as_of!r}; it must be a time in [0, {TIME_MAX}] or None for the latest")
+        raise InvalidUsage(f"as_of is {shown(as_of)}; it must be a time in [0, {TIME_MAX}] or None for the latest")
     else:
         lease = _lease_at(transport, name, as_of, purpose, settings)
     try:

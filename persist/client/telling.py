@@ -14,7 +14,7 @@ from persist.client.retry import settled
 from persist.client.transport import Transport
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
 from persist.core.antichain import Antichain
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.core.ids import SeqNo
 from persist.core.recorded import INFO_BYTES_MAX, NOBODY, PAGE_MAX, PURPOSE_CHARS_MAX, Place, Told
 
@@ -115,7 +115,7 @@ def info_bytes(what: str, info: object) -> bytes:
     if info is None:
         return b""
     if not isinstance(info, Mapping):
-        raise InvalidUsage(f"{what} is {info!r:.100}; it must be a JSON object, as {{'job': 'nightly'}}")
+        raise InvalidUsage(f"{what} is {shown(info)}; it must be a JSON object, as {{'job': 'nightly'}}")
     try:
         _check_depth(what, info, DEPTH_MAX)
         found = json.dumps(dict(info), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
@@ -148,7 +148,7 @@ def checked_purpose(what: str, purpose: object) -> str:
 def checked_limit(limit: object) -> int:
     """Raises InvalidUsage where one answer cannot hold so many entries."""
     if type(limit) is not int or not 0 < limit <= PAGE_MAX:
-        raise InvalidUsage(f"limit is {limit!r:.100}; it must be a whole number in [1, {PAGE_MAX}]")
+        raise InvalidUsage(f"limit is {shown(limit)}; it must be a whole number in [1, {PAGE_MAX}]")
     return limit
 
 
@@ -156,10 +156,10 @@ def read_place(what: str, text: object) -> Place | None:
     """The place that a text such as `7.0` tells; None for None. Raises InvalidUsage."""
     if text is None:
         return None
-    seqno, _, number = str(text).partition(".")
+    seqno, _, number = text.partition(".") if isinstance(text, str) else ("", "", "")
     digits = seqno + number
     if not isinstance(text, str) or not (digits.isascii() and seqno.isdecimal() and number.isdecimal()):
-        raise InvalidUsage(f"{what} is {text!r:.100}; it must be the place of an entry, such as '7.0'")
+        raise InvalidUsage(f"{what} is {shown(text)}; it must be the place of an entry, such as '7.0'")
     if len(seqno) > 18 or len(number) > 9:
         raise InvalidUsage(f"{what} is {text!r:.100}; there is no such place")
     return Place(SeqNo(int(seqno)), int(number))

@@ -148,7 +148,7 @@ class ForwardingTransport:
 
 
 class AsCaller(ForwardingTransport):
-    """A transport for who asks through a server, of whom the commit history is told."""
+    """A transport for who asks through a server, of whom the commit history is told. What they say goes first."""
 
     def __init__(self, inner: Transport, caller: Caller) -> None:
         super().__init__(inner)
@@ -156,7 +156,7 @@ class AsCaller(ForwardingTransport):
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         asks = self._caller
-        purpose, info = caller.purpose or asks.purpose, caller.info or asks.info
+        purpose, info = asks.purpose or caller.purpose, asks.info or caller.info
         return super().apply(name, command, Caller(asks.who, purpose, info))
 
 

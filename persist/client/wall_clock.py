@@ -14,25 +14,25 @@ from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage, NotReadable, Unavailable
-from persist.core.marks import INSTANT_MAX
 from persist.core.shard_settings import history_ms
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
+INSTANT_MAX = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MILLISECOND  # that can be shown in UTC
 TIME_DIGITS_MAX = 19
 ASKED_AGAIN_S = 1.0  # while an instant is not over yet
 _RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?([Zz]|[+-]\d{2}:\d{2})")
 
 
 def instant_ms(what: str, value: datetime) -> int:
-    """The instant in milliseconds since 1970. Raises InvalidUsage where it has no zone, or lies before 1970."""
+    """The instant in milliseconds since 1970. Raises InvalidUsage where it has no zone, or is not in 1970 to 9999."""
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidUsage(
             f"{what} is {value.isoformat()}, without a zone; give one, as datetime(2026, 11, 20, 12, tzinfo=UTC)"
         )
     found = (value - EPOCH) // MILLISECOND
     if not 0 <= found <= INSTANT_MAX:
-        raise InvalidUsage(f"{what} is {value.isoformat()}; it must be an instant after 1970")
+        raise InvalidUsage(f"{what} is {value.isoformat()}; it must be an instant from 1970 to 9999, UTC")
     return found
 
 
@@ -75,7 +75,11 @@ def instant_text(at_ms: int) -> str:
 
 def kept_ms(history: timedelta | str) -> int | None:
     """How much history is meant, in milliseconds; None: for ever. Raises InvalidUsage."""
-    return history_ms(f"{history // MILLISECOND}ms" if isinstance(history, timedelta) else history)
+    if not isinstance(history, timedelta):
+        return history_ms(history)
+    if timedelta(0) < history < MILLISECOND:
+        raise InvalidUsage(f"history is {history!r}; it must be at least a millisecond, or timedelta(0) to keep none")
+    return history_ms(f"{history // MILLISECOND}ms")
 
 
 def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:

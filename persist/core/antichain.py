@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Meta, Record
 
 TIME_MIN = 0
@@ -71,9 +71,9 @@ def frontier(time: int | Antichain | None) -> Antichain:
     """The frontier that a caller means: a time, None for closed, or a frontier as it is. Raises InvalidUsage."""
     element = time.element if isinstance(time, Antichain) else time
     if element is not None and type(element) is not int:
-        raise InvalidUsage(f"a frontier holds an integer time, not {element!r}")
+        raise InvalidUsage(f"a frontier holds an integer time, not {shown(element)}")
     if element is not None and not TIME_MIN <= element <= TIME_MAX + 1:
-        raise InvalidUsage(f"time {element} is outside [{TIME_MIN}, {TIME_MAX}]")
+        raise InvalidUsage(f"time {shown(element)} is outside [{TIME_MIN}, {TIME_MAX}]")
     return time if isinstance(time, Antichain) else Antichain(element)
 
 

@@ -178,3 +178,11 @@ def from_kind(kind: str, message: str, details: Mapping[str, Any]) -> PersistErr
     """Rebuild an error that crossed a wire; an unknown kind becomes the root of the tree."""
     cls = kinds().get(kind, PersistError)
     return cls(message, **dict(details))
+
+
+def shown(value: object) -> str:
+    """A value that a caller gave, for a sentence: at most 100 characters. Python shows no integer of many digits."""
+    try:
+        return repr(value)[:100]
+    except ValueError:
+        return "a number of too many digits"

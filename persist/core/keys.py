@@ -22,6 +22,7 @@ _KEY = re.compile(
     r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.(parquet|bundle)|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
     r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff|h/x[0-9a-f]{32}\.entries)\Z"
 )
+_PART = 68  # where the id of the part begins in its key
 
 
 def part_key(shard: ShardId, writer: WriterId, part: PartId) -> str:
@@ -55,6 +56,11 @@ def outcomes_key(shard: ShardId, ids: IdSource) -> str:
 
 def entries_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/h/x{ids.uuid7()}.entries"
+
+
+def is_key_of(key: str, shard: ShardId, part: PartId) -> bool:
+    """Whether this is the well-formed blob key of that part of that shard, whoever wrote it."""
+    return key[_PART:] == f"{part}.parquet" and key.startswith(shard) and _KEY.match(key) is not None
 
 
 def shard_prefix(shard: ShardId) -> str:

@@ -77,8 +77,8 @@ def sealed_by(seal: Seal, upper: Antichain, checked_ms: int, every_ms: int) -> S
     The first commit beyond a point of the grid settles that point, whatever it commits. So the last rows before a pause
     are told as soon as anything is committed after it.
     """
-    if checked_ms <= seal.sealed_ms:
-        return seal
+    if checked_ms <= seal.sealed_ms:  # what unchecked commits brought had come by then
+        return seal if seal.passed is None else replace(seal, passed=None)
     if seal == UNSEALED:
         return replace(seal, sealed_ms=checked_ms)
     point = point_after(seal.floor_ms, every_ms)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Record
 
 MARK_EVERY_MS = 1_000
@@ -57,7 +57,7 @@ def history_ms(given: object) -> int | None:
         found = int(age[1]) * _UNITS_MS[age[2]]
     if found is not None and not 0 <= found <= HISTORY_MS_MAX:
         raise InvalidUsage(
-            f"history is {given!r:.100}; it must be an age such as '7d' (ms, s, m, h, d or w), 'none' or 'forever'"
+            f"history is {shown(given)}; it must be an age such as '7d' (ms, s, m, h, d or w), 'none' or 'forever'"
         )
     return found
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.snapshot import ReadLease, ReadSettings, SnapshotSplit, check_held, kept, part_reader
+from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.antichain import Antichain
@@ -73,21 +73,8 @@ class Base:
             return
         transport = self.transport(target)
         view = transport.view(target.shard, ViewRequest())
-        as_of = self.upper - 1
-        runs = tuple(run for b in view.batches if b.desc.lower.less_equal(as_of) for run in b.runs)
-        settings = target.connection.handles.read
-        split = SnapshotSplit(
-            shard=target.shard,
-            as_of=as_of,
-            key_range=key_range,
-            runs=runs,
-            schemas=view.schemas,
-            reader=self.reader,
-            seqno=self.seqno,
-            settings=settings,
-            shard_id=self.shard_id,
-        )
-        yield from split.read(transport)
+        held = Held(transport, self.upper - 1, view, self.lease(target), target.connection.handles.read)
+        yield from held.split(key_range, held.runs, None).read(transport)
 
 
 def key_schema(schema: ShardSchema) -> ShardSchema:

@@ -19,6 +19,7 @@ from persist.core.recorded import PAGE_MAX
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
+from rpc.json_rows import named_once
 from rpc.routes.parameters import Frontier, caller_of, frontier
 from rpc.service import principal_of, service_of, shard_of
 
@@ -128,9 +129,9 @@ async def history(
 def _read(data: bytes) -> tuple[int | None, int]:
     """`history_ms` and `mark_every_ms` of a body. Raises InvalidUsage."""
     try:
-        wanted = json.loads(data)
+        wanted = json.loads(data, object_pairs_hook=named_once)
     except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"the body is no JSON: {error}") from error
+        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
     if not isinstance(wanted, dict) or "history" not in wanted:
         raise InvalidUsage('the body must be a JSON object such as {"history": "7d"}')
     if unknown := sorted(wanted.keys() - {"history", "mark_every_ms"}):

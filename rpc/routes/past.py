@@ -18,6 +18,7 @@ from persist.client.wall_clock import read_point
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.core.view import ViewRequest
 from rpc import rows
 from rpc.routes.parameters import AsOf, Format, IdempotencyToken, caller_of, token_of
 from rpc.routes.rows import columns_of, streamed, timestamp_header
@@ -77,7 +78,8 @@ async def restore(
     given, asking = token_of(request, token), AsCaller(service.transport, caller_of(request))
 
     def restored() -> Restored:
-        return Client(asking, service.handles).shard(name).restore(as_of, token=given, retries=retries)
+        view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
+        return Shard(asking, name, view, service.handles).restore(as_of, token=given, retries=retries)
 
     with service.snapshots:  # it takes as much memory as one
         return Response(json.dumps((await service.work.run(restored)).to_json()), media_type="application/json")

@@ -20,6 +20,7 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
+from rpc.json_rows import named_once
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
 from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of
@@ -86,7 +87,7 @@ async def create(
     principal_of(request).require(WRITE, name)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
         try:
-            wanted = json.loads(data)
+            wanted = json.loads(data, object_pairs_hook=named_once)
             schema = read_schema(wanted).to_record()
         except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"the body is not a schema in JSON: {error}") from error

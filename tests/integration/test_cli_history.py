@@ -64,3 +64,23 @@ def test_says_what_is_wrong(
 ) -> None:
     assert main(["history", "orders", "--dir", directory, *arguments]) == 1
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--keep", "3d", "--forget", "99"],
+        ["--forget", "2", "--keep", "long"],
+        ["--keep", "3d", "--at", "yesterday"],
+        ["--keep", "3d", "--commits", "0"],
+        ["--keep", "3d", "--before", "7.0"],
+    ],
+    ids=str,
+)
+def test_of_several_arguments_one_that_is_wrong_leaves_all_undone(
+    directory: str, capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    assert main(["history", "orders", "--dir", directory, *wrong]) == 1
+    capsys.readouterr()
+    [found] = told(capsys, "--dir", directory)
+    assert (found["history"], found["version"], found["since"]) == ("1w", 1, [0])

@@ -610,6 +610,8 @@ BAD_REQUESTS = [
     ("POST", INSERT, {"persist-info": '{"a": NaN}'}, 400),
     ("POST", INSERT, {"persist-info": '{"a": "' + "x" * 4_096 + '"}'}, 400),
     ("POST", INSERT, {"persist-purpose": "x" * 257}, 400),
+    ("POST", INSERT, {"persist-purpose": "%ff"}, 400),
+    ("POST", INSERT, {"persist-purpose": "%ed%a0%80"}, 400),
     ("POST", f"/v1/shards/{NAME}/advance-upper?upper=9", {"persist-info": "7"}, 400),
     ("POST", f"/v1/shards/{NAME}/commands", {"persist-info": "7"}, 400),
 ]

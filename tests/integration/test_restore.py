@@ -5,15 +5,20 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from persist.client.restore import RETRIES_MAX
+from persist.client import restore as restore_module
+from persist.client.changes import Asked, between
+from persist.client.changes import Between as ChangesBetween
+from persist.client.restore import RETRIES_MAX, Restored, Restoring
 from persist.client.shard import Shard
+from persist.client.snapshot import ReadSettings
 from persist.client.wall_clock import shown_instant
 from persist.client.write import WriteHandle
-from persist.core.antichain import Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import (
     Conflict,
     InvalidUsage,
@@ -261,6 +266,132 @@ def test_told_to_retry_it_takes_that_back_too(monkeypatch: pytest.MonkeyPatch, m
     done = months.restore(2, retries=1)
     assert (done.lower, done.added, done.removed) == (Antichain(6), 1, 5)
     assert rows(months.snapshot().to_arrow()) == then
+
+
+def test_a_restore_says_what_the_history_is_to_tell(months: Shard) -> None:
+    months.restore(2, info={"ticket": 4711})
+    [entry] = months.history(1)
+    assert (entry.purpose, entry.info) == ("restore to 2", {"ticket": 4711})
+    with pytest.raises(InvalidUsage, match="info"):
+        months.restore(3, info="no object")  # type: ignore[arg-type]
+
+
+def test_a_retry_on_a_shard_that_was_dropped_since_is_answered(months: Shard) -> None:
+    token = token_of_key("undo")
+    first = months.restore(2, token=token)
+    months.drop()
+    again = months.restore(2, token=token)
+    assert (again.as_of, again.lower, again.upper) == (first.as_of, first.lower, first.upper)
+    assert (again.added, again.removed) == (None, None)
+    with pytest.raises(UnknownShard, match="was dropped"):
+        months.restore(2, token=token_of_key("another"))
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Something else happens in the moment before the rows of a restore are committed, once."""
+    real, left = WriteHandle.commit_restore, [act]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()()
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_restore", commit)
+
+
+def test_a_retry_is_told_the_counts_of_the_first_answer(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    """Of what several tries staged, rows cancel out: they are told as they landed."""
+    token = token_of_key("undo")
+    taken = [{"id": 9, "v": "bad", "__diff": -3}, {"id": 5, "v": "e"}]
+    meanwhile(monkeypatch, lambda: months.insert(taken))
+    first = months.restore(2, token=token, retries=3)
+    assert (first.lower, first.added, first.removed) == (Antichain(5), 1, 1)
+    assert months.restore(2, token=token, retries=3) == first
+
+
+def test_a_slow_try_is_told_what_the_other_try_of_its_token_was(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    token, told = token_of_key("undo"), []
+
+    def quicker() -> None:
+        months.insert([{"id": 7, "v": "g"}, {"id": 8, "v": "h"}])
+        told.append(months.restore(2, token=token))
+
+    meanwhile(monkeypatch, quicker)
+    slow = months.restore(2, token=token)
+    assert (slow.lower, slow.added, slow.removed) == (Antichain(5), 1, 5)
+    assert [slow] == told
+
+
+def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, months: Shard
+) -> None:
+    token, told, real = token_of_key("undo"), [], Restoring._restored
+
+    def restored(restoring: Restoring, found: ChangesBetween, *args: Any) -> Restored:
+        if not told:
+            told.append(restoring)  # the other one, which goes on now, does not come here again
+            told[:] = [months.restore(2, token=token)]
+            with between(months._transport, NAME, 2, None, Asked(), ReadSettings()) as found:
+                return real(restoring, found, *args)
+        return real(restoring, found, *args)
+
+    monkeypatch.setattr(Restoring, "_restored", restored)
+    assert [months.restore(2, token=token)] == told
+    assert told[0].changed
+
+
+def test_what_cancels_out_after_a_lost_race_is_not_committed(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    back = [{"id": 9, "v": "bad", "__diff": -3}, {"id": 2, "v": "b"}]
+    meanwhile(monkeypatch, lambda: months.insert(back))
+    done = months.restore(2, retries=3)
+    assert (done.changed, done.upper, done.added, done.removed) == (False, Antichain(5), 0, 0)
+    assert months.upper() == Antichain(5)
+
+
+def test_that_a_restore_landed_is_told_though_its_rows_cannot_be_counted(
+    monkeypatch: pytest.MonkeyPatch, months: Shard
+) -> None:
+    """Unavailable says that it did not happen."""
+    meanwhile(monkeypatch, lambda: months.insert([{"id": 5, "v": "e"}]))
+    real = Restoring._counted
+
+    def counted(restoring: Restoring, *args: Any) -> Restored:
+        def unavailable(*_: object, **__: object) -> object:
+            raise Unavailable("the store is away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(restore_module, "between", unavailable)
+            return real(restoring, *args)
+
+    monkeypatch.setattr(Restoring, "_counted", counted)
+    done = months.restore(2, retries=1)
+    assert (done.lower, done.added, done.removed) == (Antichain(5), None, None)
+    assert months.upper() == Antichain(6)
+
+
+def test_where_no_time_is_left_that_is_said_at_once(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
+    months.advance_upper(TIME_MAX)
+    assert months.restore(2).upper == Antichain(TIME_MAX + 1)
+    monkeypatch.setattr(WriteHandle, "stage_for_one_commit", None)  # nothing is tried
+    for write in (lambda: months.restore(3, retries=50), lambda: months.insert([{"id": 5, "v": "e"}])):
+        with pytest.raises(UpperMismatch, match="shard 'orders' has no time left") as told:
+            write()
+        assert told.value.details["expected"] is None
+    monkeypatch.undo()
+    with pytest.raises(UpperMismatch, match="shard 'orders' has no time left"):
+        months.open_writer().commit_restore((), 3, TIME_MAX + 1)
+
+
+def test_a_multiplicity_that_one_commit_cannot_write_is_restored_in_steps(months: Shard) -> None:
+    months.restore(2)
+    for _ in range(2):
+        months.insert([{"id": 7, "v": "g", "__diff": 2**32}])
+    with pytest.raises(InvalidUsage, match=r"was 8589934592 times more or less there at time 2, and one .* in steps"):
+        months.restore(2)
+    assert months.upper() == Antichain(7)
+    months.restore(5)
+    assert months.restore(2).removed == 2**32
+    assert rows(months.changes(2).to_arrow()) == []
 
 
 def test_a_replica_that_appends_over_the_time_of_a_restore_is_told(world: World, shard: Shard) -> None:

@@ -18,7 +18,7 @@ import persist
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
-from persist.core.antichain import Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -96,6 +96,26 @@ def test_over_http_a_restore_happens_once_for_its_key(machine: Machine, shard: S
     assert (undone.json()["as_of"], undone.json()["lower"]) == (2, [4])
 
 
+def test_over_http_a_restore_of_a_shard_that_was_dropped_since_is_answered_again(
+    shard: Shard, http: TestClient
+) -> None:
+    asked = {"params": {"as_of": 1}, "headers": {"Idempotency-Key": "undo"}}
+    first = http.post(f"{PATH}/restore", **asked).json()  # type: ignore[arg-type]
+    shard.drop()
+    again = http.post(f"{PATH}/restore", **asked)  # type: ignore[arg-type]
+    assert (again.status_code, again.json()["lower"], again.json()["upper"]) == (200, first["lower"], first["upper"])
+    assert http.post(f"{PATH}/restore", params={"as_of": 1, "token": "another"}).status_code == 404
+
+
+@pytest.mark.parametrize(("said", "told"), [({}, "restore to 1"), ({"persist-purpose": "nightly"}, "nightly")])
+def test_over_http_a_restore_says_what_it_is_for(
+    shard: Shard, http: TestClient, said: dict[str, str], told: str
+) -> None:
+    http.post(f"{PATH}/restore", params={"as_of": 1}, headers={**said, "persist-info": '{"ticket": 1}'})
+    [entry] = shard.history(1)
+    assert (entry.operation, entry.purpose, entry.info) == ("restore", told, {"ticket": 1})
+
+
 def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine: Machine, shard: Shard) -> None:
     machine.client.create_shard("secret", SCHEMA, ["id"]).insert([{"id": 1, "v": "a"}])
     token, digest = mint("reader")
@@ -112,7 +132,10 @@ def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine
 
 # What docs/history.md says of wrong requests: the row's first cell, and how the test asks.
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "no time, or not in its form": ("GET", "changes", {"start": "yesterday"}),
+    "no `start`, `timestamp`, `time` or `before`, where the path needs it": ("GET", "changes", {}),
+    "`as_of`, `after` or `time` that is negative, or no whole number": ("POST", "restore", {"as_of": -1}),
+    "`start`, `end`, `timestamp` or `before` that is not in its form": ("GET", "changes", {"start": "yesterday"}),
+    "a wall clock before 1970 or after 9999, UTC": ("GET", "changes", {"start": "9999-12-31T23:59:59-01:00"}),
     "a wall clock without a zone": ("GET", "changes", {"start": "2026-11-20T12:00:00"}),
     "a wall clock or a time that is to come": ("GET", "changes", {"start": 99, "wait": 0}),
     "a time that was forgotten": ("GET", "changes", {"start": 0}),
@@ -125,6 +148,8 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a restore of a shard that is closed to writes": ("POST", "restore", {"as_of": 1}),
     "a key that was used for another write": ("POST", "restore", {"as_of": 1, "token": "used"}),
     "a restore of a dropped shard": ("POST", "restore", {"as_of": 1}),
+    "a restore of a shard without a time left": ("POST", "restore", {"as_of": 1}),
+    "a restore of a row that was there over 2^32 times more or less": ("POST", "restore", {"as_of": 1}),
 }
 
 
@@ -137,6 +162,22 @@ def documented() -> dict[str, tuple[str, int]]:
 
 def test_every_row_of_the_page_has_its_test() -> None:
     assert list(documented()) == list(WRONG)
+
+
+def test_every_path_refuses_times_with_the_statuses_of_the_page(http: TestClient, shard: Shard) -> None:
+    missing = [("GET", "changes"), ("GET", "time-at"), ("GET", "timestamp-of"), ("POST", "forget")]
+    unread = [
+        ("POST", "restore?as_of=-1"), ("GET", "snapshot?as_of=-1"), ("GET", "snapshot?as_of=x"),
+        ("GET", "listen?after=-1"), ("GET", "timestamp-of?time=-1"),
+    ]  # fmt: skip
+    malformed = [
+        ("GET", "changes?start=-1"), ("GET", "changes?start=1&end=-1"), ("GET", "time-at?timestamp=7"),
+        ("POST", "forget?before=-1"),
+    ]  # fmt: skip
+    for requests, status in ((missing, 422), (unread, 422), (malformed, 400)):
+        for verb, path in requests:
+            answer = http.request(verb, f"{PATH}/{path}")
+            assert (answer.status_code, answer.json()["kind"]) == (status, "invalid_usage"), path
 
 
 @pytest.mark.parametrize("row", WRONG)
@@ -154,6 +195,11 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
         shard.advance_upper(None)
     elif "dropped" in row:
         shard.drop()
+    elif "without a time left" in row:
+        shard.advance_upper(TIME_MAX + 1)
+    elif "2^32" in row:
+        for _ in range(2):
+            shard.insert([{"id": 9, "v": "bad", "__diff": 2**32}])
     before = machine.location.machine(NAME).refresh()
     verb, path, params = WRONG[row]
     answer = http.request(verb, f"{PATH}/{path}", params=params)

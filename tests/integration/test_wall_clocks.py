@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -100,8 +103,25 @@ def test_a_zone_is_needed_and_any_zone_will_do(world: World, shard: Shard) -> No
     assert ids(shard, at(world).astimezone(here)) == [1]
     with pytest.raises(InvalidUsage, match="without a zone"):
         shard.snapshot(datetime.fromisoformat("2026-11-20T12:00"))
-    with pytest.raises(InvalidUsage, match="after 1970"):
+    with pytest.raises(InvalidUsage, match="from 1970 to 9999"):
         shard.time_at(datetime(1969, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("text", ["9999-12-31T23:59:59-01:00", "0001-01-01T00:00:00+01:00"])
+def test_an_instant_that_has_no_date_in_utc_is_refused_by_every_door(shard: Shard, http: TestClient, text: str) -> None:
+    when = datetime.fromisoformat(text)
+    for ask in (shard.time_at, shard.snapshot, shard.listen, shard.changes, shard.restore):
+        with pytest.raises(InvalidUsage, match="from 1970 to 9999"):
+            ask(when)
+    with http:
+        for path in ("time-at?timestamp=", "snapshot?format=csv&timestamp=", "changes?start="):
+            answer = http.get(f"/v1/shards/{NAME}/{path}{quote(text)}")
+            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
+
+
+def test_the_last_instant_that_has_a_date_is_still_to_come(shard: Shard) -> None:
+    with pytest.raises(Unavailable, match=r"9999-12-31T23:59:59\.999Z is not over yet"):
+        shard.time_at(datetime.max.replace(tzinfo=UTC))
 
 
 def test_an_instant_that_is_to_come_is_waited_for(world: World, shard: Shard) -> None:
@@ -199,6 +219,48 @@ def test_settings_are_changed_one_after_another(shard: Shard) -> None:
         shard.configure(history="a week")
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"expected_version": "3"}, "expected_version is '3'; it must be int"),
+        ({"expected_version": 1.0}, "expected_version is 1.0; it must be int"),
+        ({"expected_version": True}, "expected_version is True; it must be int"),
+        ({"expected_version": -1}, "expected_version is -1; it must be in"),
+        ({"expected_version": 2**63}, "it must be in"),
+        ({"history": timedelta(microseconds=5)}, "it must be at least a millisecond"),
+        ({"history": -timedelta(microseconds=5)}, "it must be an age"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused_change_nothing(shard: Shard, given: dict[str, Any], sentence: str) -> None:
+    before = shard.settings
+    with pytest.raises(InvalidUsage, match=sentence):
+        shard.configure(**{"history": "9d", **given})
+    assert shard.settings == before
+
+
+def test_numbers_of_too_many_digits_are_refused_as_others_are(shard: Shard) -> None:
+    huge = 10**5_000
+    asked: list[Callable[[], object]] = [
+        lambda: shard.snapshot(huge),
+        lambda: shard.listen(huge),
+        lambda: shard.snapshot(num_splits=huge),
+        lambda: shard.snapshot(wait_s=huge),
+        lambda: shard.time_at(huge),  # type: ignore[arg-type]
+        lambda: shard.timestamp_of(huge),
+        lambda: shard.forget(huge),
+        lambda: shard.configure(history=huge),  # type: ignore[arg-type]
+        lambda: shard.configure(expected_version=huge),
+        lambda: shard.downgrade_since(huge),
+        lambda: shard.history(huge),
+        lambda: shard.history(before=huge),  # type: ignore[arg-type]
+        lambda: shard.insert([{"id": 1}], info=huge),  # type: ignore[arg-type]
+    ]
+    for ask in asked:
+        with pytest.raises(InvalidUsage, match="a number of too many digits"):
+            ask()
+
+
 def test_who_manages_the_shard_forgets_by_hand(world: World, shard: Shard) -> None:
     for number in range(5):
         insert(world, shard, number)
@@ -251,6 +313,24 @@ def test_over_http_settings_are_compared_and_set(shard: Shard, http: TestClient)
             assert http.put(path, json=body, headers=headers).status_code == 400
         assert http.put("/v1/shards/b", json={"fields": [{"name": "i", "type": "int8", "key": True}], "history": "2d"})
         assert http.get("/v1/shards/b/settings").json()["history"] == "2d"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{NAME}/settings", b'{"history": "1d", "history": "none"}'),
+        ("new", b'{"fields": [{"name": "i", "type": "int8", "key": true}], "history": "1d", "history": "none"}'),
+    ],
+)
+def test_over_http_a_body_that_says_something_twice_is_refused(
+    shard: Shard, http: TestClient, path: str, body: bytes
+) -> None:
+    with http:
+        answer = http.put(f"/v1/shards/{path}", content=body, headers={"If-Match": '"1"'})
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
+        assert "two values for one name" in answer.json()["detail"]
+        assert http.get("/v1/shards/new").status_code == 404
+    assert shard.settings.version == 1
 
 
 def test_over_http_history_is_forgotten_by_hand(world: World, shard: Shard, http: TestClient) -> None:

@@ -97,7 +97,9 @@ class MarksAgainstList(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        self.shard.one(self.shard.index.flush(self.shard.state))
+        before = self.shard.state
+        self.shard.one(self.shard.index.flush(before))
+        self.committed(before)
 
     @rule(ago=st.integers(0, 30_000))
     def forget(self, ago: int) -> None:

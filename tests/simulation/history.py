@@ -151,7 +151,10 @@ def _check_disjoint(appends: list[Write], acknowledged: list[Write]) -> None:
         low, high = write.told
         if low is None or high is None or low == high or write.kind == "append":
             continue
-        if write.kind not in ("compare_and_append", "restore"):  # inserts that were committed together share one interval
+        if write.kind not in (
+            "compare_and_append",
+            "restore",
+        ):  # inserts that were committed together share one interval
             if (low, high) in shared:
                 continue
             shared.add((low, high))

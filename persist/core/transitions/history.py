@@ -218,7 +218,12 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
 
 
 def forget_history(state: State, command: c.ForgetHistory, context: Context) -> tuple[State, c.HistoryMoved]:
-    before = command.before
+    check_forgettable(state, command.before)
+    return _forgotten(state, command.before, context)
+
+
+def check_forgettable(state: State, before: Antichain) -> None:
+    """Raises InvalidUsage where no history before that time can be forgotten by hand."""
     if before.is_empty:
         raise InvalidUsage(f"forgetting all of shard {state.name!r} is what drop does; give a time")
     if latest_time(state) < before:
@@ -226,7 +231,6 @@ def forget_history(state: State, command: c.ForgetHistory, context: Context) -> 
             f"{before} lies beyond the latest complete time of shard {state.name!r}, whose upper is {state.upper}: "
             "nothing could be read; give an earlier time"
         )
-    return _forgotten(state, before, context)
 
 
 def _forgotten(state: State, before: Antichain, context: Context) -> tuple[State, c.HistoryMoved]:

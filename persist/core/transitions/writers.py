@@ -106,11 +106,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     _check_no_times(command.runs)
     time = state.upper.element
     if time is None or time > TIME_MAX:
-        raise UpperMismatch(
-            f"shard {state.name!r} has no time left: its upper is {state.upper}",
-            expected=None,
-            actual=state.upper.to_json(),
-        )
+        raise _no_time_left(state)
     if not command.runs and not command.attributes and not is_alone(command):
         return state, c.Appended(state.upper, state.upper)
     state = with_updates(state, command.attributes, context)  # first: its condition tells a retry that it has landed
@@ -129,7 +125,9 @@ def restore(state: State, command: c.Restore, context: Context) -> tuple[State, 
     _check_no_times(command.runs)
     check_staged(state, command.runs, context)
     lower, time = command.expected_upper, state.upper.element
-    if state.upper != lower or time is None or time > TIME_MAX:
+    if state.upper == lower and (time is None or time > TIME_MAX):
+        raise _no_time_left(state)
+    if state.upper != lower or time is None:
         raise UpperMismatch(
             f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
             expected=lower.to_json(),
@@ -140,6 +138,14 @@ def restore(state: State, command: c.Restore, context: Context) -> tuple[State, 
     result = c.Appended(lower, Antichain(time + 1))
     state = replace(state, service_times=_with_time(state.service_times, time))
     return _push(state, command, result, _at(command.runs, time), context)
+
+
+def _no_time_left(state: State) -> UpperMismatch:
+    return UpperMismatch(
+        f"shard {state.name!r} has no time left: its upper is {state.upper}",
+        expected=None,
+        actual=state.upper.to_json(),
+    )
 
 
 def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:

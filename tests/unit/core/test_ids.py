@@ -27,7 +27,7 @@ from persist.core.ids import (
     shard_id_of,
     written,
 )
-from persist.core.keys import belongs_to, chunk_key, part_key, rollup_key, shard_prefix
+from persist.core.keys import belongs_to, bundle_key, chunk_key, is_key_of, part_key, rollup_key, shard_prefix
 from tests.conftest import SeededIds
 
 KINDS: dict[Any, str] = {ShardId: "s", WriterId: "w", ReaderId: "r", CriticalReaderId: "c", PartId: "p", Token: "i"}
@@ -94,6 +94,25 @@ def test_blob_keys_belong_to_one_shard(ids: SeededIds) -> None:
         assert not belongs_to(key, other)
         assert not belongs_to(key + "x", ours)
         assert not belongs_to(f"{shard_prefix(ours)}../{key}", ours)
+
+
+def test_the_key_of_a_part_is_that_of_one_part_of_one_shard(ids: SeededIds) -> None:
+    ours, other, writer = shard_id_of("ours"), shard_id_of("other"), mint(WriterId, ids)
+    part, another = mint(PartId, ids), mint(PartId, ids)
+    key = part_key(ours, writer, part)
+    assert is_key_of(key, ours, part)
+    wrong = [
+        is_key_of(key, other, part),
+        is_key_of(key, ours, another),
+        is_key_of(part_key(ours, writer, another), ours, part),
+        is_key_of(bundle_key(ours, writer, part), ours, part),
+        is_key_of(part_key(ours, WriterId("w" + "g" * 32), part), ours, part),
+        is_key_of(part_key(ours, writer, PartId("../x")), ours, PartId("../x")),
+        is_key_of(key + "x", ours, part),
+        is_key_of(f"{part}.parquet", ours, part),
+        is_key_of("", ours, part),
+    ]
+    assert not any(wrong)
 
 
 @given(st.integers(1, 2**60), st.integers(1, 2**60))
