@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 
 from persist.client.arguments import checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
-from persist.client.restore import RETRIES_MAX, Restored, Restoring
+from persist.client.restore import Restored, Restoring
+from persist.client.rewriting import RETRIES_MAX
 from persist.client.snapshot import ReadSettings, check_splits
 from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
+from persist.client.truncate import Truncated, Truncating, cut_of
 from persist.client.wall_clock import as_of_at, resolved
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
@@ -95,15 +97,46 @@ class Past:
         """
         if as_of is None:
             raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
-        checked("retries", retries, int)
-        if not 0 <= retries <= RETRIES_MAX:
-            raise InvalidUsage(f"retries is {retries}; it must be in [0, {RETRIES_MAX}]")
-        if token is not None:
-            parse(Token, token)
-        settings, said = self._settings, info_bytes("info", info)
+        settings, said = self._settings, _checked(token, retries, info)
         to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
         restoring = Restoring.of(self._transport, self.name, to, settings.write, settings.read)
         return replace(restoring, info=said).run(token, retries)
+
+    def truncate(
+        self,
+        before: int | datetime,
+        *,
+        dry_run: bool = False,
+        token: Token | None = None,
+        retries: int = 0,
+        info: Info | None = None,
+    ) -> Truncated:
+        """Take away the rows that were there before a time and still are: by one commit at the next time.
+
+        Readers see ordinary retractions. Each row goes as often as it was there before the cut and is there still, so
+        none is there less than no times. What was there at earlier times stays readable as long as the shard's history
+        says, so `restore` undoes it. Memory stays bounded. A truncation to the same time or an earlier one changes
+        nothing when it comes again.
+
+        Args:
+            before: the cut: a time in `(since, upper]`, or a wall clock with its zone. Times before it are meant.
+            dry_run: tell how many rows would go, and change nothing.
+            token: as `insert` says; it stands for the truncation before this time.
+            retries: how often to go on if others write meanwhile, up to 1,000. Each works everything out anew.
+            info: as `insert` says.
+        Returns: what was taken away: see `Truncated`.
+        Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed, or no time is left: nothing was
+            changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32 times),
+            NotReadable (the time before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable or
+            Overloaded (it did not happen), Indeterminate (it may have happened: repeat it).
+        """
+        if before is None:
+            raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")
+        checked("dry_run", dry_run, bool)
+        settings, said = self._settings, _checked(token, retries, info)
+        cut = cut_of(Named.of("before", before, self._transport, self.name, (0.0, settings.read.retry_s)))
+        truncating = Truncating.of(self._transport, self.name, cut, settings.write, settings.read)
+        return replace(truncating, info=said).run(token, retries, dry_run=dry_run)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.
@@ -132,3 +165,13 @@ class Past:
         Raises: InvalidUsage (no tag can have this name).
         """
         return remove_tag(self._transport, self.name, name, self._settings.write.retry_s)
+
+
+def _checked(token: Token | None, retries: int, info: Info | None) -> bytes:
+    """The bytes of `info`. Raises InvalidUsage where one of them is not what it must be."""
+    checked("retries", retries, int)
+    if not 0 <= retries <= RETRIES_MAX:
+        raise InvalidUsage(f"retries is {retries}; it must be in [0, {RETRIES_MAX}]")
+    if token is not None:
+        parse(Token, token)
+    return info_bytes("info", info)

@@ -276,6 +276,13 @@ class WriteHandle:
         expected = frontier(expected_upper)
         return self._appended(lambda w, t: c.Restore(w, t, expected, as_of, tuple(runs)), token)
 
+    def commit_truncation(
+        self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
+    ) -> c.Appended:
+        """As `commit_restore`, for staged `runs` that take away what is there since `as_of`."""
+        expected = frontier(expected_upper)
+        return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
+
     def close(self) -> None:
         """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.
 

@@ -158,6 +158,10 @@ class Restore(WriteCommand, frozen=True):
     digest: _Digest = b""
 
 
+class Truncate(Restore, frozen=True):
+    """As `Restore`, where the rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
+
+
 class AdvanceUpper(WriteCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 

@@ -36,6 +36,7 @@ GIVING_BACK = (c.ExpireReader, c.ExpireWriter, c.ExpireCriticalReader)
 PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Insert: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Restore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
+    c.Truncate: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),
     c.Recreate: frozenset({Phase.TOMBSTONE}),
     c.Drop: EVER,
@@ -86,7 +87,7 @@ def phase_of(state: State) -> Phase:
 def check(state: State, command: c.Command, phase: Phase) -> None:
     """Refuse a command that is not legal in the phase of the State.
 
-    Raises UnknownShard after a drop, UpperMismatch where the shard is closed to an insert or a restore, InvalidUsage
+    Raises UnknownShard after a drop, UpperMismatch where the shard is closed to what takes its next time, InvalidUsage
     otherwise.
     """
     if phase in phases_of(type(command)):

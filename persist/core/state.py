@@ -20,6 +20,7 @@ from persist.core.recorded import NOBODY, Caller, Committed, Entry, EntryFile
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.tags import Tag
 from persist.core.trace import EMPTY_TRACE, Trace
+from persist.core.truncation import NOT_TRUNCATED, Truncation
 
 SERVICE_TIMES_MAX = 64
 # Fields that came with level 3.
@@ -28,7 +29,7 @@ LATER = (
     "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
 LATER_4 = (
-    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags",
+    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncated",
 )  # and with level 4  # fmt: skip
 
 
@@ -178,6 +179,7 @@ class State(Record, frozen=True):
     `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
+    `truncated` is the last truncation that was not restored since.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -232,6 +234,7 @@ class State(Record, frozen=True):
     entry_files: tuple[EntryFile, ...] = ()
     info_bytes: int = 0
     tags: Mapping[str, Tag] = {}
+    truncated: Truncation = NOT_TRUNCATED
 
     @property
     def lease_now_ms(self) -> int:

@@ -35,6 +35,7 @@ from persist.core.state import (
 )
 from persist.core.tags import Tag
 from persist.core.trace import Trace
+from persist.core.truncation import Truncation
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -75,6 +76,7 @@ SCALARS = (
     "history_hold",
     "entry_files",
     "info_bytes",
+    "truncated",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs")
@@ -158,6 +160,7 @@ class StateDiff(Record, frozen=True):
     entry_files: tuple[EntryFile, ...] | None = None
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
+    truncated: Truncation | None = None
 
 
 def diff(

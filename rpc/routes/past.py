@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from persist.client.changes import Changes
 from persist.client.connect import Client
-from persist.client.restore import RETRIES_MAX, Restored
+from persist.client.restore import Restored
+from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
 from persist.client.wall_clock import read_point

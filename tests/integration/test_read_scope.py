@@ -113,6 +113,7 @@ def commands(place: Place) -> list[c.Command]:
         c.Append(WRITER, TOKEN, Antichain(UPPER), Antichain(UPPER + 1), ()),
         c.Insert(WRITER, TOKEN, ()),
         c.Restore(WRITER, TOKEN, Antichain(UPPER), 0, ()),
+        c.Truncate(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.AdvanceUpper(Antichain(UPPER + 5)),
         c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
         c.ReadAttributes((KEY,)),

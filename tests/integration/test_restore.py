@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist.client import restore as restore_module
+from persist.client import rewriting as rewriting_module
 from persist.client.changes import Asked, between
 from persist.client.changes import Between as ChangesBetween
-from persist.client.restore import RETRIES_MAX, Restored, Restoring
+from persist.client.restore import Restored, Restoring
+from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.wall_clock import shown_instant
@@ -360,7 +361,7 @@ def test_that_a_restore_landed_is_told_though_its_rows_cannot_be_counted(
             raise Unavailable("the store is away")
 
         with monkeypatch.context() as patched:
-            patched.setattr(restore_module, "between", unavailable)
+            patched.setattr(rewriting_module, "between", unavailable)
             return real(restoring, *args)
 
     monkeypatch.setattr(Restoring, "_counted", counted)

@@ -188,6 +188,8 @@ def show_state(state: State) -> list[str]:
     ]
     if state.forgotten_ms:
         lines.append(f"forgotten {state.forgotten_ms}")
+    if state.truncated.before:
+        lines.append(f"truncated {_fields(state.truncated)}")
     if state.settings.version:
         lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
     if state.seal.sealed_ms:
@@ -361,6 +363,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "insert": lambda a: c.Insert(*parse_written(a), parse_runs(a.rest()), _attributes(a), _digest(a)),
     "restore": lambda a: c.Restore(
+        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+    ),
+    "truncate": lambda a: c.Truncate(
         *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
     ),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),

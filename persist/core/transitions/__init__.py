@@ -43,6 +43,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Append: writers.append,
     c.Insert: writers.insert,
     c.Restore: writers.restore,
+    c.Truncate: writers.truncate,
     c.AdvanceUpper: writers.advance_upper,
     c.UpdateAttributes: writers.update_attributes,
     c.ReadAttributes: attributes.read,

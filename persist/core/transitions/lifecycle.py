@@ -15,6 +15,7 @@ from persist.core.trace import trace_of
 from persist.core.transitions.context import LIVES_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
+from persist.core.truncation import NOT_TRUNCATED
 
 HOLDERS_NAMED_MAX = 5
 
@@ -77,6 +78,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         entry_files=(),
         info_bytes=0,
         tags={},
+        truncated=NOT_TRUNCATED,
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.

@@ -35,6 +35,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Append: "append",
     c.CompareAndAppend: "compare_and_append",
     c.Restore: "restore",
+    c.Truncate: "truncate",
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }

@@ -1,4 +1,4 @@
-"""Transitions of writers: register, heartbeat, expire, and the four ways to move a shard's upper."""
+"""Transitions of writers: register, heartbeat, expire, and the ways to move a shard's upper."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
-from persist.core.transitions.context import RETRY_LATER_S, Context
+from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
+from persist.core.truncation import NOT_TRUNCATED, Truncation
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -121,7 +122,18 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     return _push(state, command, result, _at(command.runs, time), context)
 
 
+def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State, c.Appended]:
+    """Where the shard was truncated to that time already, or to a later one, the answer is an empty interval."""
+    context.check_level("truncations", HISTORY_LEVEL)
+    before, time = command.as_of + 1, state.upper.element
+    if before <= state.truncated.before:
+        return state, c.Appended(state.upper, state.upper)
+    after, result = restore(state, command, context)
+    return replace(after, truncated=Truncation(before, time or 0)), result
+
+
 def restore(state: State, command: c.Restore, context: Context) -> tuple[State, c.Appended]:
+    """What was truncated may come back by it. So the same truncation takes it away again."""
     _check_no_times(command.runs)
     check_staged(state, command.runs, context)
     lower, time = command.expected_upper, state.upper.element
@@ -136,7 +148,9 @@ def restore(state: State, command: c.Restore, context: Context) -> tuple[State, 
     if not 0 <= command.as_of < time:
         raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
     result = c.Appended(lower, Antichain(time + 1))
-    state = replace(state, service_times=_with_time(state.service_times, time))
+    undone = command.as_of < state.truncated.at and not isinstance(command, c.Truncate)
+    truncated = NOT_TRUNCATED if undone else state.truncated
+    state = replace(state, service_times=_with_time(state.service_times, time), truncated=truncated)
     return _push(state, command, result, _at(command.runs, time), context)
 
 

@@ -1,0 +1,172 @@
+"""What a restore and a truncation have in common: rows that are worked out from two times of a shard, and committed
+
+at the next time on the condition that the upper is still the one that was looked at.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import ClassVar, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.changes import Asked, Named, between
+from persist.client.retry import send
+from persist.client.snapshot import ReadSettings
+from persist.client.transport import OneShard
+from persist.client.wall_clock import shown_instant
+from persist.client.write import WriteHandle, WriteSettings
+from persist.core import commands as c
+from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
+from persist.core.batch import Run
+from persist.core.errors import (
+    Expired,
+    InvalidUsage,
+    NotReadable,
+    Overloaded,
+    Unavailable,
+    UnknownShard,
+    UpperMismatch,
+)
+from persist.core.ids import Token
+from persist.core.recorded import Caller
+from persist.core.transitions.naming import DIFF_MAX
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import DIFF, ShardSchema, current_schema
+
+RETRIES_MAX = 1_000
+READ_BYTES = 64 * 1024 * 1024  # memory of the reads: it writes at the same time
+BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
+# Why what is only told of it may not be known. That it happened stays true.
+UNTOLD = (Expired, NotReadable, Overloaded, Unavailable, UnknownShard)
+
+
+class Count:
+    """How many rows are added and removed."""
+
+    def __init__(self) -> None:
+        self.added = self.removed = 0
+
+    def of(self, tables: Iterator[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """The rows, which are counted as they pass."""
+        for table in tables:
+            diffs = table.column(DIFF)
+            added = pc.sum(pc.max_element_wise(diffs, 0)).as_py() or 0
+            self.added += added
+            self.removed += added - (pc.sum(diffs).as_py() or 0)
+            yield from table.to_batches()
+
+
+@dataclass(frozen=True)
+class Rewriting(ABC):
+    """One of them. `to` is the time that it is about."""
+
+    what: ClassVar[str]  # "restore to 7"
+    done: ClassVar[str]  # "restored to 7"
+
+    transport: OneShard
+    name: str
+    to: Named
+    write: WriteSettings
+    read: ReadSettings
+    info: bytes = b""  # what the commit history is to tell of it
+
+    @classmethod
+    def of(cls, transport: OneShard, name: str, to: Named, write: WriteSettings, read: ReadSettings) -> Self:
+        """With settings by which it holds a bounded amount of memory."""
+        buffered = replace(write, part_bytes_target=min(BUFFER_BYTES, write.part_bytes_target))
+        return cls(transport, name, to, buffered, replace(read, memory_bytes=min(READ_BYTES, read.memory_bytes)))
+
+    @property
+    def purpose(self) -> str:
+        """What lists of readers and the commit history tell of it."""
+        return f"{self.what} {self.to.time}"
+
+    @abstractmethod
+    def _commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended:
+        """Commit the staged rows."""
+
+    def _writable(self, as_of: int, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """The rows. Raises InvalidUsage where one commit cannot write a multiplicity."""
+        for table in tables:
+            found = pc.min_max(table.column(DIFF)).as_py()
+            if len(table) and (most := max(-found["min"], found["max"])) > DIFF_MAX:
+                raise InvalidUsage(self._too_often(as_of, most))
+            yield table
+
+    @abstractmethod
+    def _too_often(self, as_of: int, most: int) -> str:
+        """Why a row that is there so often cannot be written by one commit."""
+
+    def _staged(self, view: ShardView, batches: Iterator[pa.RecordBatch]) -> tuple[Run, ...]:
+        return self._writer(view).stage_for_one_commit(batches, None)
+
+    def _writer(self, view: ShardView | None) -> WriteHandle:
+        """A writer of rows as the view has them; None: of no rows."""
+
+        def schema() -> tuple[int, ShardSchema]:
+            return current_schema((view or self.transport.view(self.name, ViewRequest(with_batches=False))).schemas)
+
+        caller = Caller(purpose=self.purpose, info=self.info)
+        return WriteHandle(self.transport, self.name, schema, self.write, caller=caller)
+
+    def _landed(self, as_of: int, token: Token) -> c.Appended | None:
+        """Where it has happened already, the interval that it took. A dropped shard tells it too.
+
+        The upper that it asks for is never that of a shard with a complete time: so this changes nothing.
+        """
+        try:
+            return self._commit(self._writer(None), (), as_of, MINIMUM, token)
+        except UpperMismatch:
+            return None
+
+    def _counted(self, done: c.Appended) -> Count | None:
+        """The rows of the commit that it was, where that was written. None: they cannot be read any more."""
+        count, time = Count(), done.lower.element or 0
+        try:
+            with between(self.transport, self.name, time - 1, time, Asked(wait_s=0.0), self.read) as found:
+                for _ in count.of(found.splits(1, None)[0].read(self.transport)):
+                    pass
+            found.held.lease.close()
+        except UNTOLD:
+            return None
+        return count
+
+    def _timestamp(self, as_of: int) -> datetime | None:
+        if self.to.timestamp is not None:
+            return self.to.timestamp
+        try:
+            found = send(self.transport, self.name, c.TimeShown(as_of), self.read.retry_s)
+        except UNTOLD:
+            return None
+        assert isinstance(found, c.ShownFrom)
+        return None if found.at_ms is None else shown_instant(found.at_ms)
+
+    def _check_complete(self, as_of: int, view: ShardView) -> None:
+        if view.upper.element is None:
+            raise UpperMismatch(
+                f"shard {self.name!r} is closed: nothing can be {self.done.split()[0]} in it", expected=None, actual=[]
+            )
+        if view.upper.element > TIME_MAX:
+            raise UpperMismatch(
+                f"shard {self.name!r} has no time left: its upper is {view.upper}",
+                expected=None,
+                actual=view.upper.to_json(),
+            )
+        if view.upper.less_equal(as_of):
+            raise InvalidUsage(
+                f"time {as_of} of shard {self.name!r} is not complete: its upper is {view.upper}; give an earlier one"
+            )
+
+    def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
+        return UpperMismatch(
+            f"somebody else wrote to shard {self.name!r} while it was {self.done} {self.to.time}; nothing was changed: "
+            f"look at the shard, then {self.what.split()[0]} it again, or give retries",
+            **error.details,
+        )

@@ -1,0 +1,169 @@
+"""Truncation: one commit that takes away the rows that were there before a time and still are.
+
+As often as a row was there before the cut and is there still, it is taken away: the smaller of the two multiplicities.
+So none turns negative. That is worked out in key order, without holding more than a part of it: what was there before
+the cut, less what was removed since, and of that what is more than nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, between
+from persist.client.rewriting import Count, Rewriting
+from persist.client.snapshot import check_lease, part_reader
+from persist.client.wall_clock import instant_ms, instant_text
+from persist.client.write import WriteHandle
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
+from persist.core.errors import PersistError, UpperMismatch
+from persist.core.ids import Token, mint
+from persist.core.transitions.naming import DIFF_MAX
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import ALL_KEYS, DIFF, negated
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """What a truncation came to.
+
+    `before` is the cut: rows that were there at the time before it were taken away, if they still were there;
+    `timestamp` is the wall clock that named it (None: a time did). `lower` and `upper` are the interval that the
+    truncation took, as for an insert; they are equal where nothing was committed. `removed` is how many rows it took
+    away, or would take away where that was only asked; None where it happened, and what it wrote cannot be read any
+    more.
+    """
+
+    before: int
+    timestamp: datetime | None
+    lower: Antichain
+    upper: Antichain
+    removed: int | None
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was taken away."""
+        return self.lower != self.upper
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; the wall clock in RFC 3339. Raises nothing."""
+        at = self.timestamp
+        return {
+            "before": self.before,
+            "timestamp": None if at is None else instant_text(instant_ms("timestamp", at)),
+            "lower": self.lower.to_json(),
+            "upper": self.upper.to_json(),
+            "removed": self.removed,
+        }
+
+
+@dataclass(frozen=True)
+class Truncating(Rewriting):
+    """One truncation of a shard. `to` is the cut."""
+
+    what: ClassVar[str] = "truncate before"
+    done: ClassVar[str] = "truncated before"
+
+    def run(self, token: Token | None, retries: int, *, dry_run: bool) -> Truncated:
+        """Raises what `Shard.truncate` says."""
+        before = self.to.time
+        assert before is not None
+        if not before:  # nothing was there before the first time
+            upper = self.transport.view(self.name, ViewRequest(with_batches=False)).upper
+            return self._said(c.Appended(upper, upper), 0)
+        asking = mint(Token, self.transport.ids) if token is None else token
+        if (landed := self._landed(before - 1, asking)) is not None:
+            return self._told(landed)
+        self._check_complete(before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)))
+        shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
+        asked = Asked(wait_s=0.0, purpose=self.purpose)
+        with between(self.transport, self.name, before - 1, None, asked, shared) as found:
+            try:
+                if dry_run:
+                    count, upper = Count(), found.held.view.upper
+                    for _ in count.of(self._going(found)):
+                        pass
+                    return self._said(c.Appended(upper, upper), count.removed)
+                return self._truncated(found, token, retries)
+            finally:
+                found.held.lease.close()
+
+    def _truncated(self, found: Between, token: Token | None, retries: int) -> Truncated:
+        as_of = found.start
+        for left in range(retries, -1, -1):
+            count, view = Count(), found.held.view
+            runs = self._staged(view, count.of(self._writable(as_of, self._going(found))))
+            if not runs:
+                return self._unchanged(as_of, view, token)
+            handle = self._writer(view)
+            try:
+                done = self._commit(handle, runs, as_of, view.upper, token)
+            except UpperMismatch as error:
+                if error.details.get("expected") is None:  # no time is left
+                    raise
+                if not left:
+                    raise self._overtaken(error) from error
+            else:
+                with suppress(PersistError):
+                    handle.close()
+                return self._said(done, count.removed) if done.lower == view.upper else self._told(done)
+            view = self.transport.view(self.name, ViewRequest())
+            self._check_complete(as_of, view)
+            check_lease(view, as_of, found.held.lease)
+            found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
+        raise AssertionError("the last try returns or raises")
+
+    def _going(self, found: Between) -> Iterator[pa.Table]:
+        """What takes away the rows that go, in key order, with negative `__diff`."""
+        held, transport = replace(found.held, as_of=found.start), self.transport
+        schema, reader = part_reader(held.transport, held.view, held.settings)
+        columns = schema.columns(None)
+        before = held.split(ALL_KEYS, held.runs, columns).read(transport)
+        since = found.splits(1, columns)[0].read(transport)
+        removed = (negated(table.filter(pc.less(table.column(DIFF), 0))) for table in since)
+        for table in reader.difference(before, removed):
+            yield table.filter(pc.less(table.column(DIFF), 0))
+
+    def _unchanged(self, as_of: int, view: ShardView, token: Token | None) -> Truncated:
+        """What is told where nothing goes: maybe since another try of the token has landed meanwhile."""
+        if token is not None and (landed := self._landed(as_of, token)) is not None:
+            return self._told(landed)
+        return self._said(c.Appended(view.upper, view.upper), 0)
+
+    def _told(self, done: c.Appended) -> Truncated:
+        """What is told of one that has happened, with rows counted where they were written, or that had nothing to do.
+
+        An empty interval: the shard was truncated that far already.
+        """
+        if done.lower == done.upper:
+            return self._said(done, 0)
+        count = self._counted(done)
+        return self._said(done, None if count is None else count.removed)
+
+    def _said(self, done: c.Appended, removed: int | None) -> Truncated:
+        assert self.to.time is not None
+        return Truncated(self.to.time, self.to.timestamp, done.lower, done.upper, removed)
+
+    def _commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended:
+        return handle.commit_truncation(runs, as_of, expected, token=token)
+
+    def _too_often(self, as_of: int, most: int) -> str:
+        return (
+            f"a row of shard {self.name!r} was there {most} times at time {as_of}, and one commit can take away at "
+            f"most {DIFF_MAX} of it; take some away by inserts with a negative __diff first"
+        )
+
+
+def cut_of(named: Named) -> Named:
+    """The cut that a caller named: the upper that the shard had by the wall clock, which shows the time before it."""
+    return named if named.timestamp is None or named.time is None else replace(named, time=named.time + 1)
