@@ -276,12 +276,9 @@ class Shard(Past):
         chosen = None if columns is None else names("columns", columns)
         if tag is not None and as_of is not None:
             raise InvalidUsage("as_of and tag are both given; give one of them")
-        if tag is not None:
-            at = Tagged(check_tag_name(tag))
-            with holding(self._transport, self.name, at, purpose, wait_s, self._settings.read) as held:
-                return held.snapshot(num_splits, chosen)
         if not isinstance(as_of, datetime):
-            with holding(self._transport, self.name, as_of, purpose, wait_s, self._settings.read) as held:
+            at = as_of if tag is None else Tagged(check_tag_name(tag))
+            with holding(self._transport, self.name, at, purpose, wait_s, self._settings.read) as held:
                 return held.snapshot(num_splits, chosen)
         by = self._resolved(as_of, wait_s)
         found = self.snapshot(
