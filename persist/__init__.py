@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.tags import ShardTag
+    from persist.client.truncate import Truncated
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings
     from persist.core.antichain import Antichain
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen", "ShardTag"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
-__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored"]
+__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -54,7 +55,7 @@ __all__ += ["__version__"]
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
-_HOMES += ["client.restore", "client.shard", "attributes"]
+_HOMES += ["client.restore", "client.truncate", "client.shard", "attributes"]
 
 
 def _check_neighbours() -> None:

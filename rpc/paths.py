@@ -30,6 +30,7 @@ VERBS = frozenset(
         "forget",
         "changes",
         "restore",
+        "truncate",
         "tags",
     }
 )

@@ -20,7 +20,7 @@ from persist.parts.digest import MODULUS
 def digest_of(command: Written) -> bytes:
     """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows."""
     said: list[object] = [type(command).__name__]
-    if isinstance(command, c.Restore):  # a retry finds other rows: those that differ by then
+    if isinstance(command, c.Rewrite):  # a retry finds other rows: those that differ by then
         return _digest([*said, command.as_of])
     if isinstance(command, c.CompareAndAppend):
         said += [command.expected_upper.to_json(), command.new_upper.to_json()]

@@ -134,7 +134,7 @@ class Past:
             raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")
         checked("dry_run", dry_run, bool)
         settings, said = self._settings, _checked(token, retries, info)
-        cut = cut_of(Named.of("before", before, self._transport, self.name, (0.0, settings.read.retry_s)))
+        cut = cut_of(self._transport, self.name, before, settings.read.retry_s)
         truncating = Truncating.of(self._transport, self.name, cut, settings.write, settings.read)
         return replace(truncating, info=said).run(token, retries, dry_run=dry_run)
 

@@ -16,13 +16,14 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, between
+from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between
 from persist.client.rewriting import Count, Rewriting
 from persist.client.snapshot import check_lease, part_reader
-from persist.client.wall_clock import instant_ms, instant_text
+from persist.client.transport import OneShard
+from persist.client.wall_clock import instant_ms, instant_text, resolved, shown_instant
 from persist.client.write import WriteHandle
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.errors import PersistError, UpperMismatch
 from persist.core.ids import Token, mint
@@ -164,6 +165,10 @@ class Truncating(Rewriting):
         )
 
 
-def cut_of(named: Named) -> Named:
-    """The cut that a caller named: the upper that the shard had by the wall clock, which shows the time before it."""
-    return named if named.timestamp is None or named.time is None else replace(named, time=named.time + 1)
+def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> Named:
+    """The cut that a caller named; by a wall clock it is the upper that the shard had by then. Raises as `resolved`."""
+    if not isinstance(before, datetime):
+        return Named.of("before", before, transport, name, (0.0, retry_s))
+    found = resolved(transport, name, before, 0.0, retry_s)
+    upper = found.upper.element
+    return Named(TIME_MAX if upper is None else upper, shown_instant(found.at_ms))

@@ -32,7 +32,7 @@ from persist.parts.given import column_of
 # A Table, RecordBatch, RecordBatchReader, pandas DataFrame, list of dicts, an iterator of batches, or an Arrow stream.
 Updates = Any
 AttributeUpdates = AttributeUpdate | Iterable[AttributeUpdate]
-_Append = c.Insert | c.CompareAndAppend | c.Append | c.Restore
+_Append = c.Insert | c.CompareAndAppend | c.Append | c.Rewrite
 _Write = _Append | c.UpdateAttributes
 Time = int | Antichain | None  # None and Antichain(None) mean closed: no more
 
@@ -279,7 +279,11 @@ class WriteHandle:
     def commit_truncation(
         self, runs: Sequence[Run], as_of: int, expected_upper: Time, *, token: Token | None = None
     ) -> c.Appended:
-        """As `commit_restore`, for staged `runs` that take away what is there since `as_of`."""
+        """Commit staged `runs`, which take away what is there since `as_of`, as `commit_restore` does.
+
+        A `token` stands for the truncation to `as_of`, `expected_upper` is the shard's. Raises what
+        `compare_and_append` says.
+        """
         expected = frontier(expected_upper)
         return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
 

@@ -28,7 +28,7 @@ STATS_MAX = 32  # blobs with receipts that a command may name for the store to b
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 EVOLVING = (c.EvolveSchema, c.Recreate)
 BRINGING = (
-    c.Insert, c.CompareAndAppend, c.Append, c.Restore,
+    c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate,
     c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, *EVOLVING,
 )  # fmt: skip
 """Commands that may name new parts, or have a schema."""
@@ -157,4 +157,4 @@ def _runs(command: c.Command) -> Iterable[Run]:
         return () if command.replacement is None else (Run((command.replacement,)),)
     if isinstance(command, c.MergeResult):
         return command.outputs
-    return command.runs if isinstance(command, (c.Insert, c.CompareAndAppend, c.Append, c.Restore)) else ()
+    return command.runs if isinstance(command, (c.Insert, c.CompareAndAppend, c.Append, c.Rewrite)) else ()

@@ -144,10 +144,10 @@ class Insert(WriteCommand, frozen=True):
     digest: _Digest = b""
 
 
-class Restore(WriteCommand, frozen=True):
+class Rewrite(WriteCommand, frozen=True):
     """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
 
-    They lead back to the contents as of `as_of`, as the writer has worked out. UpperMismatch carries the actual upper.
+    The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
     """
 
     writer: _Writer
@@ -158,8 +158,12 @@ class Restore(WriteCommand, frozen=True):
     digest: _Digest = b""
 
 
-class Truncate(Restore, frozen=True):
-    """As `Restore`, where the rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
+class Restore(Rewrite, frozen=True):
+    """The rows lead back to the contents as of `as_of`. -> Appended"""
+
+
+class Truncate(Rewrite, frozen=True):
+    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
 
 
 class AdvanceUpper(WriteCommand, frozen=True):

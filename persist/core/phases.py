@@ -94,7 +94,7 @@ def check(state: State, command: c.Command, phase: Phase) -> None:
         return
     if phase in (Phase.DROPPED, Phase.TOMBSTONE) and not isinstance(command, c.Recreate):
         raise UnknownShard(dropped(state.name))
-    if isinstance(command, (c.Insert, c.Restore)):
+    if isinstance(command, (c.Insert, c.Rewrite)):
         raise UpperMismatch(
             f"shard {state.name!r} is closed: its upper is {state.upper}", expected=None, actual=state.upper.to_json()
         )

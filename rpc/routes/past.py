@@ -1,8 +1,9 @@
-"""What a shard was: the changes between two of its times, and making it again what it was."""
+"""What a shard was: the changes between two of its times, making it again what it was, and truncating it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from persist.client.restore import Restored
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
+from persist.client.truncate import Truncated
 from persist.client.wall_clock import read_point
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
@@ -72,18 +74,38 @@ async def restore(
     token: IdempotencyToken = None,
 ) -> Response:
     """`lower` and `upper` are equal where nothing differed. 409: others wrote meanwhile, and nothing was changed."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(WRITE, name)
+    principal_of(request).require(WRITE, check_shard_name(shard_of(request)))
     if as_of is None:
         raise InvalidUsage("give the time to restore, as as_of or as timestamp")
-    given, asking = token_of(request, token), AsCaller(service.transport, caller_of(request))
+    given = token_of(request, token)
+    return await _rewritten(request, lambda shard: shard.restore(as_of, token=given, retries=retries))
 
-    def restored() -> Restored:
+
+@router.post("/{name}/truncate", summary="Take away what was there before a time and still is")
+async def truncate(
+    request: Request,
+    before: Annotated[str, Query(description="A time, or a wall clock with its zone (RFC 3339).", max_length=64)],
+    dry_run: Annotated[bool, Query(description="Tell how many rows would go, and change nothing.")] = False,
+    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
+    token: IdempotencyToken = None,
+) -> Response:
+    """`lower` and `upper` are equal where nothing was taken away. 409: others wrote meanwhile; nothing was changed."""
+    principal_of(request).require(WRITE, check_shard_name(shard_of(request)))
+    cut, given = read_point("parameter before", before), token_of(request, token)
+    return await _rewritten(request, lambda shard: shard.truncate(cut, dry_run=dry_run, token=given, retries=retries))
+
+
+async def _rewritten(request: Request, work: Callable[[Shard], Restored | Truncated]) -> Response:
+    """What the work on the shard came to."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    asking = AsCaller(service.transport, caller_of(request))
+
+    def done() -> Restored | Truncated:
         view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
-        return Shard(asking, name, view, service.handles).restore(as_of, token=given, retries=retries)
+        return work(Shard(asking, name, view, service.handles))
 
     with service.snapshots:  # it takes as much memory as one
-        return Response(json.dumps((await service.work.run(restored)).to_json()), media_type="application/json")
+        return Response(json.dumps((await service.work.run(done)).to_json()), media_type="application/json")
 
 
 def _shard(service: Service, name: str) -> Shard:

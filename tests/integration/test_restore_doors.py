@@ -116,6 +116,18 @@ def test_over_http_a_restore_says_what_it_is_for(
     assert (entry.operation, entry.purpose, entry.info) == ("restore", told, {"ticket": 1})
 
 
+def test_over_http_a_truncation_is_tried_done_and_answered_again(shard: Shard, http: TestClient) -> None:
+    tried = http.post(f"{PATH}/truncate", params={"before": 2, "dry_run": True}).json()
+    assert tried == {"before": 2, "timestamp": None, "lower": [3], "upper": [3], "removed": 1}
+    asked = {"params": {"before": 2}, "headers": {"Idempotency-Key": "old", "persist-info": '{"ticket": 2}'}}
+    done = http.post(f"{PATH}/truncate", **asked)  # type: ignore[arg-type]
+    assert done.json() == {"before": 2, "timestamp": None, "lower": [3], "upper": [4], "removed": 1}
+    assert http.post(f"{PATH}/truncate", **asked).json() == done.json()  # type: ignore[arg-type]
+    [entry] = shard.history(1)
+    assert (entry.operation, entry.purpose, entry.info) == ("truncate", "truncate before 2", {"ticket": 2})
+    assert http.post(f"{PATH}/truncate", params={"before": "2025-10-09T08:53:21Z"}).json()["removed"] == 0
+
+
 def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine: Machine, shard: Shard) -> None:
     machine.client.create_shard("secret", SCHEMA, ["id"]).insert([{"id": 1, "v": "a"}])
     token, digest = mint("reader")
@@ -150,6 +162,11 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a restore of a dropped shard": ("POST", "restore", {"as_of": 1}),
     "a restore of a shard without a time left": ("POST", "restore", {"as_of": 1}),
     "a restore of a row that was there over 2^32 times more or less": ("POST", "restore", {"as_of": 1}),
+    "a truncation before a time beyond the upper": ("POST", "truncate", {"before": 4}),
+    "a truncation before what was forgotten": ("POST", "truncate", {"before": 1}),
+    "a truncation without a time": ("POST", "truncate", {}),
+    "a truncation of a shard that is closed to writes": ("POST", "truncate", {"before": 1}),
+    "a truncation of a row that was there over 2^32 times": ("POST", "truncate", {"before": 5}),
 }
 
 
@@ -184,7 +201,7 @@ def test_every_path_refuses_times_with_the_statuses_of_the_page(http: TestClient
 def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     machine: Machine, shard: Shard, http: TestClient, row: str
 ) -> None:
-    if row == "a time that was forgotten":
+    if row in ("a time that was forgotten", "a truncation before what was forgotten"):
         shard.forget(1)
     elif row == "another shard of other columns":
         machine.client.create_shard("unequal", SCHEMA, ["v"]).insert([{"id": 1, "v": "a"}])
@@ -241,6 +258,14 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
     assert again["lower"] == again["upper"] == [3]
 
 
+def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("truncate", NAME, "--dir", directory, "--before", "2")
+    [tried] = told(capsys, *asked, "--dry-run")
+    assert (tried["removed"], tried["lower"], tried["upper"]) == (1, [2], [2])
+    [done] = told(capsys, *asked)
+    assert (done["shard"], done["before"], done["removed"], done["upper"]) == (NAME, 2, 1, [3])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -253,6 +278,8 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
         (["restore", NAME, "--at", "2"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
         (["restore", NAME, "--at", "0", "--retries", "-1"], "retries is -1; it must be in [0, 1000]"),
         (["restore", "nothing", "--at", "0"], "nothing"),
+        (["truncate", NAME, "--before", "3"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
+        (["truncate", NAME, "--before", "old"], "--before is 'old'; it must be a time"),
     ],
 )
 def test_commands_say_what_is_wrong(

@@ -25,7 +25,7 @@ from persist.core.record import replace
 from persist.core.state import Policy, State, WriterState
 from persist.core.transitions.context import OUTCOMES_LEVEL, RETRY_SOON_S, Context
 
-Written = c.CompareAndAppend | c.Append | c.Insert | c.Restore | c.UpdateAttributes  # what comes with a token
+Written = c.CompareAndAppend | c.Append | c.Insert | c.Rewrite | c.UpdateAttributes  # what comes with a token
 
 
 def is_alone(command: Written) -> bool:

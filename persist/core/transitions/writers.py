@@ -132,7 +132,7 @@ def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State
     return replace(after, truncated=Truncation(before, time or 0)), result
 
 
-def restore(state: State, command: c.Restore, context: Context) -> tuple[State, c.Appended]:
+def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
     """What was truncated may come back by it. So the same truncation takes it away again."""
     _check_no_times(command.runs)
     check_staged(state, command.runs, context)

@@ -1,0 +1,204 @@
+"""Truncation as users see it, over stores whose clocks the tests move."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from compactor.worker import Worker
+from persist.client.shard import Shard
+from persist.client.wall_clock import shown_instant
+from persist.client.write import WriteHandle
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch
+from persist.core.ids import token_of_key
+from persist.core.state import Policy
+from tests.support.clocks import Machine, World
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=Policy())
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(world: World, machine: Machine) -> Shard:
+    """At 0 and 1 three rows come; at 2 one goes and another comes; at 3 a row of 0 comes twice more."""
+    found = machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
+    for rows in (
+        [(1, "a", 1), (2, "b", 2)],
+        [(3, "c", 1)],
+        [(1, "a", -1), (4, "d", 1)],
+        [(2, "b", 2)],
+    ):
+        found.insert([{"id": number, "v": value, "__diff": diff} for number, value, diff in rows])
+        world.pass_ms(1_000)
+    return found
+
+
+def rows(shard: Shard, as_of: int | None = None) -> list[tuple[object, ...]]:
+    return [tuple(row.values()) for row in shard.snapshot(as_of).to_arrow().to_pylist()]
+
+
+def test_what_was_there_before_the_cut_and_still_is_goes(shard: Shard) -> None:
+    earlier = [rows(shard, time) for time in range(4)]
+    done = shard.truncate(2)
+    assert (done.before, done.timestamp, done.removed, done.changed) == (2, None, 3, True)
+    assert (done.lower, done.upper) == (Antichain(4), Antichain(5))
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1)], "row 1 had gone already, and row 2 was there twice before the cut"
+    assert [rows(shard, time) for time in range(4)] == earlier, "reads as of earlier times show what they did"
+    with shard.listen(3, until=5) as listen:
+        [event] = listen
+    assert [tuple(row.values()) for row in event.updates.to_pylist()] == [(2, "b", 4, -2), (3, "c", 4, -1)]
+
+
+def test_the_same_cut_or_an_earlier_one_changes_nothing_again(shard: Shard) -> None:
+    shard.truncate(2)
+    shard.insert([{"id": 3, "v": "c"}])
+    for before in (2, 1, 0):
+        again = shard.truncate(before)
+        assert (again.removed, again.changed, again.upper) == (0, False, Antichain(6))
+    assert rows(shard) == [(2, "b", 2), (3, "c", 1), (4, "d", 1)], "a row that was added again stays"
+    assert shard.truncate(6).removed == 4
+    assert rows(shard) == []
+
+
+def test_it_is_undone_by_a_restore_and_done_again_after_it(shard: Shard) -> None:
+    held = rows(shard)
+    done = shard.truncate(2)
+    shard.restore(done.lower.element - 1)  # type: ignore[operator]
+    assert rows(shard) == held
+    assert shard.truncate(2).removed == 3
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
+
+
+def test_a_dry_run_tells_how_many_and_changes_nothing(machine: Machine, shard: Shard) -> None:
+    before = machine.location.machine(NAME).refresh()
+    tried = shard.truncate(2, dry_run=True)
+    assert (tried.removed, tried.changed, tried.upper) == (3, False, Antichain(4))
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace.batches, after.truncated, after.leased_readers, after.writers) == (
+        before.trace.batches, before.truncated, {}, before.writers,
+    )  # fmt: skip
+
+
+def test_where_nothing_goes_nothing_is_committed(shard: Shard) -> None:
+    shard.truncate(2)
+    shard.insert([{"id": 2, "v": "b", "__diff": -2}])
+    done = shard.truncate(3)
+    assert (done.removed, done.changed, shard.upper()) == (1, True, Antichain(7))
+    empty = shard.truncate(4)
+    assert (empty.removed, empty.changed, shard.upper()) == (0, False, Antichain(7))
+
+
+def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shard) -> None:
+    instant = shown_instant((world.true_ms - 2_000) // 1_000 * 1_000)
+    done = shard.truncate(instant)
+    assert (done.before, done.timestamp, done.removed) == (2, instant, 3)
+    assert not shard.truncate(datetime(2001, 1, 1, tzinfo=UTC)).changed, "nothing was there by then"
+
+
+def test_a_cut_before_what_was_forgotten_is_refused(shard: Shard) -> None:
+    shard.forget(3)
+    with pytest.raises(NotReadable):
+        shard.truncate(3)
+    assert shard.truncate(4).removed == 6
+
+
+def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> None:
+    token = token_of_key("old rows")
+    first = shard.truncate(2, token=token)
+    shard.insert([{"id": 3, "v": "c"}])
+    assert shard.truncate(2, token=token) == first
+    with pytest.raises(TokenReused):
+        shard.truncate(3, token=token)
+    with pytest.raises(TokenReused):
+        shard.restore(1, token=token)
+    shard.drop()
+    again = shard.truncate(2, token=token)
+    assert (again.lower, again.upper, again.removed) == (first.lower, first.upper, None)
+    with pytest.raises(UnknownShard):
+        shard.truncate(2)
+
+
+class Between:
+    """Others write in the moment before a truncation commits, as often as is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int) -> None:
+        real, self.left = WriteHandle.commit_truncation, times
+
+        def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+            if runs and self.left:
+                self.left -= 1
+                shard.insert([{"id": 3, "v": "c", "__diff": -1}, {"id": 9, "v": "new"}])
+            return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+
+
+def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    Between(monkeypatch, shard, 1)
+    with pytest.raises(UpperMismatch, match="while it was truncated before 2; nothing was changed: look at the shard,"):
+        shard.truncate(2)
+    assert rows(shard) == [(2, "b", 4), (4, "d", 1), (9, "new", 1)], "only the other one has written"
+
+
+def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    Between(monkeypatch, shard, 1)
+    assert shard.truncate(2, retries=1).removed == 2
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)], "nothing is there less than no times"
+
+
+def test_another_truncation_that_comes_between_has_done_it(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            shard.truncate(3)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    done = shard.truncate(2)
+    assert (done.removed, done.changed, done.upper) == (0, False, Antichain(5))
+
+
+def test_merges_and_history_that_is_forgotten_bring_nothing_back(machine: Machine, shard: Shard) -> None:
+    shard.truncate(2)
+    held = rows(shard)
+    shard.forget(4)
+    Worker(machine.location).run(NAME, idle=True)
+    assert rows(shard) == held
+    assert shard.truncate(2).changed is False
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "sentence"),
+    [
+        ({"before": 5}, InvalidUsage, "time 4 of shard 'orders' is not complete: its upper is"),
+        ({"before": -1}, InvalidUsage, "before is -1; it must be a time in"),
+        ({"before": None}, InvalidUsage, "before is None"),
+        ({"before": "yesterday"}, InvalidUsage, "before is 'yesterday'"),
+        ({"before": 2, "dry_run": 1}, InvalidUsage, "dry_run"),
+        ({"before": 2, "retries": -1}, InvalidUsage, "retries is -1"),
+        ({"before": 2, "info": "x"}, InvalidUsage, "info"),
+        ({"before": 2, "token": "x"}, InvalidUsage, "Token is"),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    machine: Machine, shard: Shard, asked: dict[str, object], error: type[Exception], sentence: str
+) -> None:
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(error, match=sentence):
+        shard.truncate(**asked)  # type: ignore[arg-type]
+    assert machine.location.machine(NAME).refresh() == before
