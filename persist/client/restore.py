@@ -45,6 +45,8 @@ READ_BYTES = 64 * 1024 * 1024  # memory of a restore's reads: it writes at the s
 BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 # Why what is only told of a restore may not be known. That it happened stays true.
 UNTOLD = (Expired, NotReadable, Overloaded, Unavailable, UnknownShard)
+# These tell that nothing was changed, and are not told where another try of the token has landed.
+REFUSED = (Expired, NotReadable, UnknownShard, UpperMismatch)
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,18 @@ class Restoring:
         """Raises what `Shard.restore` says."""
         as_of = self.to.time
         assert as_of is not None
-        if token is not None and (landed := self._landed(as_of, token)) is not None:
+        if token is None:
+            return self._tried(as_of, None, retries)
+        if (landed := self._landed(as_of, token)) is not None:
             return self._counted(as_of, landed)
+        try:
+            return self._tried(as_of, token, retries)
+        except REFUSED:
+            if (landed := self._landed(as_of, token)) is None:  # another try of the token may have landed meanwhile
+                raise
+            return self._counted(as_of, landed)
+
+    def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
         self._check_complete(as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
         asked = Asked(wait_s=0.0, purpose=f"restore to {as_of}")
         with between(self.transport, self.name, as_of, None, asked, self.read) as found:
