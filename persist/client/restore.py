@@ -71,8 +71,11 @@ class Restoring(Rewriting):
         """Raises what `Shard.restore` says."""
         as_of = self.to.time
         assert as_of is not None
-        if token is not None and (landed := self._landed(as_of, token)) is not None:
-            return self._told(as_of, landed)
+        return self._settled(
+            as_of, token, lambda: self._tried(as_of, token, retries), lambda done: self._told(as_of, done)
+        )
+
+    def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
         self._check_complete(as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, as_of, None, asked, self.read) as found:

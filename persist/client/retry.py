@@ -39,6 +39,8 @@ LAPSING = (
     c.ResolveTime,
     c.TimeShown,
     c.ReadShardSettings,
+    c.ReadTags,
+    c.HoldPoint,
 )
 # These claim nothing of what happened, so they are told whatever came before.
 CLAIM_NOTHING = (Corruption, PersistError)

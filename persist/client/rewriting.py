@@ -6,10 +6,10 @@ at the next time on the condition that the upper is still the one that was looke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,6 +43,10 @@ READ_BYTES = 64 * 1024 * 1024  # memory of the reads: it writes at the same time
 BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 # Why what is only told of it may not be known. That it happened stays true.
 UNTOLD = (Expired, NotReadable, Overloaded, Unavailable, UnknownShard)
+
+# These tell that nothing was changed, and are not told where another try of the token has landed.
+REFUSED = (Expired, NotReadable, UnknownShard, UpperMismatch)
+_Told = TypeVar("_Told")
 
 
 class Count:
@@ -115,6 +119,21 @@ class Rewriting(ABC):
 
         caller = Caller(purpose=self.purpose, info=self.info)
         return WriteHandle(self.transport, self.name, schema, self.write, caller=caller)
+
+    def _settled(
+        self, as_of: int, token: Token | None, tried: Callable[[], _Told], told: Callable[[c.Appended], _Told]
+    ) -> _Told:
+        """What a try comes to, or what is told of the commit of another try of the token."""
+        if token is None:
+            return tried()
+        if (landed := self._landed(as_of, token)) is not None:
+            return told(landed)
+        try:
+            return tried()
+        except REFUSED:
+            if (landed := self._landed(as_of, token)) is None:  # another try of the token may have landed meanwhile
+                raise
+            return told(landed)
 
     def _landed(self, as_of: int, token: Token) -> c.Appended | None:
         """Where it has happened already, the interval that it took. A dropped shard tells it too.

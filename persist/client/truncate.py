@@ -80,9 +80,10 @@ class Truncating(Rewriting):
         if not before:  # nothing was there before the first time
             upper = self.transport.view(self.name, ViewRequest(with_batches=False)).upper
             return self._said(c.Appended(upper, upper), 0)
-        asking = mint(Token, self.transport.ids) if token is None else token
-        if (landed := self._landed(before - 1, asking)) is not None:
-            return self._told(landed)
+        asking = mint(Token, self.transport.ids) if token is None else token  # whether it was truncated that far
+        return self._settled(before - 1, asking, lambda: self._tried(before, token, retries, dry_run), self._told)
+
+    def _tried(self, before: int, token: Token | None, retries: int, dry_run: bool) -> Truncated:
         self._check_complete(before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)))
         shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
         asked = Asked(wait_s=0.0, purpose=self.purpose)

@@ -32,7 +32,7 @@ from tests.simulation.instants import CHECKED_OFF_MS_MAX
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
-from tests.simulation.restoring import RESTORED_SHARE, RESTORERS_OPS
+from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.scheduler import Task, cooperative
 from tests.simulation.tagging import TAGGED_SHARE
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
@@ -116,7 +116,6 @@ class Plan:
         alone = not {"historian", "chronicler", "tagger"} & {role for share in shares for role in share}
         if alone and random.Random(f"restores {seed}").random() < RESTORED_SHARE:
             shares = tuple((*share, "restorer") if at < 2 else share for at, share in enumerate(shares))
-            ops += RESTORERS_OPS
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
