@@ -14,6 +14,7 @@ from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
 from tests.simulation.restoring import restorer
 from tests.simulation.tagging import tagger
+from tests.simulation.truncating import truncator
 from tests.simulation.writers import advancer, cas_writer, inserter, replica
 
 ROLES: dict[str, Callable[[Host], None]] = {
@@ -35,6 +36,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "configurator": configurator,
     "tagger": tagger,
     "restorer": restorer,
+    "truncator": truncator,
 }
 
 __all__ = ["ROLES"]

@@ -48,7 +48,15 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import clock_mutations, history_mutations, narrow_mutations, restoring, tagging, trusting
+from tests.simulation import (
+    clock_mutations,
+    history_mutations,
+    narrow_mutations,
+    restoring,
+    tagging,
+    truncating,
+    trusting,
+)
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -484,6 +492,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *clock_mutations.BROKEN,
         *tagging.BROKEN,
         *restoring.BROKEN,
+        *truncating.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -511,6 +520,9 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
     "restore_lands_twice": {"restorer"},
     "staged_age_ignored": {"hibernate"},
     "tombstone_keeps_blobs": {"demolisher"},
+    "truncate_by_time_only": {"truncator"},
+    "truncate_ignores_the_upper": {"truncator"},
+    "truncated_once_more": {"truncator"},
 }
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of

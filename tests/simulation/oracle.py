@@ -58,7 +58,10 @@ class Write:
     landed: tuple[int | None, int | None] | None = None
     landed_seqno: int = 0
     attributes: tuple[AttributeUpdate, ...] = ()
-    as_of: int | None = None  # what a restore leads back to
+    as_of: int | None = None  # what a restore leads back to, and the last time before the cut of a truncation
+
+
+REWRITES = ("restore", "truncate")  # kinds of writes whose rows are worked out from the contents
 
 
 def life_of(name: str, shard: str) -> str:
@@ -85,6 +88,7 @@ class ShardTruth:
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
     attributes: AttributeTruth = field(default_factory=AttributeTruth)
     instants: InstantTruth = field(default_factory=InstantTruth)
+    cut: int = 0  # of the last truncation that no restore came after
 
     def contents(self, as_of: int) -> Contents:
         total: Contents = {}
@@ -98,6 +102,12 @@ class ShardTruth:
         then, now = self.contents(as_of), self.contents(time - 1)
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, diff) for k, v in rows if (diff := then.get((k, v), 0) - now.get((k, v), 0))]
+
+    def truncating(self, as_of: int, time: int) -> list[Update]:
+        """The updates at `time` that take away what was there as of `as_of` and still is."""
+        then, now = self.contents(as_of), self.contents(time - 1)
+        rows = sorted({*then, *now}, key=repr)
+        return [(k, v, time, -gone) for k, v in rows if (gone := min(then.get((k, v), 0), now.get((k, v), 0))) > 0]
 
     def between(self, lower: int, upper: int) -> dict[tuple[str, Value, int], int]:
         """Updates with times in `[lower, upper)`, summed."""
@@ -290,7 +300,11 @@ class Oracle:
             truth.updates += [(k, v, lower, d) for k, v, _, d in write.updates]
         elif write.as_of is not None:
             assert lower is not None
-            truth.updates += truth.leading_back(write.as_of, lower)
+            is_cut = write.kind == "truncate"
+            again = is_cut and write.as_of < truth.cut
+            expect(not again, "truncated", f"#{write.number} truncated before {write.as_of + 1}, after {truth.cut}")
+            truth.updates += (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower)
+            truth.cut = write.as_of + 1 if is_cut else 0
         else:
             truth.updates += write.updates
 

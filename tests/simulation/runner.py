@@ -30,7 +30,7 @@ from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
 from tests.simulation.instants import CHECKED_OFF_MS_MAX
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
-from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
+from tests.simulation.oracle import REWRITES, ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
 from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.scheduler import Task, cooperative
@@ -114,8 +114,10 @@ class Plan:
         if random.Random(f"tags {seed}").random() < TAGGED_SHARE:
             shares = (*shares[:-1], (*shares[-1], "tagger"))
         alone = not {"historian", "chronicler", "tagger"} & {role for share in shares for role in share}
-        if alone and random.Random(f"restores {seed}").random() < RESTORED_SHARE:
-            shares = tuple((*share, "restorer") if at < 2 else share for at, share in enumerate(shares))
+        if alone:
+            restored = random.Random(f"restores {seed}").random() < RESTORED_SHARE
+            role = "restorer" if restored else "truncator"
+            shares = tuple((*share, role) if at < 2 else share for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
@@ -338,7 +340,7 @@ def _check_write(run: Run, write: Write) -> None:
         return
     if not write.landed and write.kind == "insert" and cancels(write.updates) and not write.attributes:
         return  # nothing was left to write, and so nothing was written
-    if not write.landed and write.kind == "restore" and write.told and write.told[0] == write.told[1]:
+    if not write.landed and write.kind in REWRITES and write.told and write.told[0] == write.told[1]:
         return  # nothing differed
     expect(write.landed is not None, "lost", f"{what} was acknowledged but never landed")
     expect(write.landed == write.told, "answer", f"{what} landed at {write.landed} but was told {write.told}")

@@ -53,6 +53,7 @@ PATHS = (
     "settings changed",
     "settings conflict",
     "shard finalised",
+    "truncated",
     "since moved",
     "snapshot read",
     "upper mismatch",

@@ -1,0 +1,127 @@
+"""Truncations in the simulation: who takes old rows away, beside writers, and the builds that fail him.
+
+The oracle takes a truncation for what was there before its cut and still is at the moment it lands, and lets none land
+whose cut is no later than that of an earlier one. So every later read of the shard is held against exactly the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+from persist.client.shard import Shard
+from persist.client.truncate import Truncating
+from persist.core import commands as c
+from persist.core.antichain import MINIMUM
+from persist.core.errors import Indeterminate, NotReadable
+from persist.core.ids import Token
+from persist.core.record import replace
+from persist.core.state import State
+from persist.core.transitions import writers
+from persist.core.truncation import NOT_TRUNCATED
+from tests.simulation.breaking import Broken, transition
+from tests.simulation.host import KEYS, MAIN, Host, me
+from tests.simulation.oracle import Write, expect
+from tests.simulation.readers import read_once, reading
+from tests.simulation.writers import as_table, attempted, retried, told
+
+AGAIN = 0.3  # of the truncations take an earlier cut once more
+BROUGHT_MAX = 3  # rows that were taken away and are written again
+
+
+def truncator(host: Host) -> None:
+    """Truncates before a time that is readable, and now and then writes again what went."""
+    shard, cuts = host.open(MAIN), [0]
+    while not host.run.stopping:  # it takes no operation from others
+        state = host.run.truth(MAIN).state
+        low, high = state.since.element, state.upper.element
+        if low is not None and high:
+            cut = host.random.randint(min(low, high - 1), high - 1)
+            again = host.random.random() < AGAIN
+            cuts.append(max(low, host.random.choice(cuts)) if again and max(cuts) < high else cut)
+            _truncate(host, shard, cuts[-1])
+            if host.random.random() < AGAIN:
+                _bring_back(host, shard, cuts[-1])
+        host.sleep(0.3)
+
+
+def _truncate(host: Host, shard: Shard, as_of: int) -> None:
+    write = Write(0, "truncate", me(host), MAIN, [], as_of=as_of)
+    retries = host.random.choice((0, 0, 2))
+    with attempted(host, write) as token:
+        told(write, _ask(host, shard, write, token, retries))
+    retried(host, write, lambda again: _ask(host, shard, write, again, retries=0))
+
+
+def _bring_back(host: Host, shard: Shard, as_of: int) -> None:
+    """Insert some of the rows that were there as of that time, and are not any more."""
+    truth = host.run.truth(MAIN)
+    gone = truth.contents(as_of).keys() - truth.contents((truth.state.upper.element or 1) - 1).keys()
+    plain = [(key, value) for key, value in sorted(gone, key=repr) if key in KEYS and isinstance(value, int)]
+    rows = [(key, value, 0, 1) for key, value in plain[:BROUGHT_MAX]]
+    if not rows:
+        return
+    write = Write(0, "insert", me(host), MAIN, rows)
+    with attempted(host, write) as token:
+        told(write, shard.insert(as_table(rows, timed=False), token=token))
+    retried(host, write, lambda again: shard.insert(as_table(rows, timed=False), token=again))
+
+
+def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: int) -> c.Appended:
+    """Truncate, and look at the contents that the answer tells of."""
+    assert write.as_of is not None
+    truth = host.run.truth(MAIN)
+    try:
+        found = shard.truncate(write.as_of + 1, token=token, retries=retries)
+    except NotReadable as error:
+        since = truth.state.since
+        expect(not since.less_equal(write.as_of), "readable", f"no truncation before {write.as_of + 1}, since {since}")
+        raise Indeterminate("it is forgotten, and an earlier try may be under way") from error
+    upper = found.upper.element or 0
+    if not found.changed:
+        done = write.as_of < truth.cut or not truth.truncating(write.as_of, upper)
+        expect(done, "truncated", f"#{write.number} left rows from before {write.as_of + 1} in the shard at {upper}")
+    host.run.path("truncated" if found.changed else "nothing to truncate")
+    with reading(host, MAIN, upper - 1):
+        read_once(host, shard, upper - 1, pause_s=0)
+    return c.Appended(found.lower, found.upper)
+
+
+# --- broken builds
+
+
+def truncate_by_time_only() -> Broken:
+    """What was there before the cut is taken away, whether it is there still or not."""
+
+    def going(self: Truncating, found: Any) -> Any:
+        return real(self, replace_end(found))
+
+    def replace_end(found: Any) -> Any:
+        return type(found)(found.held, found.start, found.start)
+
+    real = Truncating._going
+    return patch.object(Truncating, "_going", going)
+
+
+def truncate_ignores_the_upper() -> Broken:
+    """A truncation lands though another write came since it looked."""
+    real = writers.truncate
+
+    def truncate(state: State, command: c.Truncate, context: Any) -> Any:
+        probes = command.expected_upper == MINIMUM  # it asks only whether the truncation has landed
+        return real(state, command if probes else replace(command, expected_upper=state.upper), context)
+
+    return transition(c.Truncate, truncate)
+
+
+def truncated_once_more() -> Broken:
+    """The cut is not remembered: what was written again since goes too when the truncation comes again."""
+    real = writers.truncate
+
+    def truncate(state: State, command: c.Truncate, context: Any) -> Any:
+        return real(replace(state, truncated=NOT_TRUNCATED), command, context)
+
+    return transition(c.Truncate, truncate)
+
+
+BROKEN = (truncate_by_time_only, truncate_ignores_the_upper, truncated_once_more)
