@@ -1,7 +1,7 @@
-"""Restore: what it reads and holds, beside a snapshot of the same shard. `bench/history.py` runs it.
+"""Restores and truncations: what they read and hold, beside a snapshot of the same shard. `bench/history.py` runs it.
 
 A shard of 1,000 batches is merged, its history kept, so that every row group has rows of every time. A snapshot reads
-it, the last batch is undone, the later half is undone: each in a process of its own, so that the peak of memory is its.
+it, the last batch is undone, the later half is undone, the first quarter truncated: each in a process of its own, so that the peak of memory is its.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ WORKS: dict[str, Callable[[Shard], int]] = {
     "snapshot": snapshot,
     "undo one": lambda shard: undo(shard, BATCHES - 2),
     "undo half": lambda shard: undo(shard, BATCHES // 2 - 1),
+    "truncate a quarter": lambda shard: shard.truncate(BATCHES // 4).removed or 0,
 }
 
 
@@ -97,7 +98,7 @@ def bench_restore(directory: Path) -> None:
         print(
             f"{name}: {one['rows']:,} rows, {one['seconds']:.1f} s, {read:.0f} MB read, peak {one['peak_mib']:.0f} MiB"
         )
-    for name in ("undo one", "undo half"):
+    for name in ("undo one", "undo half", "truncate a quarter"):
         bar(f"{name}: bytes read to those of a snapshot", found[name]["read"] / found["snapshot"]["read"], "<= 2")
         bar(f"{name}: peak MiB", found[name]["peak_mib"], "<= 400")
 
