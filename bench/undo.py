@@ -1,7 +1,8 @@
 """Restores and truncations: what they read and hold, beside a snapshot of the same shard. `bench/history.py` runs it.
 
 A shard of 1,000 batches is merged, its history kept, so that every row group has rows of every time. A snapshot reads
-it, the last batch is undone, the later half is undone, the first quarter truncated: each in a process of its own, so that the peak of memory is its.
+it, the last batch is undone, the later half is undone, the first quarter is truncated: each in a process of its own, so
+that the peak of memory is its.
 """
 
 from __future__ import annotations
