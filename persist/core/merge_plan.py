@@ -145,9 +145,9 @@ def _is_garbage(state: State, batches: Sequence[HollowBatch], largest: int, perc
 
 
 def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
-    """How many tags keep a time of `[lower, upper)` apart from since. For each, what is left may be there once more."""
+    """How many times of `[lower, upper)` tags keep apart from later ones. For each, what is left may be there again."""
     times = {tag.time for tag in state.tags.values()}
-    within = (time for time in times if lower.less_equal(time) and not upper.less_equal(time))
+    within = (time for time in times if lower.less_equal(time) and not upper.less_equal(time + 1))
     return sum(1 for time in within if not state.merge_since.less_equal(time))
 
 

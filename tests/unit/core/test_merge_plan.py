@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
-from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, plan
+from persist.core.merge_plan import LEFT_BATCHES_MAX, SMALL_ROWS, MergePolicy, garbage_due, plan
 from persist.core.record import replace
 from persist.core.state import Claim, State
+from persist.core.tags import Tag
 from persist.core.trace import trace_of
 from tests.support.examples import examples
 from tests.support.shard import Shard, make_part
@@ -207,6 +208,62 @@ def test_history_that_does_not_cancel_after_all_is_merged_a_bounded_number_of_ti
             last = (specs[0].upper.element or 0) - 1
             shape.merge(specs[0], diff_min=-1, diff_sum=0, time_min=min(last, time - 10), time_max=last)
     assert shape.rewritten / shape.appended <= 2 * log_of(shape.appended, 1.3)
+
+
+# --- what tags keep apart
+
+
+def tagged(state: State, *times: int) -> State:
+    return replace(state, tags={f"t{number}": Tag(time) for number, time in enumerate(times)})
+
+
+@pytest.mark.parametrize(
+    ("times", "due"),
+    [
+        ((), True),
+        ((1,), True),
+        ((1, 2), False),  # with three times told apart, 3,000 of the 4,000 rows may be left
+        ((1, 1), True),  # two names of one time
+        ((1, 4), True),  # since is that time
+        ((1, 5), True),  # since has not passed it, and neither this stretch
+        ((1, 3), True),  # no row of the stretch is later: all that is left is there once at that time
+        ((0, 1, 2, 3), False),
+    ],
+)
+def test_what_would_be_left_is_counted_once_more_for_each_time_that_tags_keep_apart(
+    times: tuple[int, ...], due: bool
+) -> None:
+    shape = Shape()
+    for _ in range(4):
+        shape.append(1_000, diff_min=-1, diff_sum=250)
+    state = replace(shape.state, since=Antichain(4))
+    stretch = garbage_due(tagged(state, *times), frozenset(), percent=200)
+    assert len(stretch) == (4 if due else 0)
+
+
+def one_batch(rows: int, diff_sum: int, first: int, last: int, *, upper: int = 1_000) -> Shape:
+    """A shard whose rows are all in the batch `[0, upper)`, at times in `[first, last]`, and since is `last`."""
+    shape = Shape()
+    run = Run((shape.part(rows, diff_min=-1, diff_sum=diff_sum, time_min=first, time_max=last),))
+    whole = batch_of(Description(MINIMUM, Antichain(upper), MINIMUM), (run,))
+    shape.state = replace(shape.state, trace=trace_of((whole,)), since=Antichain(last))
+    return shape
+
+
+@pytest.mark.parametrize(("times", "due"), [((), 1), ((200,), 1), ((200, 400), 0), ((200, 900), 1), ((200, 999), 1)])
+def test_a_large_batch_is_not_rewritten_for_history_that_tags_keep(times: tuple[int, ...], due: int) -> None:
+    shape = one_batch(100_000, 20_000, 0, 900)
+    shape.state = tagged(shape.state, *times)
+    assert len(shape.plan()) == due
+
+
+@pytest.mark.parametrize(("times", "due"), [((), 1), ((200,), 0), ((900,), 1)])
+def test_rows_that_tags_keep_are_not_taken_for_history_that_is_too_old(times: tuple[int, ...], due: int) -> None:
+    """It would be merged each time that since moves, for nothing."""
+    shape = one_batch(45_000, 25_000, 200, 900)
+    settings = replace(shape.state.settings, version=1, history_ms=1_000)
+    shape.state = replace(tagged(shape.state, *times), settings=settings)
+    assert len(shape.plan()) == due
 
 
 def test_parts_of_an_older_schema_are_rewritten_once() -> None:
