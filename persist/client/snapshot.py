@@ -6,6 +6,7 @@ space and can be read by anyone, anywhere: their union is exactly the contents o
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -78,6 +79,8 @@ class ReadLease:
     """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
 
     `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
+
+    When another process took the lease is not known here, so then the first `keep` renews it.
     """
 
     def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings, seqno: SeqNo) -> None:
@@ -88,7 +91,7 @@ class ReadLease:
         self.seqno = seqno
         self.since = Antichain(0)
         self.is_point = False
-        self._renewed_s = transport.clock.monotonic()
+        self._renewed_s = -math.inf
         self._closed = False
 
     def __repr__(self) -> str:
@@ -103,12 +106,23 @@ class ReadLease:
         Users call `Shard.open_reader`, which knows `transport` and `settings`. Raises NotReadable (the shard's since is
         beyond `since`).
         """
+        try:
+            return cls._opened(transport, name, since, purpose, settings)
+        except Expired:  # the answer came so late that the lease had lapsed
+            return cls._opened(transport, name, since, purpose, settings)
+
+    @classmethod
+    def _opened(
+        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
+    ) -> ReadLease:
         reader = mint(ReaderId, transport.ids)
         command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
+        asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
         result = send(transport, name, command, settings.retry_s)
         assert isinstance(result, c.ReaderRegistered)
         lease = cls(transport, name, reader, settings, result.seqno)
-        lease.since = result.since
+        lease.since, lease._renewed_s = result.since, asked_s
+        lease.keep()
         return lease
 
     def keep(self) -> None:
@@ -339,10 +353,12 @@ def _lease_point(transport: Transport, name: str, at: Tagged | int, purpose: str
     """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable."""
     reader = mint(ReaderId, transport.ids)
     tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
+    asked_s = transport.clock.monotonic()
     result = send(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings.retry_s)
     assert isinstance(result, c.ReaderRegistered)
     lease = ReadLease(transport, name, reader, settings, result.seqno)
-    lease.since, lease.is_point = result.since, True
+    lease.since, lease.is_point, lease._renewed_s = result.since, True, asked_s
+    lease.keep()
     return lease
 
 

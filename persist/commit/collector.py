@@ -31,7 +31,7 @@ from persist.commit.store_clock import StoreClock, probed
 from persist.core import commands as c
 from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
-from persist.core.keys import is_bundle_key, is_rollup_key, shard_of
+from persist.core.keys import is_bundle_key, is_diff_key, is_rollup_key, shard_of
 from persist.core.state import State
 from persist.core.state_diff import StateDiff
 from persist.formats.store_errors import translated, translated_but_missing
@@ -333,14 +333,15 @@ class Collector:
     def _unneeded(self, keys: Iterator[str], state: State) -> Iterator[str]:
         """What a tombstone does not need.
 
-        Another collector may be about to name a rollup that nothing names yet. So of rollups only those go that left
-        the State. The orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
+        Another collector may be about to name a rollup that nothing names yet. So may the next life of the name, by an
+        older build: a long state diff with the id of this life. So of these only those go that left the State. The
+        orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
         """
         named = frozenset(state.blob_keys())
         gone = {key for change in self._diffs_after(state.name, SeqNo(0)) for key in change.gone}
         for key in keys:
             ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
-            if ended and key not in named and (key in gone or not is_rollup_key(key)):
+            if ended and key not in named and (key in gone or not (is_rollup_key(key) or is_diff_key(key))):
                 yield key
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:

@@ -110,7 +110,7 @@ class Collect(Struct, frozen=True):
 
 
 Outcome = c.Result | BaseException  # what a command came to
-Supply = c.Command | PersistError | None  # what a task ended in; None: nothing came of it, and nothing is wrong
+Supply = c.Command | Exception | None  # what a task ended in; None: nothing came of it, and nothing is wrong
 
 
 class Given(Struct, frozen=True):
@@ -283,7 +283,7 @@ def _stepped(
                 entry = entry_of(state, following, commands[index], result, callers[index])
             if entry is not None and isinstance(command, c.WriteCommand):
                 check_room(state, given.policy)
-        except PersistError as error:
+        except Exception as error:  # even a bug harms only the command that meets it
             outcomes.append(error)
             continue
         outcomes.append(result)
@@ -297,7 +297,7 @@ def _stepped(
 
 def _done(supply: Supply) -> c.Command:
     """The command in which a task ended. Raises the error in which it ended instead."""
-    if isinstance(supply, PersistError):
+    if isinstance(supply, Exception):
         raise supply from None
     assert supply is not None
     return supply

@@ -29,9 +29,9 @@ AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 EVOLVING = (c.EvolveSchema, c.Recreate)
 BRINGING = (
     c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate,
-    c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, *EVOLVING,
+    c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
 )  # fmt: skip
-"""Commands that may name new parts, or have a schema."""
+"""Commands that may name new parts or a rollup, or have a schema."""
 OF_MAINTENANCE = (c.MergeResult, c.SaveMergeProgress)
 """Their parts were written by persist itself: where one is not what it should be, its blob is damaged."""
 
@@ -54,6 +54,8 @@ class Inspector:
         try:
             if isinstance(command, EVOLVING):
                 _check_schema(command, state)
+            if isinstance(command, c.AddRollup):
+                self._check_rollup(command, state)
             if isinstance(command, c.BundleParts) or (isinstance(command, c.ReplacePart) and command.within):
                 check_moved(command, state, self._blob)
             if not parts:
@@ -89,6 +91,11 @@ class Inspector:
         except BlobError as error:
             raise translate(error) from error
         return self._receipts.given(state.shard_id, held)
+
+    def _check_rollup(self, command: c.AddRollup, state: State) -> None:
+        """Raise InvalidUsage unless the rollup is there. Whether its key is one, the plan decides."""
+        if belongs_to(command.key, state.shard_id) and self._blob.stat(command.key) is None:
+            raise InvalidUsage(f"the rollup {command.key} of shard {state.name!r} is not there; write it again")
 
     def _look(self, parts: Sequence[Part], state: State) -> None:
         blobs = []
@@ -126,7 +133,7 @@ class Inspector:
 
 def is_at_once(command: c.Command) -> bool:
     """Whether looking at what the command brings takes no call of a store, and but a moment."""
-    if isinstance(command, EVOLVING):
+    if isinstance(command, (c.AddRollup, *EVOLVING)):
         return False
     parts = [part for run in _runs(command) for part in run.parts] + list(getattr(command, "done", ()))
     return all(part.data is not None for part in parts) and sum(len(p.data or b"") for p in parts) <= AT_ONCE_BYTES_MAX

@@ -307,7 +307,7 @@ class Machine(CachedState):
         except TooLarge:
             if len(commit.commands) > 1:
                 raise
-        key = diff_key(base.shard_id, self._system.ids)
+        key = diff_key(commit.following.shard_id, self._system.ids)  # a life that begins here may have a new id
         commit = with_long_diff(commit, key)
         assert commit.diff is not None
         self._check_diff(commit, base)
@@ -377,6 +377,10 @@ class Machine(CachedState):
             return self._blobs.done(task, task.state)
         except PersistError as error:
             return error
+        except Exception as error:
+            if isinstance(task, Merge):
+                raise
+            return error  # even a bug harms only the command that needs this
 
     def _known(self, base: State, commands: Sequence[c.Command]) -> tuple[State, GroupRead]:
         """What the commands need of the attribute index and of files of outcomes.

@@ -220,18 +220,25 @@ class Versions:
         """The first log entry of a shard (not committed yet) and its State, whose rollup is written.
 
         The State v1 names its own rollup, so the log begins at a rollup from the start. The entry is the change from
-        the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept.
+        the blank State, so that it can stand for the rollup: who sleeps before committing it may find that swept. So
+        it is never a long diff, whose blob would be swept as well. InvalidUsage: the schema is too large for that.
         """
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
         named = replace(state, rollups={**state.rollups, state.seqno: Rollup(key, 0)}, commit_id=commit_id)
         named = at_level(named, self.level)
-        data = encode_state(named, self.level, self._build)
-        with translated():
-            self.blob.put(key, data)
         first = state_diff.diff(blank_state(state.name), named, commit_id)
         entry = self.encode(first)
         self.check_readable(entry)
+        if len(entry) > self.consensus.value_bytes_max:
+            raise InvalidUsage(
+                f"the schema of shard {state.name!r} is too large to create it with: that takes {len(entry)} bytes in "
+                f"the log, of which {self.consensus.value_bytes_max} are possible; create it with fewer columns, then "
+                "add the others with evolve_schema"
+            )
+        data = encode_state(named, self.level, self._build)
+        with translated():
+            self.blob.put(key, data)
         return entry, named
 
     def write_rollup(self, state: State) -> tuple[str, int]:

@@ -93,6 +93,11 @@ def is_rollup_key(key: str) -> bool:
     return key.endswith(".rollup")
 
 
+def is_diff_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a state diff."""
+    return key.endswith(".diff")
+
+
 def rollups_prefix(shard: ShardId) -> str:
     """Every rollup of the shard starts with this, and nothing else does."""
     return f"{shard}/v"

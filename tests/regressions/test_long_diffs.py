@@ -28,7 +28,8 @@ from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId, Token, WriterId, mint
-from persist.core.keys import part_key
+from persist.core.keys import diff_key, part_key
+from persist.core.keys import shard_of as shard_id_of_key
 from persist.core.record import replace
 from persist.core.state import Policy
 from persist.formats.state_frames import Build
@@ -83,6 +84,9 @@ class CountingBlob(MemoryBlob):
     def put(self, key: str, data: bytes | memoryview) -> None:
         self._counted["blobs written"] += 1
         super().put(key, data)
+
+
+WIDE = pa.schema([*SCHEMA, *[(f"column_number_{n:05}", pa.string()) for n in range(400)]])
 
 
 def opened(of: Location | None = None, origin: int = 0, **options: object) -> Location:
@@ -299,3 +303,57 @@ def test_a_long_diff_whose_committer_died_before_the_log_named_it_is_an_orphan(l
     sweep(after)
     assert long_blobs(after) == list(after.machine("orders").refresh().long_diffs.values())
     assert keys(shard_of(opened(after, 2))) == [-1, *range(8 * PARTS)]
+
+
+@pytest.mark.parametrize("build", ["this", "older"])
+def test_the_next_life_of_a_name_begins_with_a_long_diff_beside_a_collector(
+    build: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blob had the id of the life before, of whose tombstone a collector then deleted it with all the others.
+
+    An older build may still write it so.
+    """
+    location = opened()
+    shard = shard_of(location)
+    shard.insert(rows(0))
+    shard.drop(force=True)
+    collecting = opened(location, 1)
+    machine = collecting.machine("orders")
+    ended = machine.refresh().shard_id
+    while not machine.refresh().tombstone:
+        machine.apply(c.Finalise(shard=ended))
+    collector = Collector(collecting)
+    real = collector._has_rollup
+    if build == "older":
+        monkeypatch.setattr("persist.commit.machine.diff_key", lambda shard, ids: diff_key(ended, ids))
+
+    def begins(*args: Any) -> bool:  # after the collector has read the tombstone, before it lists its blobs
+        Client(EmbeddedTransport(location), HANDLES).create_shard("orders", WIDE, ["k"])
+        return real(*args)
+
+    monkeypatch.setattr(collector, "_has_rollup", begins)
+    collector.run("orders")
+    state = location.machine("orders").refresh()
+    [key] = [key for seqno, key in state.long_diffs.items() if state.seqno - seqno < 2]
+    assert shard_id_of_key(key) == (ended if build == "older" else state.shard_id)
+    assert {key for key in state.blob_keys() if location.blob.stat(key) is None} == set()
+    monkeypatch.undo()
+    wide = Client(EmbeddedTransport(opened(location, 2)), HANDLES).shard("orders")
+    assert len(wide.schema.arrow) == len(WIDE)
+    wide.insert([{"k": 1}])
+    for _ in range(4):
+        Collector(location).run("orders")
+        Worker(location).run("orders", idle=True)
+    sweep(location)
+    assert keys(Client(EmbeddedTransport(opened(location, 3)), HANDLES).shard("orders")) == [1]
+
+
+def test_a_first_schema_that_is_too_large_is_refused_with_a_way_to_go_on(location: Location) -> None:
+    """It was told to write fewer rows at once."""
+    client = Client(EmbeddedTransport(location), HANDLES)
+    with pytest.raises(InvalidUsage, match=r"schema of shard 'wide' is too large .* \d+ bytes .* of which 4000"):
+        client.create_shard("wide", WIDE, ["k"])
+    assert list(location.blob.list("s")) == [], "nothing is left behind"
+    shard = client.create_shard("wide", SCHEMA, ["k"])
+    shard.evolve_schema(WIDE)
+    assert len(Client(EmbeddedTransport(opened(location, 1)), HANDLES).shard("wide").schema.arrow) == len(WIDE)

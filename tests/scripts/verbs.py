@@ -231,7 +231,8 @@ def _save_progress(args: Arguments) -> c.SaveMergeProgress:
 
 def _add_rollup(args: Arguments) -> c.AddRollup:
     seqno = SeqNo(int(args.next("a seqno").removeprefix("v")))
-    return c.AddRollup(seqno, rollup_name(seqno, args.next("a number")), args.number("size", 100))
+    of = SeqNo(int(args.named("of", str(seqno)).removeprefix("v")))  # whose key it has
+    return c.AddRollup(seqno, rollup_name(of, args.next("a number")), args.number("size", 100))
 
 
 def _optional_frontier(word: str | None) -> Antichain | None:

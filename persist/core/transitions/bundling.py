@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from persist.core import commands as c
 from persist.core.batch import HollowBatch, Part, Run, diff_sum_of
 from persist.core.errors import Corruption, InvalidUsage
+from persist.core.ids import PartId, parse
 from persist.core.keys import belongs_to
 from persist.core.merge_plan import claimed
 from persist.core.record import replace
@@ -63,13 +64,17 @@ def _with_batch(state: State, index: int, batch: HollowBatch) -> State:
 
 
 def _are_swept(state: State, bundles: Iterable[Part], context: Context) -> bool:
-    return any(part.key is None or context.may_be_swept(state, part.key) for part in bundles)
+    """Whether one of them may have been swept. What is no key at all is refused later, so it has no age."""
+    keys = (part.key for part in bundles if part.key is not None and belongs_to(part.key, state.shard_id))
+    return any(context.may_be_swept(state, key) for key in keys)
 
 
 def check_bundle(state: State, part: Part) -> None:
     """Refuse what is no bundle of the shard, or one that it names already."""
+    parse(PartId, part.id)
     key = part.key or ""
-    if part.bundle is None or not belongs_to(key, state.shard_id) or not key.endswith(f"/{part.id}.bundle"):
+    is_bundle = part.bundle is not None and part.data is None
+    if not is_bundle or not belongs_to(key, state.shard_id) or not key.endswith(f"/{part.id}.bundle"):
         raise InvalidUsage(f"part {part.id} is no bundle of shard {state.name!r}")
     if state.trace.holds(part.id):
         raise InvalidUsage(f"bundle {part.id} is in shard {state.name!r} already")

@@ -8,7 +8,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain, meet
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.core.errors import Corruption, InvalidUsage
-from persist.core.keys import belongs_to
+from persist.core.keys import belongs_to, is_rollup_key, rollup_seqno
 from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.context import SWEEPS_LEVEL, Context
@@ -28,8 +28,11 @@ def add_rollup(state: State, command: c.AddRollup, context: Context) -> tuple[St
     newest = max(state.rollups, default=0)
     if command.seqno < newest or not belongs_to(command.key, state.shard_id):
         return state, c.RollupAdded(False)  # late: its key may have been removed already, and removed keys never return
+    if not is_rollup_key(command.key) or rollup_seqno(command.key) != command.seqno:
+        raise InvalidUsage(f"{command.key} is not the key of a rollup of v{command.seqno} of shard {state.name!r}")
     if context.may_be_swept(state, command.key):
         return state, c.RollupAdded(False)  # very late
+    context.verdict.check()
     rollups = {**state.rollups, command.seqno: Rollup(command.key, command.size)}
     return replace(state, rollups=rollups), c.RollupAdded(True)
 
@@ -159,9 +162,13 @@ def _may_apply(state: State, command: c.MergeResult, context: Context) -> bool:
 
 
 def _are_swept(state: State, held: Claim | None, outputs: Sequence[Part], context: Context) -> bool:
-    """Whether an output that no claim has kept may have been swept since it was written."""
+    """Whether an output that no claim has kept may have been swept since it was written.
+
+    What is no key at all is refused later, so it has no age.
+    """
     kept = frozenset(part.key for part in held.done) if held is not None else frozenset()
-    return any(p.key is not None and p.key not in kept and context.may_be_swept(state, p.key) for p in outputs)
+    keys = [part.key for part in outputs if part.key is not None and part.key not in kept]
+    return any(belongs_to(key, state.shard_id) and context.may_be_swept(state, key) for key in keys)
 
 
 def _holder_of(state: State, command: c.TakeClaim, context: Context) -> str | None:

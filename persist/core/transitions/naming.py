@@ -42,19 +42,28 @@ def check_staged(state: State, runs: Iterable[Run], context: Context) -> None:
 
 def check_merged(state: State, outputs: Sequence[Part], kept: Sequence[Part], context: Context) -> None:
     """Refuse the outputs of a merge, or accept them all. Those that a claim has `kept` were accepted before."""
-    for part in outputs:
-        if part.schema_id not in state.schemas:
-            raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}")
-        _check_place(state, part)
     known = {part.id: part for part in kept}
     new = [part for part in outputs if known.get(part.id) != part.without_receipt()]
     if len({part.id for part in outputs}) < len(outputs):
         raise InvalidUsage(f"a merge in shard {state.name!r} names a part twice")
     for part in new:
-        if state.trace.holds(part.id) or _has_left(state, part):
-            raise InvalidUsage(f"part {part.id} is or was in shard {state.name!r}: a merge writes new parts")
+        _check_name(state, part)
+        _check_numbers(state, part)
+        if part.time is not None or part.clip is not None or part.given is not None:
+            raise InvalidUsage(
+                f"part {part.id} comes with a time, a clip or a count of updates, which only commits of writers have; "
+                "a merge writes rows with their own times"
+            )
+        _check_unused(state, part)
     if new:
         context.verdict.check()
+
+
+def check_replacement(state: State, part: Part, context: Context) -> None:
+    """Refuse what comes in the place of a part, or accept it. It is a copy, so what it says stays as it was."""
+    _check_name(state, part)
+    _check_unused(state, part)
+    context.verdict.check()
 
 
 def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
@@ -80,10 +89,7 @@ def departed(state: State, gone: Iterable[str], policy: Policy) -> State:
 
 def _check_fields(state: State, part: Part, staged_from_ms: int) -> None:
     """What a part says, as far as the State alone can tell. It is asked 50,000 times for one commit of a Spark job."""
-    parse(PartId, part.id)
-    if (part.key is None) == (part.data is None):
-        raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
-    _check_place(state, part)
+    _check_name(state, part)
     if part.key is not None and not _is_staged(part.key):
         raise InvalidUsage(f"part {part.id} was written by maintenance, not by a writer; write its rows again")
     if part.key is not None and _minted_ms(part) < staged_from_ms:
@@ -91,18 +97,11 @@ def _check_fields(state: State, part: Part, staged_from_ms: int) -> None:
             f"part {part.id} was staged at {_minted_ms(part)} (ms since 1970, by its writer's clock), and maintenance "
             f"may have swept what was staged in shard {state.name!r} before {staged_from_ms}; stage its rows again"
         )
-    if part.schema_id not in state.schemas:
-        raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")
-    if part.rows <= 0:
-        raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+    _check_numbers(state, part)
     if part.given is not None and not 0 <= part.given <= GIVEN_MAX:
         raise InvalidUsage(f"part {part.id} counts for {part.given} updates; it must be in [0, {GIVEN_MAX}]")
-    if part.data is not None and part.size != len(part.data):
-        raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes and says that it has {part.size}")
     if part.clip is not None or (part.time is not None and not part.time_min == part.time == part.time_max):
         raise InvalidUsage(f"part {part.id} comes with a clip, or with other times than the one of all its rows")
-    if not 0 <= part.time_min <= part.time_max <= TIME_MAX:
-        raise InvalidUsage(f"part {part.id} has times in [{part.time_min}, {part.time_max}]; times begin at 0")
     if max(-part.diff_min, part.diff_max) > DIFF_MAX:
         raise InvalidUsage(
             f"part {part.id} has multiplicities from {part.diff_min} to {part.diff_max}; at most {DIFF_MAX} can be "
@@ -110,7 +109,23 @@ def _check_fields(state: State, part: Part, staged_from_ms: int) -> None:
         )
 
 
-def _check_place(state: State, part: Part) -> None:
+def _check_numbers(state: State, part: Part) -> None:
+    """What every new part says of its rows."""
+    if part.schema_id not in state.schemas:
+        raise InvalidUsage(f"shard {state.name!r} has no schema {part.schema_id}; its current one is {state.schema_id}")
+    if part.rows <= 0:
+        raise InvalidUsage(f"part {part.id} has no rows; leave it out")
+    if part.data is not None and part.size != len(part.data):
+        raise InvalidUsage(f"part {part.id} has {len(part.data)} bytes and says that it has {part.size}")
+    if not 0 <= part.time_min <= part.time_max <= TIME_MAX:
+        raise InvalidUsage(f"part {part.id} has times in [{part.time_min}, {part.time_max}]; times begin at 0")
+
+
+def _check_name(state: State, part: Part) -> None:
+    """That a part has a sound id, and is at one place, of this shard."""
+    parse(PartId, part.id)
+    if (part.key is None) == (part.data is None):
+        raise InvalidUsage(f"part {part.id} must have either a blob key or inline bytes")
     if part.bundle is not None:
         raise InvalidUsage(f"part {part.id} is a bundle, which only persist itself makes; name the parts themselves")
     if part.key is None or is_key_of(part.key, state.shard_id, part.id):
@@ -118,6 +133,11 @@ def _check_place(state: State, part: Part) -> None:
     if not belongs_to(part.key, state.shard_id) or not is_part_key(part.key):
         raise InvalidUsage(f"part key {part.key!r} does not belong to shard {state.name!r}")
     raise InvalidUsage(f"part key {part.key!r} is not that of part {part.id}")
+
+
+def _check_unused(state: State, part: Part) -> None:
+    if state.trace.holds(part.id) or _has_left(state, part):
+        raise InvalidUsage(f"part {part.id} is or was in shard {state.name!r}: a merge writes new parts")
 
 
 def _check_new(state: State, parts: Sequence[Part]) -> None:

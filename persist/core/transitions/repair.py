@@ -9,7 +9,7 @@ from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.bundling import check_bundle, unbundled
 from persist.core.transitions.context import Context
-from persist.core.transitions.naming import check_merged
+from persist.core.transitions.naming import check_replacement
 
 
 def replace_part(state: State, command: c.ReplacePart, context: Context) -> tuple[State, c.PartReplaced]:
@@ -31,7 +31,7 @@ def replace_part(state: State, command: c.ReplacePart, context: Context) -> tupl
         if new is not None:
             _check_like(state, old, new)
             if old.bundle is None:
-                check_merged(state, (new,), (), context)
+                check_replacement(state, new, context)
             else:
                 check_bundle(state, new)
                 context.verdict.check()

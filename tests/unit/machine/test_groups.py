@@ -26,7 +26,9 @@ from persist.core.attribute import AttributeKey, AttributeUpdate
 from persist.core.errors import Corruption, Expired, InvalidUsage, TokenReused, Unavailable
 from persist.core.ids import ReaderId, Token, WriterId, mint, token_of_key, writer_of
 from persist.core.outcomes import FUTURE_MS_MAX
-from persist.core.state import Policy, initial_state
+from persist.core.state import Policy, State, initial_state
+from persist.core.transitions import writers
+from persist.core.transitions.context import Context
 from persist.formats.state_frames import Build
 from persist.parts import ShardSchema
 from tests.support.location import AscendingIds, InlineBackground, TestClock, memory_location
@@ -86,6 +88,22 @@ def flushed(location: Location, machine: Machine) -> c.FlushOutcomes:
     flush = OutcomeFiles(location.blob, location.ids, NodeCache(1_000_000)).flush(machine.state(), FLUSHING)
     assert flush is not None
     return flush
+
+
+def test_a_bug_that_one_command_meets_is_told_to_its_caller_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody who was committed with it was told of it, and nothing of them landed."""
+    machine = opened().machine(NAME)
+    real = writers.answered_before
+
+    def meets_a_bug(state: State, command: c.Command, context: Context) -> c.Result | None:
+        if isinstance(command, c.AdvanceUpper):
+            raise ValueError("a bug")
+        return real(state, command, context)
+
+    monkeypatch.setattr(writers, "answered_before", meets_a_bug)
+    outcomes = together(machine, adds(token_of_key("a")), c.AdvanceUpper(Antichain(1)), adds(token_of_key("b")))
+    assert list(map(type, outcomes)) == [c.Done, ValueError, c.Done]
+    assert value(machine) == 2
 
 
 def value(machine: Machine, key: AttributeKey = KEY) -> int | None:
