@@ -16,6 +16,7 @@ from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import ForwardingTransport, Transport
 from persist.core import commands as c
 from persist.core.errors import Indeterminate, Unavailable
+from persist.core.recorded import NOBODY, Caller
 from tests.support.location import AscendingIds, TestClock, memory_location
 
 SCHEMA = pa.schema([("k", pa.int64())])
@@ -32,18 +33,18 @@ class Away(ForwardingTransport):
         self._away_s = away_s
         self._until_s: float | None = None
 
-    def apply(self, name: str, command: c.Command) -> c.Result:
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
         self.sent.append(command)
         now_s = self.clock.monotonic()
         if isinstance(command, c.RegisterReader):
             if self._until_s is None:
                 self._until_s = now_s + self._away_s
-                self.inner.apply(name, command)
+                self.inner.apply(name, command, caller)
                 raise Indeterminate("the answer was lost")
             if now_s < self._until_s:
                 self._other.insert([{"k": 0}])  # time goes on in the shard
                 raise Unavailable("nobody answers")
-        return self.inner.apply(name, command)
+        return self.inner.apply(name, command, caller)
 
 
 def readers(away_s: float) -> tuple[Any, Shard, Shard, Away]:
