@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compactor.engine import Chunk, Keep, LocalEngine, MergeJob
@@ -121,8 +121,24 @@ class Tagged(Played):
                 self.world.shard.snapshot(time)
 
 
+def _appends(count: int, *updates: Row) -> list[tuple[str, object]]:
+    return [("append", list(updates))] * count
+
+
+# So many small commits that those who commit merge them, before any worker comes.
+MERGED_BY_COMMITS = [
+    *_appends(6, ("k0", 0, 0, 1), ("k1", 1, 1, 1), ("k0", 0, 2, -1)),
+    ("pass_by", 4),
+    ("pass_by", 1),
+    *_appends(14, ("k2", 0, 0, 1), ("k0", 0, 1, 1), ("k0", 0, 2, -1)),
+    ("forget", 60),
+    *_appends(20, ("k2", 0, 0, 1), ("k2", 0, 1, -1)),
+]
+
+
 @examples(2)
 @given(st.booleans(), st.lists(TAG_STEPS, min_size=4, max_size=12))
+@example(True, MERGED_BY_COMMITS)
 def test_every_readable_time_and_every_tag_reads_as_the_model_says(
     inline: bool, steps: list[tuple[str, object]]
 ) -> None:
