@@ -38,6 +38,7 @@ LAPSING = (
     c.ScanAttributes,
     c.ResolveTime,
     c.TimeShown,
+    c.TimesShown,
     c.ReadShardSettings,
 )
 # These claim nothing of what happened, so they are told whatever came before.
