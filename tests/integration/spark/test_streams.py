@@ -112,10 +112,11 @@ def test_a_stream_without_a_cursor_lets_no_history_go(
     shard = client.create_shard("orders", SCHEMA, ["k"], history="none")
     for n in range(3):
         shard.insert([{"k": f"k{n}", "n": n}])
-    with shard.open_reader(0):  # so that history is there until the stream holds it
-        running = reader(url, startingOffsets="0", **cursor)
-        start = running.initialOffset()
-        end = running.latestOffset(start, running.getDefaultReadLimit())
+    held = shard.open_reader(0)  # so that history is there until the stream holds it
+    running = reader(url, startingOffsets="0", **cursor)
+    start = running.initialOffset()
+    end = running.latestOffset(start, running.getDefaultReadLimit())
+    held.close()
     assert end["frontier"] == [3]
     running.partitions(start, end)
     running.commit(end)
@@ -163,11 +164,11 @@ def test_the_change_feed_is_there_in_batch_as_well(client: Any, load: Any) -> No
         (1, 1, 1, ms[1]),
     ]
     whole = load("orders", readChangeFeed="true", startingVersion=0)
-    told = {(row.__time, row.ms) for row in whole.selectExpr("__time", millis).collect()}
+    told = {(row["__time"], row["ms"]) for row in whole.selectExpr("__time", millis).collect()}
     assert told == set(enumerate(ms))
     shard.time_at(at[2], wait_s=10)  # its second is over
     shard.insert([{"k": "b", "n": 9}])
-    assert {(row.__time, row.ms) for row in whole.selectExpr("__time", millis).collect()} == told
+    assert {(row["__time"], row["ms"]) for row in whole.selectExpr("__time", millis).collect()} == told
     named = load("orders", timestampAsOf=at[2].isoformat()).collect()
     assert [(row.k, row.n) for row in named] == [("a", 2)], "the wall clock of a change shows it"
     feed = load("orders", schema="_commit_timestamp timestamp", readChangeFeed="true", startingVersion=2)
