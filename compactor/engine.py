@@ -54,7 +54,10 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class MergeJob:
-    """What to merge, from the key `resume_key` on. Picklable: it may be done elsewhere."""
+    """What to merge, from the key `resume_key` on. Picklable: it may be done elsewhere.
+
+    Times before `since` become the least of `kept` at or beyond them (ascending, all before `since`), or else `since`.
+    """
 
     shard: str
     shard_id: ShardId
@@ -62,6 +65,7 @@ class MergeJob:
     schemas: Mapping[int, SchemaRecord]
     since: int
     resume_key: bytes
+    kept: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -178,7 +182,8 @@ class RangeMerger:
     def merge(self, key_range: KeyRange, keep: Keep) -> Iterator[Part]:
         """Merge one key range; the parts written, each as soon as it is durable."""
         writer = PartWriter(self._sink, self._target)
-        tables = self._reader.read_range(self._job.runs, since=self._job.since, key_range=key_range)
+        job = self._job
+        tables = self._reader.read_merged(job.runs, job.since, job.kept, key_range)
         for table in ahead(tables, self._read_ahead) if self._read_ahead else tables:
             keep()
             yield from writer.write(table)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from compactor.loop import Task
 from compactor.worker import Worker, idle_for_ms
-from persist.commit.aging import age, is_aging, step_s
+from persist.commit.aging import age, forget_tags, is_aging, step_s, tags_in_s
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.place import CommitterOf
@@ -35,23 +35,31 @@ def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: b
 
 
 def history_task(location: Location, committer_of: CommitterOf) -> Task:
-    """Move the shard's own hold on since with the clock, in steps, and look again when the next one is due."""
+    """Move the shard's own hold on since with the clock, in steps, and let tags go; look again when more is due."""
     due: dict[str, float] = {}
 
     def forget(name: str) -> float | None:
         machine = committer_of(name)
+        forget_tags(machine, location.clock)
         now_s = location.clock.monotonic()
         if (wait_s := due.get(name, now_s) - now_s) > 0:
-            return wait_s if is_aging(machine.state()) else None
+            return _soonest(wait_s if is_aging(machine.state()) else None, machine.state(), location)
         if age(machine, location.clock) is None:
-            return None
+            return _soonest(None, machine.state(), location)
         if len(due) >= AGED_MAX:
             due.clear()
         state = machine.state()
         due[name] = now_s + step_s(state)
-        return step_s(state) if is_aging(state) else None
+        return _soonest(step_s(state) if is_aging(state) else None, state, location)
 
     return forget
+
+
+def _soonest(step: float | None, state: State, location: Location) -> float | None:
+    """When the next step is due, or the next tag was kept for long enough."""
+    tags_s = tags_in_s(state, location.clock)
+    waits = [wait for wait in (step, None if tags_s is None else max(BUSY_AGAIN_S, tags_s)) if wait is not None]
+    return min(waits, default=None)
 
 
 def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, every_s: float = 5.0) -> Task:

@@ -24,7 +24,7 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import Corruption, PersistError, Unavailable
 from persist.core.keys import COMPACTOR
 from persist.core.merge_plan import MergePolicy, plan
-from persist.core.state import State
+from persist.core.state import State, kept_below
 from persist.formats.store_errors import translate
 
 log = logging.getLogger("persist.compactor")
@@ -161,7 +161,8 @@ class Worker:
         if taken.done:
             self.metrics.add(merges_resumed=1)
         runs = _runs_of(state.trace.batches[found[0] : found[0] + found[1]], spec.inputs)
-        job = MergeJob(machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key)
+        kept = kept_below(state, since)  # whatever was kept when the merge began: before since none is ever added
+        job = MergeJob(machine.name, state.shard_id, runs, state.schemas, since.element, taken.resume_key, kept)
         claim.since = since
         written = 0
         for chunk in self._engine.merge(job, claim.keep):

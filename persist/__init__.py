@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from persist.client.restore import Restored
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
+    from persist.client.tags import ShardTag
     from persist.client.write import WriteHandle, WriteSettings
     from persist.commit.location import LocationSettings
     from persist.core.antichain import Antichain
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen"]
+__all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen", "ShardTag"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored"]
@@ -52,7 +53,7 @@ __all__ += ["__version__"]
 
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
-_HOMES += ["client.pipelined", "client.listen", "client.write", "client.snapshot", "client.changes"]
+_HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
 _HOMES += ["client.restore", "client.shard", "attributes"]
 
 

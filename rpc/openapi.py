@@ -12,7 +12,12 @@ _KNOWN: dict[str, dict[str, Any]] = {
         "description": "The shard's name: `name` or `region/name`.",
         "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{1,128})?$"},
         "example": "orders",
-    }
+    },
+    "tag": {
+        "description": "The tag's name.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+        "example": "eom-2026-10",
+    },
 }
 
 

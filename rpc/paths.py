@@ -1,6 +1,7 @@
 """Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
 
 After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
+After the verb tags the name of a tag may come.
 `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard that is itself
 called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 """
@@ -29,6 +30,7 @@ VERBS = frozenset(
         "forget",
         "changes",
         "restore",
+        "tags",
     }
 )
 # What the router sees instead of the name's slash. No name holds it.
@@ -40,7 +42,12 @@ def split(raw: str) -> tuple[str, str] | None:
     if not raw.startswith(PREFIX):
         return None
     segments = raw[len(PREFIX) :].split("/")
-    verb = segments.pop() if len(segments) > 1 and segments[-1] in VERBS else ""
+    verb = ""
+    if len(segments) > 2 and segments[-2] == "tags":
+        verb = "/".join(segments[-2:])
+        del segments[-2:]
+    elif len(segments) > 1 and segments[-1] in VERBS:
+        verb = segments.pop()
     name = unquote("/".join(segments))
     return (name, verb) if name else None
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
     "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
     "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
+    "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),

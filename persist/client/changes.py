@@ -17,7 +17,7 @@ from persist.client.snapshot import (
     ReadLease,
     ReadSettings,
     SnapshotSplit,
-    check_held,
+    check_lease,
     holding,
     latest,
     leased_blobs,
@@ -28,7 +28,7 @@ from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, resolved, shown_instant
 from persist.core.antichain import TIME_MAX
 from persist.core.batch import Run
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.view import ShardView
 from persist.parts import KeyRange, PartReader, ShardSchema, negated, plan_splits
 
@@ -193,7 +193,13 @@ def between(
         high = max(start, end)
         if held.view.upper.less_equal(high):
             held = replace(held, view=wait_for_upper(transport, name, high, held.lease, asked.wait_s))
-            check_held(held.view, low)
+            check_lease(held.view, low, held.lease)
+        if held.lease.is_point and not held.view.since.less_equal(high):
+            raise NotReadable(
+                f"shard {name!r} is readable from {held.view.since} on: [{low}] is kept alone, and [{high}] is not",
+                as_of=[high],
+                since=held.view.since.to_json(),
+            )
         yield Between(held, start, end)
 
 

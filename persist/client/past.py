@@ -1,17 +1,19 @@
-"""What a shard was: the changes between two of its times, and how to make it again what it was."""
+"""What a shard was: the changes between two of its times, how to make it again what it was, and tags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from persist.client.arguments import checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
 from persist.client.restore import RETRIES_MAX, Restored, Restoring
 from persist.client.snapshot import ReadSettings, check_splits
+from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
+from persist.client.wall_clock import as_of_at, resolved
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, parse
@@ -102,3 +104,31 @@ class Past:
         to = Named.of("as_of", as_of, self._transport, self.name, (0.0, settings.read.retry_s))
         restoring = Restoring.of(self._transport, self.name, to, settings.write, settings.read)
         return replace(restoring, info=said).run(token, retries)
+
+    def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
+        """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.
+
+        Args:
+            name: up to 128 of the characters `A-Z a-z 0-9 . _ -`. A tag that is there keeps its time.
+            at: a time that can be read; None is the latest complete one. A datetime with its zone is a wall clock.
+            keep: for how long from now on, such as `400d`; None, or `forever`, is until it is taken away.
+        Returns: the tag: its `time`, and `until` when it is kept at least (None: for ever).
+        Raises: InvalidUsage (no such name, time or age, or the shard has 1,000 tags), NotReadable (the time was
+            forgotten), Conflict (the tag is at another time), Unavailable (no clock can be trusted for `keep`).
+        """
+        if isinstance(at, datetime):
+            at = as_of_at(self.name, resolved(self._transport, self.name, at, 0.0, self._settings.read.retry_s))
+        checked("at", at, int, type(None))
+        return set_tag(self._transport, self.name, name, at, keep_ms(keep), self._settings.write.retry_s)
+
+    def tags(self) -> dict[str, ShardTag]:
+        """The shard's tags by name, as of now. Raises what every call may."""
+        return read_tags(self._transport, self.name, self._settings.write.retry_s)
+
+    def untag(self, name: str) -> bool:
+        """Take a tag away: its time may be forgotten. Repeating it is safe. Scope `admin`.
+
+        Returns: whether there was such a tag.
+        Raises: InvalidUsage (no tag can have this name).
+        """
+        return remove_tag(self._transport, self.name, name, self._settings.write.retry_s)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from persist.client.changes import Asked, Between, Named, between
 from persist.client.retry import send
-from persist.client.snapshot import ReadSettings, check_held
+from persist.client.snapshot import ReadSettings, check_lease
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
 from persist.client.write import WriteHandle, WriteSettings
@@ -45,6 +45,8 @@ READ_BYTES = 64 * 1024 * 1024  # memory of a restore's reads: it writes at the s
 BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
 # Why what is only told of a restore may not be known. That it happened stays true.
 UNTOLD = (Expired, NotReadable, Overloaded, Unavailable, UnknownShard)
+# These tell that nothing was changed, and are not told where another try of the token has landed.
+REFUSED = (Expired, NotReadable, UnknownShard, UpperMismatch)
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,18 @@ class Restoring:
         """Raises what `Shard.restore` says."""
         as_of = self.to.time
         assert as_of is not None
-        if token is not None and (landed := self._landed(as_of, token)) is not None:
+        if token is None:
+            return self._tried(as_of, None, retries)
+        if (landed := self._landed(as_of, token)) is not None:
             return self._counted(as_of, landed)
+        try:
+            return self._tried(as_of, token, retries)
+        except REFUSED:
+            if (landed := self._landed(as_of, token)) is None:  # another try of the token may have landed meanwhile
+                raise
+            return self._counted(as_of, landed)
+
+    def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
         check_complete(self.name, as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
         asked = Asked(wait_s=0.0, purpose=f"restore to {as_of}")
         with between(self.transport, self.name, as_of, None, asked, self.read) as found:
@@ -156,7 +168,7 @@ class Restoring:
                 return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
             lead_to, view = latest, self.transport.view(self.name, ViewRequest())
             check_complete(self.name, as_of, view)
-            check_held(view, as_of)
+            check_lease(view, as_of, found.held.lease)
             found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
         raise AssertionError("the last try returns or raises")
 

@@ -40,6 +40,8 @@ LAPSING = (
     c.TimeShown,
     c.TimesShown,
     c.ReadShardSettings,
+    c.ReadTags,
+    c.HoldPoint,
 )
 # These claim nothing of what happened, so they are told whatever came before.
 CLAIM_NOTHING = (Corruption, PersistError)

@@ -19,7 +19,7 @@ from persist.client.past import Past
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
 from persist.client.retry import send
 from persist.client.show import html_table
-from persist.client.snapshot import ReadLease, Snapshot, check_splits, holding
+from persist.client.snapshot import ReadLease, Snapshot, Tagged, check_splits, holding
 from persist.client.telling import (
     HistoryEntry,
     Info,
@@ -38,6 +38,7 @@ from persist.core.errors import Conflict, InvalidUsage, shown
 from persist.core.ids import Token
 from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
+from persist.core.tags import check_tag_name
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
 
@@ -255,23 +256,29 @@ class Shard(Past):
         columns: Sequence[str] | None = None,
         wait_s: float = 60.0,
         purpose: str = "snapshot",
+        tag: str | None = None,
     ) -> Snapshot:
         """The exact contents as of a time, held until the snapshot is closed or read to its end.
 
         Args:
             as_of: the time; None is the latest complete one. A datetime with its zone is a wall clock: the contents by
                 then, rounded down to the shard's grid (a second). They are the same whenever it is asked.
+            tag: the name of a tag, in the place of a time.
             num_splits: into how many splits of disjoint keys it is cut, so that many can read it together.
             columns: those to read; None is all.
             wait_s: seconds to wait until `as_of` is complete.
             purpose: what lists of readers show for it.
-        Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since, or nothing was written
-            yet), Unavailable (`as_of` was not complete within `wait_s`, or no clock can be trusted for a wall clock).
+        Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since and has no tag, there is
+            no such tag, or nothing was written yet), Unavailable (`as_of` was not complete within `wait_s`, or no clock
+            can be trusted for a wall clock).
         """
         check_splits(num_splits)
         chosen = None if columns is None else names("columns", columns)
+        if tag is not None and as_of is not None:
+            raise InvalidUsage("as_of and tag are both given; give one of them")
         if not isinstance(as_of, datetime):
-            with holding(self._transport, self.name, as_of, purpose, wait_s, self._settings.read) as held:
+            at = as_of if tag is None else Tagged(check_tag_name(tag))
+            with holding(self._transport, self.name, at, purpose, wait_s, self._settings.read) as held:
                 return held.snapshot(num_splits, chosen)
         by = self._resolved(as_of, wait_s)
         found = self.snapshot(

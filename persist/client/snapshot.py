@@ -25,7 +25,16 @@ from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import Corruption, Expired, InvalidUsage, NotReadable, PersistError, Unavailable, shown
+from persist.core.errors import (
+    Corruption,
+    Expired,
+    InvalidUsage,
+    NotReadable,
+    PersistError,
+    Unavailable,
+    UpgradeNeeded,
+    shown,
+)
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
@@ -58,6 +67,13 @@ def check_splits(num_splits: object) -> None:
         raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The time of the tag of this name."""
+
+    name: str
+
+
 class ReadLease:
     """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
 
@@ -71,6 +87,7 @@ class ReadLease:
         self.reader = reader
         self.seqno = seqno
         self.since = Antichain(0)
+        self.is_point = False
         self._renewed_s = transport.clock.monotonic()
         self._closed = False
 
@@ -281,7 +298,7 @@ class Held:
 
 @contextmanager
 def holding(
-    transport: Transport, name: str, as_of: int | None, purpose: str, wait_s: float, settings: ReadSettings
+    transport: Transport, name: str, as_of: int | Tagged | None, purpose: str, wait_s: float, settings: ReadSettings
 ) -> Iterator[Held]:
     """Take a lease at `as_of` (None: the latest complete time) and wait until it is complete, for at most `wait_s`.
 
@@ -291,10 +308,13 @@ def holding(
     checked("purpose", purpose, str)
     if as_of is None:
         as_of, lease = _lease_latest(transport, name, purpose, settings)
+    elif isinstance(as_of, Tagged):
+        lease = _lease_point(transport, name, as_of, purpose, settings)
+        as_of = lease.since.element or 0
     elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
         raise InvalidUsage(f"as_of is {shown(as_of)}; it must be a time in [0, {TIME_MAX}] or None for the latest")
     else:
-        lease = ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+        lease = _lease_at(transport, name, as_of, purpose, settings)
     try:
         yield Held(transport, as_of, wait_for_upper(transport, name, as_of, lease, wait_s), lease, settings)
     except BaseException:
@@ -313,6 +333,28 @@ def _lease_latest(transport: Transport, name: str, purpose: str, settings: ReadS
             tries += 1
             if tries == LATEST_TRIES_MAX:
                 raise
+
+
+def _lease_point(transport: Transport, name: str, at: Tagged | int, purpose: str, settings: ReadSettings) -> ReadLease:
+    """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable."""
+    reader = mint(ReaderId, transport.ids)
+    tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
+    result = send(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings.retry_s)
+    assert isinstance(result, c.ReaderRegistered)
+    lease = ReadLease(transport, name, reader, settings, result.seqno)
+    lease.since, lease.is_point = result.since, True
+    return lease
+
+
+def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:
+    """A hold on history from this time on; where since has passed it, on this time alone. Raises NotReadable."""
+    try:
+        return ReadLease.open(transport, name, Antichain(as_of), purpose, settings)
+    except NotReadable as error:
+        try:
+            return _lease_point(transport, name, as_of, purpose, settings)
+        except (NotReadable, InvalidUsage, UpgradeNeeded):  # nothing keeps it, or tags are not known there
+            raise error from None
 
 
 def latest(view: ShardView) -> int:
@@ -341,12 +383,20 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
         left = max(0.0, deadline - transport.clock.monotonic())
         request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
         view = transport.view(name, request)
-        check_held(view, as_of)
+        check_lease(view, as_of, lease)
         if not view.upper.less_equal(as_of):
             return view
         if left <= 0:
             raise Unavailable(f"shard {name!r} is complete before {view.upper} only, not as of {as_of}; wait longer")
         lease.keep()
+
+
+def check_lease(view: ShardView, as_of: int, lease: ReadLease) -> None:
+    """As `check_held`; a lease on one time alone keeps it wherever since is, for as long as it lasts."""
+    if lease.is_point and not view.since.is_empty:
+        lease.check()
+    else:
+        check_held(view, as_of)
 
 
 def check_held(view: ShardView, as_of: int) -> None:

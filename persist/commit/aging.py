@@ -1,4 +1,5 @@
-"""Moves a shard's own hold on since as its history gets older. By maintenance, and by the upkeep of embedded programs.
+"""Moves a shard's own hold on since as its history gets older, and lets tags go. By maintenance, and by the upkeep of
+embedded programs.
 
 Where a shard keeps no history, since follows the latest time as far as readers allow.
 """
@@ -57,3 +58,16 @@ def age(machine: Committer, clock: Clock) -> c.HistoryMoved | None:
     moved = machine.apply(c.AgeHistory(before_ms))
     assert isinstance(moved, c.HistoryMoved)
     return moved
+
+
+def tags_in_s(state: State, clock: Clock) -> float | None:
+    """In how many seconds the first tag was kept for long enough; at most 0: now. None: there is no such tag."""
+    ends = [tag.until_ms for tag in state.tags.values() if tag.until_ms is not None]
+    return (min(ends) - clock.now_ms()) / 1000 if ends else None
+
+
+def forget_tags(machine: Committer, clock: Clock) -> None:
+    """Let the tags go that were kept for long enough. Repeating it is safe. Raises Unavailable as `age` does."""
+    due_s = tags_in_s(machine.state(), clock)
+    if due_s is not None and due_s <= 0:
+        machine.apply(c.ForgetTags())

@@ -22,7 +22,7 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.ids import IdSource
 from persist.core.keys import FLUSHER
 from persist.core.record import replace
-from persist.core.state import Policy, State
+from persist.core.state import Policy, State, kept_below
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.parts import PartReader, PartSink, PartWriter, newest, sound_schemas, spill_inline
 from persist.parts.files import Files
@@ -126,7 +126,7 @@ def merged(state: State, batches: Sequence[HollowBatch], blob: Blob, ids: IdSour
     outputs: list[Part] = []
     runs = [run for batch in batches for run in batch.runs]
     with translated():
-        for table in reader.read_range(runs, since=since.element):
+        for table in reader.read_merged(runs, since.element, kept_below(state, since)):
             outputs += writer.write(table)
         outputs += writer.finish()
     return c.MergeResult(tuple(part.id for part in inputs), (Run(tuple(outputs)),) if outputs else (), since)

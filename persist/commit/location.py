@@ -22,7 +22,7 @@ from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
-from persist.commit.aging import age
+from persist.commit.aging import age, forget_tags
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import StoreCalls
 from persist.commit.entry_files import EntryFiles
@@ -126,7 +126,9 @@ class Location:
     def _maintain(self, name: str) -> None:
         """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
         with suppress(PersistError):  # no clock can be trusted now: later
-            age(self.machine(name), self.clock)
+            machine = self.machine(name)
+            forget_tags(machine, self.clock)
+            age(machine, self.clock)
         self._collector.run(name)
 
     def settings_of_new(self, name: str) -> ShardSettings:

@@ -20,11 +20,17 @@ FORMAT_BUNDLE: Final = "bundle"  # a list of runs of other parts in the blob sto
 
 
 class Description(Record, frozen=True):
-    """The times `[lower, upper)` that a batch covers, and the since to which its times were advanced."""
+    """The times `[lower, upper)` that a batch covers, and the since to which its times were advanced.
+
+    `kept` are times before that since which the merge told apart from later ones of the batch, as tags asked for it.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = {"kept": 4}
 
     lower: Antichain
     upper: Antichain
     since: Antichain
+    kept: tuple[int, ...] = ()
 
     @property
     def is_empty_interval(self) -> bool:

@@ -29,10 +29,15 @@ from persist.core.command import kinds as kinds
 from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetHistory as ForgetHistory
+from persist.core.history_commands import ForgetTags as ForgetTags
+from persist.core.history_commands import HoldPoint as HoldPoint
 from persist.core.history_commands import LowerSeal as LowerSeal
 from persist.core.history_commands import ReadShardSettings as ReadShardSettings
+from persist.core.history_commands import ReadTags as ReadTags
+from persist.core.history_commands import RemoveTag as RemoveTag
 from persist.core.history_commands import ResolveTime as ResolveTime
 from persist.core.history_commands import SetSettings as SetSettings
+from persist.core.history_commands import SetTag as SetTag
 from persist.core.history_commands import TimeShown as TimeShown
 from persist.core.history_commands import TimesShown as TimesShown
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, written
@@ -60,6 +65,8 @@ from persist.core.results import SettingsAre as SettingsAre
 from persist.core.results import ShownFrom as ShownFrom
 from persist.core.results import SinceDowngraded as SinceDowngraded
 from persist.core.results import SweptBefore as SweptBefore
+from persist.core.results import TagRemoved as TagRemoved
+from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered

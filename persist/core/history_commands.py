@@ -1,4 +1,4 @@
-"""Commands about wall clocks, settings of a shard and its history. `commands` has all of their names too."""
+"""Commands about wall clocks, settings of a shard, its history and its tags. `commands` has all of their names too."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Annotated
 
 from persist.core.antichain import Antichain
 from persist.core.command import TIME_MS_MAX, Command, ReadCommand
-from persist.core.ids import SeqNo
+from persist.core.ids import ReaderId, SeqNo, written
 from persist.core.marks import MARKS_PAGE_MAX
 from persist.core.record import Meta
 from persist.core.recorded import EntryFile
 from persist.core.shard_settings import MARK_EVERY_MS
+from persist.core.tags import KEEP_MS_MAX
 
 
 class ResolveTime(ReadCommand, frozen=True):
@@ -88,3 +89,43 @@ class FlushEntries(Command, frozen=True):
     first: SeqNo
     last: SeqNo
     file: EntryFile
+
+
+class SetTag(Command, frozen=True):
+    """Keep `time` readable under the name `tag`, for `keep_ms` from now on (None: until it is taken away). -> TagsAre
+
+    The time must be readable: not before since, or kept by a tag already. A tag that is there stays at its time, and
+    gets this `keep_ms`; Conflict where it is at another time. A retry is safe.
+    """
+
+    tag: str
+    time: Annotated[int, Meta(ge=0)]
+    keep_ms: Annotated[int, Meta(ge=0, le=KEEP_MS_MAX)] | None = None
+
+
+class RemoveTag(Command, frozen=True):
+    """Take a tag away; its time is forgotten unless something else keeps it. -> TagRemoved, also where there is none"""
+
+    tag: str
+
+
+class ReadTags(ReadCommand, frozen=True):
+    """The shard's tags as of now. -> TagsAre; changes nothing."""
+
+
+class ForgetTags(Command, frozen=True):
+    """Take away the tags that were to be kept up to a time that a checked clock has passed. -> TagsAre"""
+
+
+class HoldPoint(ReadCommand, frozen=True):
+    """Take an expiring hold on one time alone, and on the current seqno. -> ReaderRegistered
+
+    It is the time of the tag `tag`, or, where that is "", the time `time`, which since has not passed or which is kept.
+    Since does not wait for it, and the time stays readable until it ends, also when the tag goes. NotReadable.
+    """
+
+    reader: Annotated[ReaderId, written(ReaderId)]
+    lease_ms: int
+    purpose: str = ""
+    tag: str = ""
+    time: Annotated[int, Meta(ge=0)] = 0

@@ -10,7 +10,7 @@ from itertools import pairwise
 from persist.core.antichain import MINIMUM
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
-from persist.core.state import State
+from persist.core.state import State, is_kept
 from persist.core.state_diff import StateDiff, apply
 
 
@@ -31,11 +31,20 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"the seal of shard {old.name!r} would move back without a repair")
     if new.history_hold < old.history_hold and new.settings == old.settings:
         raise Corruption(f"the history that shard {old.name!r} holds would begin earlier again")
+    if new.tags is not old.tags:
+        _check_tags(old, new)
     appended = new.trace.batches[len(old.trace.batches) :]
     if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
     if new.rollups is not old.rollups and old.rollups and max(new.rollups, default=0) < max(old.rollups):
         raise Corruption(f"shard {old.name!r} would lose its newest rollup")
+
+
+def _check_tags(old: State, new: State) -> None:
+    """A time that since has passed is only tagged where it was kept already: merges tell no other apart."""
+    for name, tag in new.tags.items():
+        if name not in old.tags and not is_kept(old, tag.time):
+            raise Corruption(f"tag {name!r} of shard {old.name!r} would name the time {tag.time}, which is forgotten")
 
 
 def _check_rebirth(old: State, new: State) -> None:

@@ -31,7 +31,7 @@ from itertools import groupby
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, diff_sum_of
 from persist.core.commands import MergeSpec
-from persist.core.state import Policy, State
+from persist.core.state import Policy, State, kept_below
 from persist.core.trace import Trace
 
 FAN_IN = 4
@@ -131,13 +131,24 @@ def _is_beyond(batch: HollowBatch, since: int) -> bool:
     return (lower is not None and lower > since) or any(part.time_max > since for part in batch.parts())
 
 
-def _is_garbage(batches: Sequence[HollowBatch], largest: int, percent: int, growth: int) -> bool:
+def _is_garbage(state: State, batches: Sequence[HollowBatch], largest: int, percent: int, growth: int) -> bool:
     """Whether most of the rows would cancel out, and enough of them came after the largest member was written."""
     rows = sum(batch.rows for batch in batches)
     if rows < 2 or (rows - largest) * growth < largest:
         return False
     left = diff_sum_of(part for batch in batches for part in batch.parts())
-    return left is not None and rows * 100 >= max(1, abs(left)) * percent
+    if left is None or rows * 100 < max(1, abs(left)) * percent:
+        return False
+    return rows * 100 >= max(1, abs(left)) * percent * (
+        1 + _tagged(state, batches[0].desc.lower, batches[-1].desc.upper)
+    )
+
+
+def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
+    """How many tags keep a time of `[lower, upper)` apart from since. For each, what is left may be there once more."""
+    times = {tag.time for tag in state.tags.values()}
+    within = (time for time in times if lower.less_equal(time) and not upper.less_equal(time))
+    return sum(1 for time in within if not state.merge_since.less_equal(time))
 
 
 # --- the committer
@@ -153,7 +164,7 @@ def garbage_due(state: State, taken: Set[str], percent: int = GARBAGE_PERCENT) -
         first -= 1
     stretch = trace.batches[first:end]
     largest = max((batch.rows for batch in stretch), default=0)
-    return stretch if _is_garbage(stretch, largest, percent, GARBAGE_GROWTH) else ()
+    return stretch if _is_garbage(state, stretch, largest, percent, GARBAGE_GROWTH) else ()
 
 
 def inline_due(trace: Trace, policy: Policy, taken: Set[str]) -> Sequence[HollowBatch]:
@@ -307,7 +318,8 @@ def _plan_segment(state: State, batches: Sequence[HollowBatch], policy: MergePol
         if index in used or not batch.rows:
             continue
         old_schema = policy.rewrite_old_schemas and any(p.schema_id != state.schema_id for p in batch.parts())
-        if old_schema or (batch.rows >= policy.small_rows and _has_history(batch, state.merge_since)):
+        is_large = batch.rows >= policy.small_rows
+        if old_schema or (is_large and (_has_history(batch, state) or _has_untagged(batch, state))):
             yield _spec(state, [batch])
 
 
@@ -319,7 +331,7 @@ def _garbage(
     end = _passed(batches, state.merge_since)
     if sum(batch.run_count for batch in batches[:end]) < policy.fan_in:
         return []
-    garbage = _is_garbage(batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
+    garbage = _is_garbage(state, batches[:end], max(largest[:end]), policy.garbage_percent, policy.garbage_growth)
     return [(0, end)] if garbage else []
 
 
@@ -331,7 +343,7 @@ def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> 
     that since has passed anew, and each such row takes away itself and one other at most.
     """
     since, whole = state.merge_since.element, state.trace.batches
-    rows, settled, anew, left = state.trace.rows, 0, 0.0, 0.0
+    rows, settled, kept, anew, left = state.trace.rows, 0, 0, 0.0, 0.0
     if since is None or rows < policy.small_rows or batches[0] is not whole[0]:
         return 0
     for index, batch in enumerate(batches):
@@ -340,12 +352,13 @@ def _aged(state: State, batches: Sequence[HollowBatch], policy: MergePolicy) -> 
             break
         passed = 1.0 if high <= since else (since - low) / (high - low)
         if not index:  # an earlier merge brought these to the time `low`
-            settled, left = (batch.rows if high <= low else abs(diffs)), diffs
+            kept = max(0, min(abs(diffs) * _tagged(state, batch.desc.lower, batch.desc.upper), batch.rows - abs(diffs)))
+            settled, left = (batch.rows if high <= low else abs(diffs) + kept), diffs
             anew = passed * (batch.rows - settled)
         else:
             anew += passed * batch.rows
             left += passed * diffs
-        gone = min(settled + anew - abs(left), 2 * anew)
+        gone = min(settled + anew - abs(left) - kept, 2 * anew)
         if gone * 100 >= policy.aged_percent * (rows - gone):
             return index + 1
     return 0
@@ -388,17 +401,35 @@ def _outweighed(batches: Sequence[HollowBatch], policy: MergePolicy) -> list[tup
     return [(due, len(batches))] if due < len(batches) else []
 
 
-def _has_history(batch: HollowBatch, since: Antichain) -> bool:
+def _has_history(batch: HollowBatch, state: State) -> bool:
     """Whether since has passed at least half of the times that a batch of which much may cancel tells apart.
 
     Each such merge halves what is left to collapse, so a batch is rewritten for this at most 63 times.
     """
-    low = _earliest(batch)
+    since, low = state.merge_since, _earliest(batch)
     high = max(part.time_max for part in batch.parts())
     if since.element is None or high <= low or (min(since.element, high) - low) * 2 < high - low:
         return False
+    return _may_cancel(batch, state)
+
+
+def _has_untagged(batch: HollowBatch, state: State) -> bool:
+    """Whether half of the times that the last merge of this batch kept apart need not be any more, and much may cancel.
+
+    Each such merge halves what is kept apart, so a tag causes few of them.
+    """
+    if not batch.desc.kept:
+        return False
+    still = set(kept_below(state, state.merge_since))
+    return 2 * sum(1 for time in batch.desc.kept if time not in still) >= len(batch.desc.kept) and _may_cancel(
+        batch, state
+    )
+
+
+def _may_cancel(batch: HollowBatch, state: State) -> bool:
+    """Whether, by the sum of the diffs, at least half of the rows would cancel out."""
     left = batch.diff_sum
-    return left is None or batch.rows >= 2 * abs(left)
+    return left is None or batch.rows >= 2 * abs(left) * (1 + _tagged(state, batch.desc.lower, batch.desc.upper))
 
 
 def _spec(state: State, batches: Sequence[HollowBatch], parts: Sequence[Part] | None = None) -> MergeSpec:

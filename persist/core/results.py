@@ -12,6 +12,7 @@ from persist.core.ids import SeqNo
 from persist.core.marks import Mark
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
+from persist.core.tags import Tag
 
 
 def snake(name: str) -> str:
@@ -131,6 +132,16 @@ class HistoryMoved(Result, frozen=True):
 
     hold: Antichain
     since: Antichain
+
+
+class TagsAre(Result, frozen=True):
+    tags: Mapping[str, Tag]
+
+
+class TagRemoved(Result, frozen=True):
+    """The tag that was there; None: there was none."""
+
+    tag: Tag | None
 
 
 class SchemaRegistered(Result, frozen=True):

@@ -18,6 +18,7 @@ from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.recorded import NOBODY, Caller, Committed, Entry, EntryFile
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
+from persist.core.tags import Tag
 from persist.core.trace import EMPTY_TRACE, Trace
 
 SERVICE_TIMES_MAX = 64
@@ -26,7 +27,9 @@ LATER = (
     "left", "left_before_ms", "incarnation", "commit_id", "lease_clock_ms", "swept_before_ms", "outcomes",
     "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
-LATER_4 = ("seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes")  # and with level 4
+LATER_4 = (
+    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags",
+)  # and with level 4  # fmt: skip
 
 
 class Policy(Record, frozen=True):
@@ -98,13 +101,19 @@ class WriterState(Leased, Record, frozen=True):
 
 
 class LeasedReader(Leased, Record, frozen=True):
-    """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted."""
+    """An expiring hold on `since` and on `seqno`: no blob that the State at `seqno` or later names is deleted.
+
+    With `point` it holds the time `since` alone, as a tag does: the shard's since may pass it.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = {"point": 4}
 
     since: Antichain
     seqno: SeqNo
     heartbeat_ms: int
     lease_ms: int
     purpose: str
+    point: bool = False
 
 
 class CriticalReader(Record, frozen=True):
@@ -168,7 +177,7 @@ class State(Record, frozen=True):
 
     `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
-    since, by its `settings`; `[]` where it holds none.
+    since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -222,6 +231,7 @@ class State(Record, frozen=True):
     entries: Mapping[SeqNo, Committed] = {}
     entry_files: tuple[EntryFile, ...] = ()
     info_bytes: int = 0
+    tags: Mapping[str, Tag] = {}
 
     @property
     def lease_now_ms(self) -> int:
@@ -294,13 +304,31 @@ def held_since(state: State, *more: Antichain) -> Antichain:
     the unit: the others still read what there is. A lease at `[]` holds nothing, as one that has lapsed: it cannot
     close the shard to reads. Critical readers can, whatever history says.
     """
-    leased = (r.since for r in state.leased_readers.values() if not r.since.is_empty)
+    leased = (r.since for r in state.leased_readers.values() if not r.since.is_empty and not r.point)
     holds = [_reached(since, state.upper) for since in leased]
     holds += [r.since for r in state.critical_readers.values()]
     if holds and meet(holds).is_empty:
         return EMPTY
     holds += [hold for hold in (state.history_hold, *more) if not hold.is_empty]
     return meet(holds) if holds else state.since
+
+
+def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
+    """The times before `since` that a merge of this State keeps apart, ascending. There may be more than 1,000.
+
+    They are the times of tags, and of readers that hold one time alone. None is ever added before the shard's since. So
+    a merge may ask a later State than the one in which since was found. In a shard that is closed to reads none counts.
+    """
+    if since.element is None or state.since.is_empty:
+        return ()
+    found = {tag.time for tag in state.tags.values()}
+    found.update(r.since.element for r in state.leased_readers.values() if r.point and r.since.element is not None)
+    return tuple(sorted(time for time in found if time < since.element))
+
+
+def is_kept(state: State, time: int) -> bool:
+    """Whether a read as of this time is exact, as far as history goes: since lies at or before it, or it is kept."""
+    return state.since.less_equal(time) or time in kept_below(state, state.since)
 
 
 def latest_time(state: State) -> Antichain:

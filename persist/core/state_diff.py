@@ -33,6 +33,7 @@ from persist.core.state import (
     WriterState,
     auxiliary_blob_keys,
 )
+from persist.core.tags import Tag
 from persist.core.trace import Trace
 
 _K = TypeVar("_K")
@@ -52,6 +53,7 @@ MAPPINGS = (
     "long_diffs",
     "marks",
     "entries",
+    "tags",
 )
 SCALARS = (
     "since",
@@ -155,6 +157,7 @@ class StateDiff(Record, frozen=True):
     entries: MapDiff[SeqNo, Committed] | None = None
     entry_files: tuple[EntryFile, ...] | None = None
     info_bytes: int | None = None
+    tags: MapDiff[str, Tag] | None = None
 
 
 def diff(

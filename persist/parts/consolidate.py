@@ -9,6 +9,7 @@ where these are in order already (sorted runs, distinct keys) nothing is sorted.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a read does to times: keep rows with `after < time <= upto`, then move times up to `advance`."""
+    """What a read does to times: keep rows with `after < time <= upto`, then move times up to `advance`.
+
+    A time moves to the least of the times `kept` (ascending, all before `advance`) at or beyond it, if there is one.
+    """
 
     after: int | None = None
     upto: int | None = None
     advance: int | None = None
+    kept: tuple[int, ...] = ()
 
     @classmethod
     def snapshot(cls, as_of: int) -> Times:
@@ -47,6 +52,23 @@ class Times:
         """Whether two times of `[time_min, time_max]` may become one."""
         return self.advance is not None and time_min < time_max and time_min < self.advance
 
+    def moved(self, time: int) -> int:
+        """Where a time comes to lie."""
+        if self.advance is None or time >= self.advance:
+            return time
+        index = bisect_left(self.kept, time)
+        return self.kept[index] if index < len(self.kept) else self.advance
+
+    def all_moved(self, times: Ints) -> Ints:
+        """Where these times come to lie. Equal ones stay equal, and their order stays."""
+        if self.advance is None:
+            return times
+        if not self.kept:
+            return np.maximum(times, self.advance)
+        points = np.array([*self.kept, self.advance], np.int64)
+        targets = points[np.minimum(np.searchsorted(points, times), len(points) - 1)]
+        return np.where(times < self.advance, targets, times)
+
     def apply(self, table: pa.Table) -> pa.Table:
         """The rows that are kept, with their times moved up; their order stays."""
         times = table.column(TIME)
@@ -61,21 +83,25 @@ class Times:
             times = table.column(TIME)
         if self.advance is not None and len(table) and pc.min(times).as_py() < self.advance:
             index = table.schema.get_field_index(TIME)
-            table = table.set_column(
-                index, table.schema.field(TIME), pc.max_element_wise(times, pa.scalar(self.advance, pa.int64()))
-            )
+            moved = self.all_moved(one_chunk(times).to_numpy())
+            table = table.set_column(index, table.schema.field(TIME), pa.array(moved))
         return table
 
 
 def consolidate(
-    tables: Sequence[pa.Table], schema: ShardSchema, *, since: int | None = None, upper_as_of: int | None = None
+    tables: Sequence[pa.Table],
+    schema: ShardSchema,
+    *,
+    since: int | None = None,
+    upper_as_of: int | None = None,
+    kept: tuple[int, ...] = (),
 ) -> pa.Table:
     """The updates of `tables` (in `updates_schema`), consolidated and sorted by (key, value, time).
 
-    Rows later than `upper_as_of` are left out, times before `since` become `since`. Sorted inputs are faster.
-    Raises InvalidUsage when a sum of diffs leaves int64.
+    Rows later than `upper_as_of` are left out; times before `since` become the least time of `kept` at or beyond them,
+    or `since`. Sorted inputs are faster. Raises InvalidUsage when a sum of diffs leaves int64.
     """
-    return merge(tables, schema, Times(upto=upper_as_of, advance=since))
+    return merge(tables, schema, Times(upto=upper_as_of, advance=since, kept=kept))
 
 
 def merge(
@@ -183,7 +209,7 @@ def _at_times(table: pa.Table, firsts: Mask, times: Times, clip: int | None) -> 
     groups = np.cumsum(firsts)[keep]
     table, stamps = table.filter(pa.array(keep)), stamps[keep]
     if times.advance is not None:
-        stamps = np.maximum(stamps, times.advance)
+        stamps = times.all_moved(stamps)
         index = table.schema.get_field_index(TIME)
         table = table.set_column(index, table.schema.field(TIME), pa.array(stamps))
     fresh = np.ones(len(table), np.bool_)

@@ -85,6 +85,15 @@ class PartReader:
         times = Times(advance=since) if as_of is None else Times.snapshot(as_of)
         return self._read(runs, times, key_range, columns, batch_rows)
 
+    def read_merged(
+        self, runs: Iterable[Run], since: int, kept: tuple[int, ...] = (), key_range: KeyRange = ALL_KEYS
+    ) -> Iterator[pa.Table]:
+        """As `read_range` with `since`, but the times `kept` (ascending, all before `since`) stay readable too.
+
+        A time before `since` becomes the least of `kept` at or beyond it, if there is one.
+        """
+        return self._read(runs, Times(advance=since, kept=kept), key_range, None)
+
     def read_updates(
         self,
         parts: Iterable[Part],
@@ -253,9 +262,8 @@ class PartReader:
     def _prepare(self, table: pa.Table, part: Part, times: Times) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that the read gives them."""
         table = self._whole(table, part)
-        if times.advance is not None and _is_as_of(part, times):
-            return at_time(table, times.advance)
-        return times.apply(table)
+        time = _only_time(part, times)
+        return times.apply(table) if time is None else at_time(table, time)
 
     def _whole(self, table: pa.Table, part: Part) -> pa.Table:
         """Whole rows of a part as rows of the current schema, at the times that they were committed with."""
@@ -376,10 +384,12 @@ class _Straight:
         return filled.slice(0, rows)
 
 
-def _is_as_of(part: Part, times: Times) -> bool:
-    """Whether the read keeps all rows of the part, and gives all of them one time, so that it need not know theirs."""
-    is_one = times.advance is not None and part.time_max <= times.advance
-    return is_one and part.clip is None and times.keeps_all(part.time_min, part.time_max)
+def _only_time(part: Part, times: Times) -> int | None:
+    """The time that a read gives all rows of the part, where it keeps all of them, so that it need not know theirs."""
+    if times.advance is None or part.time_max > times.advance or part.clip is not None:
+        return None
+    time = times.moved(part.time_max)
+    return time if time == times.moved(part.time_min) and times.keeps_all(part.time_min, part.time_max) else None
 
 
 def _by_time(table: pa.Table) -> pa.Table:
@@ -391,8 +401,7 @@ def _by_time(table: pa.Table) -> pa.Table:
 
 def _constants(span: tuple[int, int], diffs: tuple[int, int], times: Times) -> tuple[int | None, int | None]:
     """The time that every row gets and the diff that every row has, where there is only one."""
-    advance = -1 if times.advance is None else times.advance
-    low, high = (max(time, advance) for time in span)
+    low, high = (times.moved(time) for time in span)
     return (low if low == high else None), (diffs[0] if diffs[0] == diffs[1] else None)
 
 

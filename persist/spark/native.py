@@ -18,10 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from persist.client.snapshot import holding, leased_blobs
+from persist.client.snapshot import Tagged, holding, leased_blobs
 from persist.core.batch import Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.ids import PartId
+from persist.core.tags import check_tag_name
 from persist.parts import ALL_KEYS, DIFF, TIME, ShardSchema, current_schema, decode_inline, sound_schemas
 from persist.parts.consolidate import Times
 from persist.parts.files import Files
@@ -41,11 +42,12 @@ def table(
     shard: str,
     *,
     as_of: int | None = None,
+    tag: str | None = None,
     hold_s: float = HOLD_S,
     root: str | None = None,
     **options: str,
 ) -> DataFrame:
-    """The contents of a shard as of a time (None: the latest complete one), each row as often as it occurs.
+    """The contents of a shard as of a time (None: the latest complete one) or a tag, each row as often as it occurs.
 
     `options` are those of `format("persist")` that say where shards are (`url="persist:///dir"`). The files stay
     readable for `hold_s` seconds (at most a day); later Spark fails on a missing file, it never leaves rows out. `root`
@@ -54,15 +56,18 @@ def table(
     Raises InvalidUsage when the store has no path or the shard has columns that Spark cannot read from its files:
     `format("persist")` reads those.
     """
+    if as_of is not None and tag is not None:
+        raise InvalidUsage("as_of and tag are both given; give one of them")
+    at = as_of if tag is None else Tagged(check_tag_name(tag))
     target = Target.of(Options({**options, "path": shard}))
     settings = replace(target.connection.handles.read, lease_ms=int(hold_s * 1000))
     transport = executors.transport(target.connection)
     view = executors.view_of(target)
     _, schema = current_schema(view.schemas)
     plan = _Plan(spark, schema, _root(root or str(transport.blob.url)))
-    if as_of is None and view.upper.element == 0:
+    if at is None and view.upper.element == 0:
         return plan.empty()
-    with holding(transport, target.shard, as_of, "spark native read", WAIT_S, settings) as held:
+    with holding(transport, target.shard, at, "spark native read", WAIT_S, settings) as held:
         schemas = sound_schemas(held.view.schemas)
         with leased_blobs(held.lease):
             straight, others = classify(held.runs, held.as_of, Files(transport.blob, schemas))

@@ -14,12 +14,13 @@ from typing import Any
 
 from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
-from persist.client.snapshot import ReadSettings
+from persist.client.snapshot import ReadSettings, Tagged
 from persist.client.telling import read_info
 from persist.client.wall_clock import read_instant, read_point
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
+from persist.core.tags import check_tag_name
 from persist.parts import DIFF, TIME
 
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
@@ -31,7 +32,7 @@ WAIT_S = 60.0
 _LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
 _SELECTS = ("where", "startKey", "endKey", "keyPrefix")
 _READ = ("columns", *_SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
-_BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "multiplicity", "waitSeconds")
+_BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds")
 _BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
 _CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
 _BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
@@ -220,7 +221,7 @@ class ReadOptions:
     key_prefix: tuple[Any, ...] | None
     partitions: int | None
     batch_rows: int
-    as_of: int | None
+    as_of: int | Tagged | None
     with_diff: bool
     wait_s: float
     changes: bool
@@ -233,7 +234,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, options: Options) -> ReadOptions:
-        _one_of(options, "asOf", "versionAsOf", "timestampAsOf")
+        _one_of(options, "asOf", "versionAsOf", "timestampAsOf", "tag")
         _one_of(options, "startingVersion", "startingTimestamp")
         _one_of(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
@@ -242,7 +243,9 @@ class ReadOptions:
         latest_change = (options.text("startingVersion") or "").lower() == "latest"
         starting = None if latest_change else _version(options, "startingVersion")
         ending = _version(options, "endingVersion")
-        for given in (name, "timestampAsOf"):
+        tag = options.text("tag")
+        at = None if tag is None else Tagged(check_tag_name(tag))
+        for given in (name, "timestampAsOf", "tag"):
             if changes and options.has(given):
                 raise InvalidUsage(f"option {given!r} is for snapshots; a change feed has a starting and an ending one")
         for given in ("endingVersion", "endingTimestamp"):
@@ -256,7 +259,7 @@ class ReadOptions:
             key_prefix=options.values("keyPrefix"),
             partitions=options.integer("numPartitions", 1, PARTITIONS_MAX),
             batch_rows=options.integer("batchRows", 1, BATCH_ROWS_MAX) or BATCH_ROWS,
-            as_of=None if latest else _version(options, name),
+            as_of=at if latest else _version(options, name),
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
             changes=changes,

@@ -16,6 +16,7 @@ from persist.core.antichain import EMPTY, Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.ids import SeqNo, Token, parse, token_of_key
 from persist.core.recorded import Caller
+from persist.core.tags import check_tag_name
 from persist.core.view import Seen
 from rpc.saying import INFO, PURPOSE, said
 
@@ -125,6 +126,24 @@ def _as_of(
     return _time_or_instant("as_of", as_of, timestamp)
 
 
+def _as_of_or_tag(
+    at: Annotated[int | datetime | None, Depends(_as_of)],
+    tag: Annotated[str | None, Query(description="A tag, in the place of a time.", max_length=128)] = None,
+) -> int | datetime | str | None:
+    if tag is None:
+        return at
+    if at is not None:
+        raise InvalidUsage("the parameters tag and as_of or timestamp are both given; give one of them")
+    return check_tag_name(tag)
+
+
+def _at(
+    at: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
+    timestamp: Timestamp = None,
+) -> int | datetime | None:
+    return _time_or_instant("at", at, timestamp)
+
+
 def _after(
     after: Annotated[int | None, Query(ge=0, description="Updates at later times; else all of them.")] = None,
     timestamp: Timestamp = None,
@@ -133,6 +152,8 @@ def _after(
 
 
 AsOf = Annotated[int | datetime | None, Depends(_as_of)]
+AsOfOrTag = Annotated[int | datetime | str | None, Depends(_as_of_or_tag)]
+At = Annotated[int | datetime | None, Depends(_at)]
 After = Annotated[int | datetime | None, Depends(_after)]
 
 

@@ -26,7 +26,7 @@ from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.routes.parameters import (
     SAID_PARAMETERS,
-    AsOf,
+    AsOfOrTag,
     Format,
     Frontier,
     IdempotencyToken,
@@ -130,7 +130,7 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
 @router.get("/{name}/snapshot", summary="The exact contents as of a time, with multiplicities", response_class=Response)
 async def snapshot(
     request: Request,
-    as_of: AsOf,
+    as_of: AsOfOrTag,
     columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
     form: Format = None,
     expand: Annotated[bool, Query(description="Repeat rows instead of the column __diff.")] = False,
@@ -178,10 +178,11 @@ def timestamp_header(name: str, at: datetime | None) -> dict[str, str]:
 
 
 def _open(
-    service: Service, name: str, as_of: int | datetime | None, columns: list[str] | None, wait_s: float
+    service: Service, name: str, at: int | datetime | str | None, columns: list[str] | None, wait_s: float
 ) -> Snapshot:
     shard = Client(service.transport, service.handles).shard(name)
-    return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot")
+    as_of, tag = (None, at) if isinstance(at, str) else (at, None)
+    return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot", tag=tag)
 
 
 def _pieces(held: Rows, form: str, expand: bool) -> Generator[bytes]:

@@ -112,7 +112,7 @@ def attribute(number: int) -> AttributeUpdate:
 
 def make(directory: Path) -> list[Write]:
     story = Story(directory)
-    for chapter in (orders, copies, names, many, long_diff, staged):
+    for chapter in (orders, copies, tags, names, many, long_diff, staged):
         chapter(story)
     with story.process(Policy()) as (location, _):
         location.identity.raise_epoch()
@@ -181,6 +181,23 @@ def copies(story: Story) -> None:
             shard.advance_upper(4)
         claims = location.machine("eu/copies").state().claims.values()
         assert any(claim.done for claim in claims), "the worker ended before it had saved anything"
+
+
+def tags(story: Story) -> None:
+    """Times before since that tags keep, and one that only a reader of a tag keeps, in a batch that was merged."""
+    with story.process(BLOBS, merges=False) as (location, client):
+        shard = client.create_shard("tagged", V1, ["k"])
+        for time in range(8):
+            old = [{"k": "x", "v": time - 1, "__diff": -1}] if time else []
+            shard.insert([*old, {"k": "x", "v": time}])
+        shard.tag("kept", 1)
+        shard.tag("for-a-while", 3, keep="400d")
+        shard.tag("gone", 5)
+        shard.snapshot(tag="gone")
+        shard.untag("gone")
+        shard.forget(6)
+        Worker(location).run("tagged", idle=True)
+        assert any(batch.desc.kept == (1, 3, 5) for batch in location.machine("tagged").state().trace.batches)
 
 
 def names(story: Story) -> None:

@@ -107,7 +107,8 @@ def contents(client: Client) -> Contents:
         assert low is not None
         assert high is not None
         found[name] = {}
-        for as_of in range(low, high):
+        tagged = {tag.time for tag in shard.tags().values()}
+        for as_of in sorted({*range(low, high), *tagged}):
             table = shard.snapshot(as_of).to_arrow()
             rows = sorted((list(row) for row in zip(*table.to_pydict().values(), strict=True)), key=repr)
             found[name][str(as_of)] = rows

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
 PUBLIC = """
-    connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ListenEvent ReadLease WriteHandle
+    connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ShardTag ListenEvent ReadLease WriteHandle
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
     EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings

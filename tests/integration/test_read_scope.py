@@ -37,7 +37,7 @@ from tests.support.server import Server
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 KEY = AttributeKey("7" * 32)
-READER, OTHER = ReaderId("r" + "1" * 32), ReaderId("r" + "2" * 32)
+READER, OTHER, POINT = (ReaderId("r" + digit * 32) for digit in "123")
 WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
 CRITICAL = CriticalReaderId("c" + "1" * 32)
 UPPER = 10
@@ -141,6 +141,14 @@ def commands(place: Place) -> list[c.Command]:
         c.SetSettings(0, 0),
         c.AgeHistory(0),
         c.ForgetHistory(Antichain(1)),
+        c.SetTag("mine", 1),
+        c.SetTag("eom", 2, 1),
+        c.RemoveTag("eom"),
+        c.ReadTags(),
+        c.ForgetTags(),
+        c.HoldPoint(POINT, 60_000, time=2),
+        c.DowngradeSince(POINT, Antichain(2), FAR),
+        c.ExpireReader(POINT),
         c.EvolveSchema(1, schema),
         c.Drop(True),
         c.Recreate(schema),
@@ -175,7 +183,7 @@ def test_no_route_changes_anything_for_others(place: Place) -> None:
     tried = 0
     for path, verbs in place.app.openapi()["paths"].items():
         for verb in verbs:
-            full = path.replace("{name}", NAME).replace("{key}", "a")
+            full = path.replace("{name}", NAME).replace("{key}", "a").replace("{tag}", "eom")
             if full.endswith("/listen"):
                 continue  # it never ends; below
             for query in (

@@ -340,6 +340,33 @@ def test_a_try_that_finds_nothing_since_the_other_one_landed_is_told_so(
     assert told[0].changed
 
 
+@pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param(lambda shard: shard.advance_upper(None), id="closed"),
+        pytest.param(lambda shard: shard.forget(4), id="forgotten"),
+        pytest.param(lambda shard: shard.drop(), id="dropped"),
+    ],
+)
+def test_a_try_that_would_be_refused_though_the_other_one_landed_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, months: Shard, then: Callable[[Shard], object]
+) -> None:
+    """It was told that nothing was changed."""
+    token, told, real = token_of_key("undo"), [], Restoring._landed
+
+    def landed(restoring: Restoring, *args: Any) -> object:
+        found = real(restoring, *args)
+        if not told:
+            told.append(restoring)  # the other one, which goes on now, does not come here again
+            told[:] = [months.restore(2, token=token)]
+            then(months)
+        return found
+
+    monkeypatch.setattr(Restoring, "_landed", landed)
+    again = months.restore(2, token=token)
+    assert (again.as_of, again.lower, again.upper) == (told[0].as_of, Antichain(4), Antichain(5))
+
+
 def test_what_cancels_out_after_a_lost_race_is_not_committed(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
     back = [{"id": 9, "v": "bad", "__diff": -3}, {"id": 2, "v": "b"}]
     meanwhile(monkeypatch, lambda: months.insert(back))

@@ -61,6 +61,18 @@ def read(process: Machine, number: int) -> None:
     machine.apply(c.RegisterReader(mint(ReaderId, process.location.ids), None, HOUR_MS * number + 1))
 
 
+def tag(process: Machine, number: int) -> None:
+    machine = process.location.machine(NAME)
+    machine.apply(c.SetTag(f"t{number}", max(0, upper(process) - 1 - number)))
+    machine.apply(c.HoldPoint(mint(ReaderId, process.location.ids), HOUR_MS, tag=f"t{number}"))
+    if number % 2:
+        machine.apply(c.RemoveTag(f"t{number}"))
+
+
+def forget(process: Machine, number: int) -> None:
+    process.shard(NAME).forget(max(0, upper(process) - 1 - number))
+
+
 def wait(process: Machine, number: int) -> None:
     process.world.pass_ms(number * HOUR_MS // 2)
     process.location.machine(NAME).apply(c.AdvanceUpper(Antichain(upper(process) + 1)))
@@ -88,7 +100,8 @@ def upgrade(process: Machine, number: int) -> None:
 
 
 STEPS: list[Callable[[Machine, int], None]] = [
-    insert, insert, insert_by_key, append_over, write_once, write_once, read, wait, merge, sweep, live_again, upgrade,
+    insert, insert, insert_by_key, append_over, write_once, write_once, read, tag, forget, wait, merge, sweep,
+    live_again, upgrade,
 ]  # fmt: skip
 
 

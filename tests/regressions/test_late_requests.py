@@ -393,6 +393,21 @@ def test_a_hold_can_be_taken_again_and_again(place: Place) -> None:
 USES: list[Callable[[ReadLease], object]] = [ReadLease.check, lambda lease: lease.downgrade(Antichain(0), lease.seqno)]
 
 
+def test_a_lease_on_a_tag_that_is_taken_late_is_not_the_one_that_lapsed(place: Place) -> None:
+    """Its time is kept as before. What its holder read of was deleted between the two."""
+    history(place.theirs)
+    place.theirs.tag("month", 1)
+    place.late.hold(c.HoldPoint)
+    found = place.shard.snapshot(tag="month")
+    for key in range(3, 6):
+        place.clock.advance_ms(ReadSettings().lease_ms)
+        place.theirs.insert(row(key))
+    assert isinstance(place.late.deliver(), c.ReaderRegistered)
+    with pytest.raises(Expired, match="is gone: its lease lapsed"):
+        found.to_arrow()
+    assert sorted(place.shard.snapshot(tag="month").to_arrow()["k"].to_pylist()) == [0, 1]
+
+
 @pytest.mark.parametrize("use", USES, ids=["check", "downgrade"])
 def test_a_lease_that_is_taken_late_is_not_the_one_that_lapsed(
     place: Place, use: Callable[[ReadLease], object]

@@ -22,6 +22,7 @@ from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
 from persist.core.state import Policy, SchemaRecord, State
+from persist.core.tags import Tag
 from tests.scripts.harness import Arguments, ScriptError, print_error
 from tests.support.shard import NAME, Shard, make_part, numbered
 
@@ -125,6 +126,8 @@ def show(value: Any) -> str:
         return f"{value.at_ms}:{value.upper}"
     if isinstance(value, Mapping):
         return ",".join(f"{show_key(key)}={'-' if v is None else v}" for key, v in value.items()) or "-"
+    if isinstance(value, Tag):
+        return str(value.time) if value.until_ms is None else f"{value.time}<{value.until_ms}"
     if isinstance(value, tuple):
         return ",".join(show(item) for item in value) or "-"
     return short(str(value)) or "-"
@@ -150,6 +153,8 @@ def show_part(part: Part) -> str:
 def show_result(result: c.Result | PersistError) -> str:
     if isinstance(result, PersistError):
         return short(print_error(result))
+    if isinstance(result, c.TagsAre):
+        return " ".join(["tags-are", *(f"{name}={show(tag)}" for name, tag in sorted(result.tags.items()))])
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(result).__name__).lower()
     fields = {key: value for key, value in asdict(result).items() if key != "following" or value is not None}
     return " ".join([name, *(show_field(*field) for field in fields.items())])
@@ -161,7 +166,8 @@ def show_field(name: str, value: Any) -> str:
 
 def show_batch(batch: HollowBatch) -> str:
     runs = " ".join(",".join(show_part(part) for part in run.parts) for run in batch.runs)
-    return f"batch {batch.desc} rows={batch.rows} {runs}".rstrip()
+    kept = f" kept={','.join(map(str, batch.desc.kept))}" if batch.desc.kept else ""
+    return f"batch {batch.desc} rows={batch.rows}{kept} {runs}".rstrip()
 
 
 def show_state(state: State) -> list[str]:
@@ -171,6 +177,7 @@ def show_state(state: State) -> list[str]:
         ("writer", state.writers),
         ("reader", state.leased_readers),
         ("critical", state.critical_readers),
+        ("tag", state.tags),
         ("rollup", {f"v{seqno}": rollup for seqno, rollup in state.rollups.items()}),
         ("claim", state.claims),
         ("outcome", {show_id("i", key): outcome for key, outcome in state.outcomes.items()}),
@@ -198,7 +205,8 @@ def show_state(state: State) -> list[str]:
 
 
 def _fields(record: Any) -> str:
-    return " ".join(show_field(*field) for field in asdict(record).items() if field[1] not in (None, "", (), b""))
+    shown = [(name, value) for name, value in asdict(record).items() if value is not False]
+    return " ".join(show_field(*field) for field in shown if field[1] not in (None, "", (), b""))
 
 
 # --- commands
@@ -334,6 +342,10 @@ def _history(word: str) -> int | None:
     return {"none": 0, "forever": None}[word] if word in ("none", "forever") else int(word)
 
 
+def _optional_number(word: str | None) -> int | None:
+    return None if word is None else int(word)
+
+
 def _of_life(args: Arguments) -> c.Command:
     """`of-life 0 insert …`: a command of a handle that was opened in that life of the name."""
     life, verb = int(args.next("a life")), args.next("a verb")
@@ -397,6 +409,13 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "age-history": lambda a: c.AgeHistory(int(a.next("milliseconds"))),
     "forget-history": lambda a: c.ForgetHistory(_frontier(a)),
+    "set-tag": lambda a: c.SetTag(a.next("a tag"), int(a.next("a time")), _optional_number(a.optional("keep"))),
+    "remove-tag": lambda a: c.RemoveTag(a.next("a tag")),
+    "read-tags": lambda a: c.ReadTags(),
+    "forget-tags": lambda a: c.ForgetTags(),
+    "hold-point": lambda a: c.HoldPoint(
+        _reader(a), a.number("lease", LEASE_MS), a.named("purpose", ""), a.named("tag", ""), a.number("time", 0)
+    ),
     "evolve-schema": lambda a: c.EvolveSchema(
         a.number("expected", 1), SchemaRecord(a.next("a schema").encode(), ("k",))
     ),

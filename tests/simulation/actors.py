@@ -12,6 +12,8 @@ from tests.simulation.hostile import hostile
 from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
+from tests.simulation.restoring import restorer
+from tests.simulation.tagging import tagger
 from tests.simulation.writers import advancer, cas_writer, inserter, replica
 
 ROLES: dict[str, Callable[[Host], None]] = {
@@ -31,6 +33,8 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "chronicler": chronicler,
     "timekeeper": timekeeper,
     "configurator": configurator,
+    "tagger": tagger,
+    "restorer": restorer,
 }
 
 __all__ = ["ROLES"]

@@ -122,7 +122,7 @@ def check_linearisable(writes: list[Write], uppers: Iterable[UpperRead]) -> None
         _seen(w.invoked, w.returned, w.actual, f"#{w.number}'s mismatch") for w in writes if w.actual is not None
     ]
     points += [_seen(invoked, back, upper, f"{who}'s read") for _, who, invoked, back, upper in uppers]
-    _check_disjoint([w for w in acknowledged if w.kind == "compare_and_append"], acknowledged)
+    _check_disjoint([w for w in acknowledged if w.kind in ("compare_and_append", "restore")], acknowledged)
     _check_real_time([p for p in points if p is not None])
     _check_values(writes, acknowledged, [p for p in points if p is not None])
 
@@ -151,7 +151,10 @@ def _check_disjoint(appends: list[Write], acknowledged: list[Write]) -> None:
         low, high = write.told
         if low is None or high is None or low == high or write.kind == "append":
             continue
-        if write.kind != "compare_and_append":  # inserts that were committed together share one interval
+        if write.kind not in (
+            "compare_and_append",
+            "restore",
+        ):  # inserts that were committed together share one interval
             if (low, high) in shared:
                 continue
             shared.add((low, high))
@@ -189,7 +192,7 @@ def _check_real_time(points: list[_Point]) -> None:
 
 def _check_values(writes: list[Write], acknowledged: list[Write], points: list[_Point]) -> None:
     """Every value seen is a value that some write made, or may have made."""
-    if any(w.kind in ("insert", "append") and w.answer in (None, "unknown") for w in writes):
+    if any(w.kind in ("insert", "append", "restore") and w.answer in (None, "unknown") for w in writes):
         return  # an insert of unknown outcome may have made any value
     made = {0} | {w.told[1] for w in acknowledged if w.told is not None}
     made |= {w.upper for w in writes if w.answer in (None, "unknown")}

@@ -29,6 +29,7 @@ from persist.core.errors import (
     ShardExists,
     Unavailable,
 )
+from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
@@ -108,7 +109,7 @@ class RecordingTransport(ForwardingTransport):
             self._run.world.start(self._process, "held up", lambda: self._come_late(name, command, caller))
             raise Indeterminate("the server that has the request is stopped")
         result = self.inner.apply(name, command, caller)
-        if isinstance(command, (c.RegisterReader, c.HeartbeatReader, c.DowngradeSince)):
+        if isinstance(command, (c.RegisterReader, c.HoldPoint, c.HeartbeatReader, c.DowngradeSince)):
             self._run.oracle.renewed[command.reader] = asked_ms, READ_LEASE_MS
         return result
 
@@ -161,6 +162,7 @@ class Run:
     push: bool
     faults: tuple[str, ...] = ()
     kept: str | None = None  # how much history new shards keep; None: they have no settings
+    unsettled: list[tuple[Write, Token]] = field(default_factory=list)  # restores; anybody may ask for them again
     stretches_left: int = 60  # how often the run is prolonged until every fault has struck
     stopping: bool = False  # no new reads and writes
     over: bool = False  # no maintenance either

@@ -23,6 +23,7 @@ from tests.simulation.historians import ask
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect
 from tests.simulation.readers import read_once
+from tests.simulation.tagging import read_tags
 from tests.simulation.world import CLOCK_JUMP_MS_MAX
 
 ORPHAN_AGE_MS = 60_000
@@ -141,6 +142,7 @@ def settle(host: Host) -> None:
             _ask_again(host, name)
             _check_aged(host, name)
             _read_back(host, name)
+            read_tags(host, name)
         host.run.path("settled")
     known = read_attributes(host, host.open(MAIN))
     expect(known is not None, "liveness", "the attributes cannot be read in a healed world")

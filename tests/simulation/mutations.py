@@ -48,7 +48,7 @@ from persist.core.transitions import Context, maintenance, writers
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
-from tests.simulation import clock_mutations, history_mutations, narrow_mutations, trusting
+from tests.simulation import clock_mutations, history_mutations, narrow_mutations, restoring, tagging, trusting
 from tests.simulation.breaking import Broken, every, outcomes_stay_unread, resent_as, transition
 from tests.simulation.host import WEATHER
 
@@ -482,6 +482,8 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         staged_age_ignored,
         *trusting.TRUSTING,
         *clock_mutations.BROKEN,
+        *tagging.BROKEN,
+        *restoring.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -495,6 +497,8 @@ MEANT_FOR = {
 # Broken builds that show only where all of these faults strike, in a run with all of these roles; other seeds are
 # passed over and do not count.
 NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in history_mutations.MEANT_FOR} | {
+    "advance_over_tag": {"tagger"},
+    "advance_short_of_tag": {"tagger"},
     "claims_never_lapse": {"crash"},
     "conditions_ignored": {"accountant"},
     "drop_leaves_writers": {"demolisher"},
@@ -503,6 +507,8 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
     "lives_not_told_apart": {"demolisher"},
     "pipeline_without_conditions": {"pipeliner"},
     "refused_while_under_way": {"held_up"},
+    "restore_ignores_the_upper": {"restorer"},
+    "restore_lands_twice": {"restorer"},
     "staged_age_ignored": {"hibernate"},
     "tombstone_keeps_blobs": {"demolisher"},
 }

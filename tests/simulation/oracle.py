@@ -58,6 +58,7 @@ class Write:
     landed: tuple[int | None, int | None] | None = None
     landed_seqno: int = 0
     attributes: tuple[AttributeUpdate, ...] = ()
+    as_of: int | None = None  # what a restore leads back to
 
 
 def life_of(name: str, shard: str) -> str:
@@ -91,6 +92,12 @@ class ShardTruth:
             if time <= as_of:
                 total[key, value] = total.get((key, value), 0) + diff
         return {row: count for row, count in total.items() if count}
+
+    def leading_back(self, as_of: int, time: int) -> list[Update]:
+        """The updates at `time` after which the contents are those of `as_of`."""
+        then, now = self.contents(as_of), self.contents(time - 1)
+        rows = sorted({*then, *now}, key=repr)
+        return [(k, v, time, diff) for k, v in rows if (diff := then.get((k, v), 0) - now.get((k, v), 0))]
 
     def between(self, lower: int, upper: int) -> dict[tuple[str, Value, int], int]:
         """Updates with times in `[lower, upper)`, summed."""
@@ -228,6 +235,8 @@ class Oracle:
         for reader_id, reader in new.critical_readers.items():
             expect(new.since <= reader.since, "since", f"{truth.name} forgets what {reader_id} holds")
         for held_id, held in new.leased_readers.items():
+            if held.point:  # since may pass it: its time stays readable alone
+                continue
             expect(new.since <= held.since, "since", f"{truth.name} forgets what {held_id} holds")
 
     def _check_leases(self, truth: ShardTruth, old: State, new: State) -> None:
@@ -279,6 +288,9 @@ class Oracle:
         elif write.kind == "insert":
             assert lower is not None
             truth.updates += [(k, v, lower, d) for k, v, _, d in write.updates]
+        elif write.as_of is not None:
+            assert lower is not None
+            truth.updates += truth.leading_back(write.as_of, lower)
         else:
             truth.updates += write.updates
 

@@ -32,7 +32,9 @@ from tests.simulation.instants import CHECKED_OFF_MS_MAX
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
 from tests.simulation.oracle import ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
+from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.scheduler import Task, cooperative
+from tests.simulation.tagging import TAGGED_SHARE
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
 from tests.simulation.writers import definite_rows
 
@@ -109,6 +111,11 @@ class Plan:
             shares = tuple((*share, *HISTORIANS[at :: len(shares)]) for at, share in enumerate(shares))
         if random.Random(f"chronicle {seed}").random() < CHRONICLE_SHARE:
             shares = tuple((*share, "chronicler") if at < 2 else share for at, share in enumerate(shares))
+        if random.Random(f"tags {seed}").random() < TAGGED_SHARE:
+            shares = (*shares[:-1], (*shares[-1], "tagger"))
+        alone = not {"historian", "chronicler", "tagger"} & {role for share in shares for role in share}
+        if alone and random.Random(f"restores {seed}").random() < RESTORED_SHARE:
+            shares = tuple((*share, "restorer") if at < 2 else share for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
@@ -331,6 +338,8 @@ def _check_write(run: Run, write: Write) -> None:
         return
     if not write.landed and write.kind == "insert" and cancels(write.updates) and not write.attributes:
         return  # nothing was left to write, and so nothing was written
+    if not write.landed and write.kind == "restore" and write.told and write.told[0] == write.told[1]:
+        return  # nothing differed
     expect(write.landed is not None, "lost", f"{what} was acknowledged but never landed")
     expect(write.landed == write.told, "answer", f"{what} landed at {write.landed} but was told {write.told}")
 

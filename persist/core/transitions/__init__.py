@@ -25,6 +25,7 @@ from persist.core.transitions import (
     readers,
     recording,
     repair,
+    tags,
     writers,
 )
 from persist.core.transitions.context import Context
@@ -65,6 +66,11 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.AgeHistory: history.age_history,
     c.ForgetHistory: history.forget_history,
     c.FlushEntries: recording.flush,
+    c.SetTag: tags.set_tag,
+    c.RemoveTag: tags.remove_tag,
+    c.ReadTags: tags.read_tags,
+    c.ForgetTags: tags.forget_tags,
+    c.HoldPoint: readers.hold_point,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,

@@ -107,7 +107,7 @@ def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[
 
 def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[State, c.SealLowered]:
     context.check_level("wall clocks", HISTORY_LEVEL)
-    checked_ms = _checked(context, state)
+    checked_ms = checked(context, state)
     if state.seal.sealed_ms <= checked_ms + SPOILT_MS:
         return state, c.SealLowered(state.seal.sealed_ms, None)
     seal = lowered(state.seal, checked_ms, state.settings.mark_every_ms)
@@ -135,7 +135,7 @@ def _sealing(state: State, at_ms: int, context: Context) -> State:
     """The State in which the instant is sealed. Raises Unavailable while it cannot be."""
     if not _is_open(state, at_ms):
         return state
-    checked_ms = _checked(context, state)
+    checked_ms = checked(context, state)
     sealed = stamped(state, _base_upper(state, context), checked_ms, context.policy)
     if at_ms > sealed.seal.known_ms(state.settings.mark_every_ms):
         raise Unavailable(
@@ -148,7 +148,7 @@ def _base_upper(state: State, context: Context) -> Antichain:
     return state.upper if context.base_upper is None else context.base_upper
 
 
-def _checked(context: Context, state: State) -> int:
+def checked(context: Context, state: State) -> int:
     if context.checked_ms is None:
         raise Unavailable(
             f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so shard "
@@ -246,9 +246,9 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
         return state, _moved(state)
     if not settings.history_ms:
         return _forgotten(state, latest_time(state), context)
-    if command.before_ms > _checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
+    if command.before_ms > checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
         return state, _moved(state)
-    state = without_outlived(state, command.before_ms, _checked(context, state))
+    state = without_outlived(state, command.before_ms, checked(context, state))
     sealed = _sealing(state, command.before_ms, context)
     try:
         upper = _mark_at(sealed, command.before_ms, context).upper

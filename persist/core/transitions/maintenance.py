@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from persist.core import commands as c
-from persist.core.antichain import meet
+from persist.core.antichain import Antichain, meet
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.keys import belongs_to
 from persist.core.record import replace
-from persist.core.state import Claim, Rollup, State
+from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.context import SWEEPS_LEVEL, Context
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
 from persist.core.transitions.naming import check_merged
@@ -71,6 +71,7 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
     done = tuple(part.without_receipt() for part in command.done)
     if held.inputs not in ((), command.inputs) or done[: len(held.done)] != held.done:
         raise InvalidUsage(f"the merge under claim {command.key!r} goes on from what the claim holds")
+    _check_since(state, command.since)
     check_merged(state, command.done, held.done, context)
     claim = replace(
         held,
@@ -107,14 +108,17 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
         outputs = {part.id for run in command.outputs for part in run.parts}
         landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
         return state, c.MergeApplied(landed)
-    if state.since < command.since:
-        raise InvalidUsage(
-            f"a merge to since {command.since} is beyond the since {state.since} of shard {state.name!r}"
-        )
+    _check_since(state, command.since)
     first, count = _with_empty_neighbours(state, *found)
     merged = _merged(state, inputs, command, state.trace.batches[first : first + count], context)
     trace = state.trace.splice(first, count, [merged])
     return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
+
+
+def _check_since(state: State, since: Antichain) -> None:
+    """What is tagged later lies at or beyond the shard's since, and so beyond that of every merge under way."""
+    if state.since < since:
+        raise InvalidUsage(f"a merge to since {since} is beyond the since {state.since} of shard {state.name!r}")
 
 
 def _merged(
@@ -134,7 +138,9 @@ def _merged(
     kept = [run for batch in batches for run in _runs_without(batch, inputs)]
     # Runs that were not merged keep the since that their batches had; so does the batch that holds them.
     since = meet(batch.desc.since for batch in batches if batch.runs) if kept else command.since
-    desc = Description(batches[0].desc.lower, batches[-1].desc.upper, since)
+    lower, upper = batches[0].desc.lower, batches[-1].desc.upper
+    apart = tuple(t for t in kept_below(state, command.since) if lower.less_equal(t) and not upper.less_equal(t + 1))
+    desc = Description(lower, upper, since, apart)
     named = (Run(tuple(part.without_receipt() for part in run.parts)) for run in command.outputs if run.parts)
     return batch_of(desc, (*kept, *named))
 

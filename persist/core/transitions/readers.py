@@ -9,9 +9,10 @@ from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismat
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.phases import only_drop
 from persist.core.record import replace
-from persist.core.state import CriticalReader, LeasedReader, State, held_since
-from persist.core.transitions.context import NAMED_HOLDS_LEVEL, RETRY_LATER_S, Context
+from persist.core.state import CriticalReader, LeasedReader, State, held_since, is_kept
+from persist.core.transitions.context import HISTORY_LEVEL, NAMED_HOLDS_LEVEL, RETRY_LATER_S, Context
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_readers
+from persist.core.transitions.tags import named
 
 PURPOSE_CHARS_MAX = 256
 OPAQUE_CHARS_MAX = 256
@@ -21,25 +22,35 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
     known = state.leased_readers.get(command.reader)
     if known is not None:  # a retry whose first answer was lost
         return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
-    if not 0 < command.lease_ms <= context.policy.reader_lease_ms_max:
-        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
-    if len(state.leased_readers) >= context.policy.readers_max:
-        state = without_lapsed_readers(state, context.lease_now_ms)
-        if len(state.leased_readers) >= context.policy.readers_max:
-            raise Overloaded(
-                f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
-                retry_after_s=RETRY_LATER_S,
-            )
+    state = _with_room(state, command, context)
     since = state.since if command.since is None else command.since
     if since < state.since:
+        alone = since.element is not None and is_kept(state, since.element)
+        what = "that time alone is kept: take a snapshot of it" if alone else "its history was forgotten"
         raise NotReadable(
-            f"shard {state.name!r} is readable from {state.since} on, not as of {since}: its history was forgotten",
+            f"shard {state.name!r} is readable from {state.since} on, not as of {since}: {what}",
             as_of=since.to_json(),
             since=state.since.to_json(),
         )
-    purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
-    reader = LeasedReader(since, state.seqno, context.lease_now_ms, command.lease_ms, purpose)
-    return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
+    return _with_new_reader(state, command, since, context)
+
+
+def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[State, c.ReaderRegistered]:
+    context.check_level("tags", HISTORY_LEVEL)
+    known = state.leased_readers.get(command.reader)
+    if known is not None:  # a retry whose first answer was lost
+        return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
+    state = _with_room(state, command, context)
+    time = command.time
+    if command.tag:
+        time = named(state, command.tag).time
+    if not is_kept(state, time):
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on, not as of [{time}]: its history was forgotten",
+            as_of=[time],
+            since=state.since.to_json(),
+        )
+    return _with_new_reader(state, command, Antichain(time), context)
 
 
 def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
@@ -64,6 +75,10 @@ def move_hold(
     known = _registered(state, command.reader)
     since = max(known.since, command.since)
     _check_reached(state, known.since, since)
+    if known.point and since != known.since and not since.is_empty:
+        raise InvalidUsage(
+            f"reader {command.reader} of shard {state.name!r} holds {known.since} alone; open another one for {since}"
+        )
     seqno = max(known.seqno, min(command.seqno, state.seqno))
     held = since == known.since and seqno - known.seqno < context.policy.rollup_every
     if held and _is_fresh(command.reader, known, context):
@@ -143,6 +158,29 @@ def _with_since_recomputed(state: State, context: Context) -> State:
 
 def _is_fresh(reader: ReaderId, known: LeasedReader, context: Context) -> bool:
     return is_fresh(known, lambda earlier: earlier.leased_readers.get(reader), context)
+
+
+def _with_room(state: State, command: c.RegisterReader | c.HoldPoint, context: Context) -> State:
+    """The State, without readers whose leases lapsed if there are too many. Raises Overloaded, InvalidUsage."""
+    if not 0 < command.lease_ms <= context.policy.reader_lease_ms_max:
+        raise InvalidUsage(f"reader lease {command.lease_ms} ms is outside (0, {context.policy.reader_lease_ms_max}]")
+    if len(state.leased_readers) >= context.policy.readers_max:
+        state = without_lapsed_readers(state, context.lease_now_ms)
+        if len(state.leased_readers) >= context.policy.readers_max:
+            raise Overloaded(
+                f"shard {state.name!r} has {len(state.leased_readers)} readers; expire some",
+                retry_after_s=RETRY_LATER_S,
+            )
+    return state
+
+
+def _with_new_reader(
+    state: State, command: c.RegisterReader | c.HoldPoint, since: Antichain, context: Context
+) -> tuple[State, c.ReaderRegistered]:
+    purpose = _bounded("purpose", command.purpose, PURPOSE_CHARS_MAX)
+    alone = isinstance(command, c.HoldPoint)
+    reader = LeasedReader(since, state.seqno, context.lease_now_ms, command.lease_ms, purpose, alone)
+    return _with_reader(state, command.reader, reader), c.ReaderRegistered(since, state.upper, state.seqno)
 
 
 def _with_reader(state: State, reader_id: ReaderId, reader: LeasedReader) -> State:

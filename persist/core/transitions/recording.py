@@ -46,6 +46,9 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.ForgetHistory: "forget",
     c.AgeHistory: AGE,
     c.RemoveRollups: COLLECT,
+    c.SetTag: "tag",
+    c.RemoveTag: "untag",
+    c.ForgetTags: AGE,
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 

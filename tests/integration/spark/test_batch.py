@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
+from persist.spark import table
+
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("x", pa.float64())])
@@ -174,6 +176,9 @@ def test_wall_clocks_name_times(client: Any, load: Any) -> None:
 
 BAD_OPTIONS = [
     ({"nonsense": "1"}, "option 'nonsense' is unknown"),
+    ({"tag": "eom 10"}, "is no name of a tag"),
+    ({"tag": "eom", "asOf": "1"}, "mean the same; give one"),
+    ({"tag": "eom", "readChangeFeed": "true"}, "option 'tag' is for snapshots"),
     ({"timestampAsOf": "2024-01-01"}, "must be an instant with its zone"),
     ({"timestampAsOf": "2024-01-01T00:00:00Z", "asOf": "1"}, "mean the same; give one"),
     ({"startingTimestamp": "2024-01-01T00:00:00Z"}, "needs readChangeFeed"),
@@ -255,3 +260,20 @@ def test_a_lapsed_lease_is_an_error_and_never_a_missing_row(client: Any, load: A
     shard.downgrade_since(1, cursor="job")  # what the lapsed lease held is forgotten
     with pytest.raises(Exception, match="its lease lapsed or it was closed; open a new one"):
         plan.count()
+
+
+@pytest.mark.proof
+def test_a_tag_reads_as_it_did_when_since_has_passed_it(spark: Any, client: Any, load: Any, url: str) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for number in range(5):
+        old = [{"k": "a", "n": number - 1, "__diff": -1}] if number else []
+        shard.insert([*old, {"k": "a", "n": number}])
+    shard.tag("eom", at=1)
+    shard.forget(4)
+    frame = load("orders", tag="eom")
+    assert [row.n for row in frame.collect()] == [1]
+    with pytest.raises(PySparkException, match="has no tag 'nobody'"):
+        load("orders", tag="nobody").collect()
+    assert [row.n for row in table(spark, "orders", tag="eom", url=url).collect()] == [1]
+    shard.untag("eom")
+    assert [row.n for row in frame.collect()] == [1], "who planned a read holds it"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blob.memory import MemoryBlob
-from persist.client.retry import BACKOFF_MAX_S, send
+from persist.client.retry import BACKOFF_MAX_S, LAPSING, send
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import (
@@ -206,6 +206,12 @@ def test_what_a_retry_cannot_mend_is_told_at_once(error: str) -> None:
 def test_a_read_is_never_told_that_it_may_have_happened(answers: str, told: str) -> None:
     assert outcome(answers, READ) == told
     assert outcome(answers, REGISTRATION) == told  # no row was sent: a registration lapses by itself
+
+
+@pytest.mark.parametrize("kind", sorted(c.ReadCommand.__subclasses__(), key=lambda kind: kind.__name__))
+def test_every_command_that_needs_the_scope_read_alone_counts_as_a_read(kind: type[c.Command]) -> None:
+    """A snapshot of a tag was told that it may have happened."""
+    assert issubclass(kind, LAPSING)
 
 
 def test_what_a_refusal_found_is_told_where_an_earlier_try_may_still_land() -> None:

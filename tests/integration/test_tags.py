@@ -1,0 +1,324 @@
+"""Tags: single times that stay readable when since has passed them, in Python, over HTTP and on the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+import persist
+from blob.memory import MemoryBlob
+from compactor.tasks import history_task
+from consensus.memory import MemoryConsensus
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.commit.blob_worker import merged
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, PersistError, Unavailable
+from persist.core.tags import TAGS_MAX
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
+from tests.support.location import InlineBackground
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "history.md"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+def filled(client: persist.Client) -> Shard:
+    """Row 0 has at each time, from 0 to 9, that time as its value; each time has a row of its own besides."""
+    shard = client.create_shard(NAME, SCHEMA, ["id"], history="forever")
+    for time in range(10):
+        old = [{"id": 0, "v": time - 1, "__diff": -1}] if time else []
+        shard.insert([*old, {"id": 0, "v": time}, {"id": 100 + time, "v": 1}])
+    return shard
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return filled(machine.client)
+
+
+def passed(shard: Shard, location: Location, before: int = 8) -> None:
+    """Since goes on, and what it has passed is merged."""
+    shard.forget(before)
+    committer = location.machine(NAME)
+    state = committer.refresh()
+    merge = merged(state, state.trace.batches, location.blob, location.ids)
+    assert merge is not None
+    assert committer.apply(merge) == c.MergeApplied(True)
+
+
+def shown(snapshot: persist.Snapshot) -> tuple[int, int]:
+    """The value of row 0, and how many rows there are."""
+    rows = snapshot.to_arrow().to_pylist()
+    return next(row["v"] for row in rows if row["id"] == 0), len(rows)
+
+
+def test_a_tagged_time_reads_as_it_did_when_since_has_passed_it(shard: Shard, machine: Machine) -> None:
+    assert shard.tag("eom", at=4) == persist.ShardTag("eom", 4, None)
+    passed(shard, machine.location)
+    assert shown(shard.snapshot(tag="eom")) == (4, 6)
+    assert shown(shard.snapshot(4)) == (4, 6), "a time that is tagged can be given as a time, too"
+    assert shown(shard.snapshot(8)) == (8, 10)
+    for time in (3, 5, 7):
+        with pytest.raises(NotReadable, match=r"readable from \[8\] on"):
+            shard.snapshot(time)
+    assert list(shard.tags()) == ["eom"]
+    assert shard.untag("eom")
+    assert not shard.untag("eom")
+    with pytest.raises(NotReadable):
+        shard.snapshot(4)
+
+
+def test_without_a_time_the_latest_one_is_tagged(shard: Shard) -> None:
+    assert shard.tag("now").time == 9
+    shard.insert([{"id": 1, "v": 1}])
+    with pytest.raises(Conflict, match="has a tag 'now' already, at the time 9"):
+        shard.tag("now")
+    assert shard.tag("now", at=9).time == 9
+
+
+def test_a_wall_clock_can_be_tagged(world: World, machine: Machine, shard: Shard) -> None:
+    then = datetime.fromtimestamp(machine.clock.now_ms() / 1000 + 1, UTC)
+    world.pass_ms(HOUR_MS)
+    shard.insert([{"id": 1, "v": 1}])
+    assert shard.tag("then", at=then).time == 9
+
+
+def test_a_snapshot_of_a_tag_does_not_hold_since_and_reads_on_when_the_tag_is_gone(
+    shard: Shard, machine: Machine
+) -> None:
+    shard.tag("eom", at=4)
+    held = shard.snapshot(tag="eom")
+    shard.untag("eom")
+    passed(shard, machine.location)
+    assert shard.since().element == 8
+    assert shard.tag("again", at=4).time == 4, "its time is kept as long as somebody reads it"
+    shard.untag("again")
+    assert shown(held) == (4, 6)
+    with pytest.raises(NotReadable):
+        shard.tag("again", at=4)
+
+
+def test_a_snapshot_of_a_tag_whose_lease_has_lapsed_is_refused(shard: Shard, machine: Machine, world: World) -> None:
+    shard.tag("eom", at=4)
+    held = shard.snapshot(tag="eom")
+    location = machine.location.machine(NAME)
+    [reader] = location.state().leased_readers
+    location.apply(c.ExpireReader(reader))
+    with pytest.raises(Expired):
+        held.to_arrow()
+
+
+def test_changes_and_a_restore_begin_at_a_tag_that_since_has_passed(shard: Shard, machine: Machine) -> None:
+    shard.tag("eom", at=4)
+    shard.tag("later", at=6)
+    passed(shard, machine.location)
+    changes = shard.changes(4, 9).to_arrow().to_pylist()
+    assert {(row["id"], row["v"], row["__diff"]) for row in changes} == {
+        (0, 4, -1),
+        (0, 9, 1),
+        *((100 + time, 1, 1) for time in range(5, 10)),
+    }
+    for end in (5, 6):
+        with pytest.raises(NotReadable, match=r"readable from \[8\] on"):
+            shard.changes(4, end)
+    assert shard.restore(4).changed
+    assert shown(shard.snapshot()) == (4, 6)
+
+
+def test_nobody_listens_from_a_tag_that_since_has_passed(shard: Shard, machine: Machine) -> None:
+    shard.tag("eom", at=4)
+    passed(shard, machine.location)
+    with pytest.raises(NotReadable, match="that time alone is kept: take a snapshot of it"):
+        shard.listen(4)
+    with pytest.raises(NotReadable, match="that time alone is kept"):
+        shard.open_reader(4)
+
+
+def test_a_tag_is_kept_for_as_long_as_was_asked_and_not_by_a_wrong_clock(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    task = history_task(machine.location, machine.location.machine)
+    tag = shard.tag("eom", at=4, keep="3d")
+    assert tag.until == datetime.fromtimestamp((machine.clock.now_ms() + 3 * DAY_MS) / 1000, UTC)
+    shard.tag("ever", at=5)
+    assert task(NAME) == 3 * 24 * 3600
+    passed(shard, machine.location)
+    world.pass_ms(2 * DAY_MS)
+    assert task(NAME) == 24 * 3600
+    ahead = world.machine(off_ms=400 * DAY_MS)
+    with pytest.raises(Unavailable, match="do not agree"):
+        history_task(ahead.location, ahead.location.machine)(NAME)
+    assert list(shard.tags()) == ["eom", "ever"]
+    assert shard.tag("eom", at=4, keep=timedelta(days=2)).until == datetime.fromtimestamp(
+        (machine.clock.now_ms() + 2 * DAY_MS) / 1000, UTC
+    )
+    world.pass_ms(2 * DAY_MS)
+    assert task(NAME) is None
+    assert list(shard.tags()) == ["ever"]
+    with pytest.raises(NotReadable, match="has no tag 'eom'"):
+        shard.snapshot(tag="eom")
+
+
+def test_a_shard_has_a_thousand_tags_at_most(shard: Shard) -> None:
+    for number in range(TAGS_MAX):
+        shard.tag(f"t{number}", at=number % 10)
+    with pytest.raises(InvalidUsage, match="has 1000 tags, which is the most"):
+        shard.tag("one-more")
+    shard.untag("t7")
+    shard.tag("one-more")
+
+
+# --- what is refused, as the page says
+
+BAD: dict[str, tuple[type[PersistError], Callable[[Shard], object]]] = {
+    'shard.tag("eom 10")': (InvalidUsage, lambda shard: shard.tag("eom 10")),
+    'shard.tag("x", at=10)': (InvalidUsage, lambda shard: shard.tag("x", at=10)),
+    'shard.tag("x", at=7)': (NotReadable, lambda shard: shard.tag("x", at=7)),
+    'shard.tag("x", at="noon")': (InvalidUsage, lambda shard: shard.tag("x", at="noon")),  # type: ignore[arg-type]
+    'shard.tag("x", keep="long")': (InvalidUsage, lambda shard: shard.tag("x", keep="long")),
+    'shard.tag("x", keep="none")': (InvalidUsage, lambda shard: shard.tag("x", keep="none")),
+    'shard.tag("eom", at=9)': (Conflict, lambda shard: shard.tag("eom", at=9)),
+    'shard.snapshot(tag="nobody")': (NotReadable, lambda shard: shard.snapshot(tag="nobody")),
+    'shard.snapshot(9, tag="eom")': (InvalidUsage, lambda shard: shard.snapshot(9, tag="eom")),
+    "shard.snapshot(7)": (NotReadable, lambda shard: shard.snapshot(7)),
+    "shard.listen(4)": (NotReadable, lambda shard: shard.listen(4)),
+    'shard.untag("eom 10")': (InvalidUsage, lambda shard: shard.untag("eom 10")),
+}
+
+
+def test_the_page_tells_of_every_bad_input_and_of_no_other() -> None:
+    told = re.findall(r"^\| `(shard\..*)` \| `(\w+)`", PAGE.read_text(), re.MULTILINE)
+    assert told == [(call, kind.__name__) for call, (kind, _) in BAD.items()]
+
+
+@pytest.mark.parametrize("call", BAD)
+def test_bad_input_costs_nothing(call: str, shard: Shard, machine: Machine) -> None:
+    shard.tag("eom", at=4)
+    passed(shard, machine.location)
+    before = machine.location.machine(NAME).state()
+    kind, ask = BAD[call]
+    with pytest.raises(kind) as raised:
+        ask(shard)
+    assert type(raised.value) is kind
+    after = machine.location.machine(NAME).refresh()
+    assert (after.tags, after.since, after.trace) == (before.tags, before.since, before.trace)
+
+
+# --- HTTP
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[TestClient, Shard, Location]]:
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    app = create_app(location, ServerSettings())
+    with TestClient(app, base_url="http://localhost") as http:
+        shard = filled(persist.Client(app.state.service.transport))  # type: ignore[attr-defined]
+        yield http, shard, location
+    location.close()
+
+
+def test_tags_over_http(served: tuple[TestClient, Shard, Location]) -> None:
+    http, shard, location = served
+    path = f"/v1/shards/{NAME}/tags"
+    assert http.put(f"{path}/eom", params={"at": 4}).json() == {"tag": "eom", "time": 4, "until": None}
+    kept = http.put(f"{path}/now", params={"keep": "30d"}).json()
+    assert (kept["time"], kept["until"][-1]) == (9, "Z")
+    passed(shard, location)
+    assert [tag["tag"] for tag in http.get(path).json()["tags"]] == ["eom", "now"]
+    assert http.get(f"{path}/eom").json()["time"] == 4
+    rows = http.get(f"/v1/shards/{NAME}/snapshot", params={"tag": "eom", "format": "ndjson"})
+    assert rows.headers["persist-as-of"] == "4"
+    assert len(rows.text.splitlines()) == 6
+    assert http.get(f"/v1/shards/{NAME}/snapshot", params={"as_of": 4, "format": "csv"}).status_code == 200
+    refused = http.get(f"/v1/shards/{NAME}/listen", params={"after": 4})
+    assert (refused.status_code, refused.json()["kind"]) == (410, "not_readable")
+    assert "that time alone is kept" in refused.json()["detail"]
+    assert http.delete(f"{path}/eom").json() == {"tag": "eom", "removed": True}
+    assert http.delete(f"{path}/eom").json() == {"tag": "eom", "removed": False}
+    assert http.get(f"{path}/eom").status_code == 410
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "status"),
+    [
+        ("PUT", "/tags/eom?at=5", 409),
+        ("PUT", "/tags/new?at=10", 400),
+        ("PUT", "/tags/new?at=-1", 422),
+        ("PUT", "/tags/new?at=4&timestamp=2026-01-01T00:00:00Z", 400),
+        ("PUT", "/tags/new?keep=none", 400),
+        ("PUT", "/tags/new?until=5", 400),
+        ("PUT", "/tags/a%20b", 400),
+        ("GET", "/tags/nobody", 410),
+        ("GET", "/snapshot?tag=nobody", 410),
+        ("GET", "/snapshot?tag=a%20b", 400),
+        ("GET", "/snapshot?tag=eom&as_of=4", 400),
+        ("GET", "/listen?tag=eom", 400),
+    ],
+)
+def test_bad_requests(served: tuple[TestClient, Shard, Location], method: str, query: str, status: int) -> None:
+    http, shard, _ = served
+    shard.tag("eom", at=4)
+    answer = http.request(method, f"/v1/shards/{NAME}{query}")
+    assert answer.status_code == status, answer.text
+    assert list(shard.tags()) == ["eom"]
+
+
+def test_a_tag_may_be_called_as_a_verb_and_a_shard_may_have_a_region() -> None:
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    app = create_app(location, ServerSettings())
+    with TestClient(app, base_url="http://localhost") as http:
+        client = persist.Client(app.state.service.transport)  # type: ignore[attr-defined]
+        for name in ("eu/orders", "eu/tags"):
+            client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "v": 1}])
+        for path in ("eu/orders", "eu%2Forders", "eu%2Ftags"):
+            assert http.put(f"/v1/shards/{path}/tags/snapshot").json()["time"] == 0
+            assert http.get(f"/v1/shards/{path}/tags/snapshot").json()["tag"] == "snapshot"
+            assert http.get(f"/v1/shards/{path}/tags").json()["tags"][0]["tag"] == "snapshot"
+    location.close()
+
+
+# --- the command line
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        filled(client)
+
+    def told(*arguments: str) -> list[dict[str, Any]]:
+        assert main(["tag", NAME, "--dir", str(tmp_path / "data"), *arguments]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert told() == []
+    assert told("--set", "eom", "--at", "4") == [{"shard": NAME, "tag": "eom", "time": 4, "until": None}]
+    assert [tag["time"] for tag in told("--set", "now", "--keep", "400d")] == [4, 9]
+    assert [tag["tag"] for tag in told("--remove", "eom")] == ["now"]
+    for bad, sentence in [
+        (["--remove", "eom"], "has no tag 'eom'"),
+        (["--at", "4"], "give --set TAG"),
+        (["--set", "x", "--at", "noon"], "--at is 'noon'"),
+        (["--set", "x", "--keep", "long"], "it must be an age such as '7d'"),
+    ]:
+        assert main(["tag", NAME, "--dir", str(tmp_path / "data"), *bad]) == 1
+        assert sentence in capsys.readouterr().err
