@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from persist.client.changes import Asked, Between, between
-from persist.client.rewriting import Count, Rewriting
+from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
@@ -76,7 +76,7 @@ class Restoring(Rewriting):
         )
 
     def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
-        self._check_complete(as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
+        check_complete(self.name, as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, as_of, None, asked, self.read) as found:
             try:
@@ -110,7 +110,7 @@ class Restoring(Rewriting):
                     return self._told(as_of, done)
                 return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
             lead_to, view = latest, self.transport.view(self.name, ViewRequest())
-            self._check_complete(as_of, view)
+            check_complete(self.name, as_of, view)
             check_lease(view, as_of, found.held.lease)
             found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
         raise AssertionError("the last try returns or raises")

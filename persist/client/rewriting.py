@@ -167,25 +167,26 @@ class Rewriting(ABC):
         assert isinstance(found, c.ShownFrom)
         return None if found.at_ms is None else shown_instant(found.at_ms)
 
-    def _check_complete(self, as_of: int, view: ShardView) -> None:
-        if view.upper.element is None:
-            raise UpperMismatch(
-                f"shard {self.name!r} is closed: nothing can be {self.done.split()[0]} in it", expected=None, actual=[]
-            )
-        if view.upper.element > TIME_MAX:
-            raise UpperMismatch(
-                f"shard {self.name!r} has no time left: its upper is {view.upper}",
-                expected=None,
-                actual=view.upper.to_json(),
-            )
-        if view.upper.less_equal(as_of):
-            raise InvalidUsage(
-                f"time {as_of} of shard {self.name!r} is not complete: its upper is {view.upper}; give an earlier one"
-            )
-
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
         return UpperMismatch(
             f"somebody else wrote to shard {self.name!r} while it was {self.done} {self.to.time}; nothing was changed: "
             f"look at the shard, then {self.what.split()[0]} it again, or give retries",
             **error.details,
         )
+
+
+def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "restored") -> int:
+    """The upper of a shard in which that can be `done` of a time. Raises UpperMismatch, InvalidUsage."""
+    if as_of is None:
+        raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
+    if view.upper.element is None:
+        raise UpperMismatch(f"shard {name!r} is closed: nothing can be {done} in it", expected=None, actual=[])
+    if view.upper.element > TIME_MAX:
+        raise UpperMismatch(
+            f"shard {name!r} has no time left: its upper is {view.upper}", expected=None, actual=view.upper.to_json()
+        )
+    if view.upper.less_equal(as_of):
+        raise InvalidUsage(
+            f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"
+        )
+    return view.upper.element

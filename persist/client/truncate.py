@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between
-from persist.client.rewriting import Count, Rewriting
+from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, part_reader
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, resolved, shown_instant
@@ -84,7 +84,9 @@ class Truncating(Rewriting):
         return self._settled(before - 1, asking, lambda: self._tried(before, token, retries, dry_run), self._told)
 
     def _tried(self, before: int, token: Token | None, retries: int, dry_run: bool) -> Truncated:
-        self._check_complete(before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)))
+        check_complete(
+            self.name, before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)), "truncated"
+        )
         shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, before - 1, None, asked, shared) as found:
@@ -118,7 +120,7 @@ class Truncating(Rewriting):
                     handle.close()
                 return self._said(done, count.removed) if done.lower == view.upper else self._told(done)
             view = self.transport.view(self.name, ViewRequest())
-            self._check_complete(as_of, view)
+            check_complete(self.name, as_of, view, "truncated")
             check_lease(view, as_of, found.held.lease)
             found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
         raise AssertionError("the last try returns or raises")

@@ -136,6 +136,7 @@ def commands(place: Place) -> list[c.Command]:
         c.ExpireCriticalReader(CRITICAL, ""),
         c.ResolveTime(0),
         c.TimeShown(0),
+        c.TimesShown(0, 0),
         c.LowerSeal(),
         c.ReadShardSettings(),
         c.SetSettings(0, 0),
