@@ -42,6 +42,7 @@ class AttributeIndex:
         keys: set[AttributeKey] = set()
         instants: set[int] = set()
         times: set[int] = set()
+        spans: dict[tuple[int, int], int] = {}
         pages: dict[tuple[AttributeKey, AttributeKey | None], int] = {}
         for command in commands:
             if isinstance(command, c.ReadAttributes):
@@ -56,6 +57,8 @@ class AttributeIndex:
                 instants.add(command.before_ms)
             elif isinstance(command, c.TimeShown):
                 times.add(command.time)
+            elif isinstance(command, c.TimesShown):
+                spans[command.first, command.last] = max(command.limit, spans.get((command.first, command.last), 0))
         keys = {key for key in keys if key not in state.attributes and not is_core_key(key)}
         marks = Marks(state, self._reader(state.attribute_chunks))
         return Indexed(
@@ -64,6 +67,7 @@ class AttributeIndex:
             {span: self.page(state, *span, limit) for span, limit in pages.items()},
             {at_ms: marks.newest_at(at_ms) for at_ms in instants},
             {time: marks.first_beyond(time) for time in times},
+            {span: marks.around(*span, limit) for span, limit in spans.items()},
         )
 
     def lookup(self, state: State, keys: Iterable[AttributeKey]) -> dict[AttributeKey, int | None]:

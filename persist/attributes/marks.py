@@ -48,6 +48,26 @@ class Marks:
                 first_ms = middle + 1
         return found
 
+    def around(self, first: int, last: int, limit: int) -> tuple[Mark, ...]:
+        """The marks from the first one beyond `last` on, newest first, down to one that is not beyond `first`.
+
+        At most `limit`. Where none is beyond `last`, from the newest one on.
+        """
+        state, newest = self._state, self._state.seal.last
+        if newest is None:
+            return ()
+        beyond = self.first_beyond(last)
+        from_ms = min([*state.marks, newest.at_ms]) - 1 if beyond is None else beyond.at_ms
+        found: list[Mark] = []
+        if from_ms < 0:
+            return ()  # no mark lies before 1970
+        for leaf in entries(state.attribute_root, self._reader, bytes.fromhex(mark_key(from_ms))):
+            for key, value in leaf:
+                found.append(mark_of(AttributeKey(key.hex()), value))
+                if len(found) == limit or found[-1].upper.less_equal(first):
+                    return tuple(found)
+        return tuple(found)
+
     def outlived(self) -> list[AttributeKey]:
         """Marks whose answer lies before since, but for the newest of them, by which it is told; some, if many."""
         since, root = self._state.since.element, self._state.attribute_root

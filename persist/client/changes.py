@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -145,9 +145,12 @@ class Named:
 
 @dataclass(frozen=True)
 class Asked:
-    """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited."""
+    """How changes are wanted: in how many splits, of which columns (None: all), and how long the times are awaited.
 
-    num_splits: int = 1
+    `num_splits` may be what says how many there are of so many encoded bytes.
+    """
+
+    num_splits: int | Callable[[int], int] = 1
     columns: tuple[str, ...] | None = None
     wait_s: float = 60.0
     purpose: str = "changes"
@@ -161,7 +164,7 @@ class Between:
     start: int
     end: int
 
-    def splits(self, num_splits: int, columns: Sequence[str] | None) -> tuple[ChangesSplit, ...]:
+    def splits(self, num_splits: int | Callable[[int], int], columns: Sequence[str] | None) -> tuple[ChangesSplit, ...]:
         """The changes in splits. Raises InvalidUsage, Expired."""
         held, view = self.held, self.held.view
         schema, reader = part_reader(held.transport, view, held.settings)
@@ -247,10 +250,15 @@ def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
 
 
 def _ranges(
-    held: Held, runs: tuple[Run, ...], num_splits: int, schema: ShardSchema, reader: PartReader
+    held: Held,
+    runs: tuple[Run, ...],
+    num_splits: int | Callable[[int], int],
+    schema: ShardSchema,
+    reader: PartReader,
 ) -> list[KeyRange]:
+    count = num_splits if isinstance(num_splits, int) else num_splits(_bytes(runs))
     with leased_blobs(held.lease):
-        ranges = plan_splits(runs, num_splits, schema, reader)
+        ranges = plan_splits(runs, count, schema, reader)
     held.lease.keep()  # a part that was missing may have gone with the hold
     return ranges
 

@@ -133,7 +133,7 @@ class Restoring:
             return self._counted(as_of, landed)
 
     def _tried(self, as_of: int, token: Token | None, retries: int) -> Restored:
-        self._check_complete(as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
+        check_complete(self.name, as_of, self.transport.view(self.name, ViewRequest(with_batches=False)))
         asked = Asked(wait_s=0.0, purpose=f"restore to {as_of}")
         with between(self.transport, self.name, as_of, None, asked, self.read) as found:
             try:
@@ -167,7 +167,7 @@ class Restoring:
                     return self._counted(as_of, done)
                 return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)
             lead_to, view = latest, self.transport.view(self.name, ViewRequest())
-            self._check_complete(as_of, view)
+            check_complete(self.name, as_of, view)
             check_lease(view, as_of, found.held.lease)
             found = replace(found, held=replace(found.held, view=view), end=(view.upper.element or 0) - 1)
         raise AssertionError("the last try returns or raises")
@@ -238,21 +238,22 @@ class Restoring:
         assert isinstance(found, c.ShownFrom)
         return None if found.at_ms is None else shown_instant(found.at_ms)
 
-    def _check_complete(self, as_of: int, view: ShardView) -> None:
-        if view.upper.element is None:
-            raise UpperMismatch(
-                f"shard {self.name!r} is closed: nothing can be restored in it", expected=None, actual=[]
-            )
-        if view.upper.element > TIME_MAX:
-            raise UpperMismatch(
-                f"shard {self.name!r} has no time left: its upper is {view.upper}",
-                expected=None,
-                actual=view.upper.to_json(),
-            )
-        if view.upper.less_equal(as_of):
-            raise InvalidUsage(
-                f"time {as_of} of shard {self.name!r} is not complete: its upper is {view.upper}; give an earlier one"
-            )
+
+def check_complete(name: str, as_of: int | None, view: ShardView) -> int:
+    """The upper of a shard that can be restored to `as_of`. Raises UpperMismatch, InvalidUsage."""
+    if as_of is None:
+        raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
+    if view.upper.element is None:
+        raise UpperMismatch(f"shard {name!r} is closed: nothing can be restored in it", expected=None, actual=[])
+    if view.upper.element > TIME_MAX:
+        raise UpperMismatch(
+            f"shard {name!r} has no time left: its upper is {view.upper}", expected=None, actual=view.upper.to_json()
+        )
+    if view.upper.less_equal(as_of):
+        raise InvalidUsage(
+            f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"
+        )
+    return view.upper.element
 
 
 def _overtaken(name: str, as_of: int, error: UpperMismatch) -> UpperMismatch:

@@ -38,6 +38,7 @@ LAPSING = (
     c.ScanAttributes,
     c.ResolveTime,
     c.TimeShown,
+    c.TimesShown,
     c.ReadShardSettings,
     c.ReadTags,
     c.HoldPoint,

@@ -46,6 +46,7 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
     pages: dict[tuple[AttributeKey, AttributeKey | None], IndexPage] = {}
     marks: dict[int, Mark | None] = {}
     shown: dict[int, Mark | None] = {}
+    spans: dict[tuple[int, int], tuple[Mark, ...]] = {}
     remembered: dict[str, Outcome] = {}
     unread: dict[int, PersistError] = {}
     for place, command in enumerate(commands):
@@ -60,8 +61,9 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
             pages.update(indexed.pages)
             marks.update(indexed.marks)
             shown.update(indexed.shown)
+            spans.update(indexed.spans)
             remembered.update(found)
-    return GroupRead(Indexed(state.attribute_root.flushes, values, pages, marks, shown), remembered, unread)
+    return GroupRead(Indexed(state.attribute_root.flushes, values, pages, marks, shown, spans), remembered, unread)
 
 
 class _UntilAway(ForwardingBlob):

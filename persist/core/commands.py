@@ -39,6 +39,7 @@ from persist.core.history_commands import ResolveTime as ResolveTime
 from persist.core.history_commands import SetSettings as SetSettings
 from persist.core.history_commands import SetTag as SetTag
 from persist.core.history_commands import TimeShown as TimeShown
+from persist.core.history_commands import TimesShown as TimesShown
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, written
 from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
@@ -52,6 +53,7 @@ from persist.core.results import Finalised as Finalised
 from persist.core.results import Flushed as Flushed
 from persist.core.results import HistoryMoved as HistoryMoved
 from persist.core.results import HoldGivenUp as HoldGivenUp
+from persist.core.results import MarksShown as MarksShown
 from persist.core.results import MergeApplied as MergeApplied
 from persist.core.results import PartReplaced as PartReplaced
 from persist.core.results import ReaderRegistered as ReaderRegistered

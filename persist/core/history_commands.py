@@ -7,6 +7,7 @@ from typing import Annotated
 from persist.core.antichain import Antichain
 from persist.core.command import TIME_MS_MAX, Command, ReadCommand
 from persist.core.ids import ReaderId, SeqNo, written
+from persist.core.marks import MARKS_PAGE_MAX
 from persist.core.record import Meta
 from persist.core.recorded import EntryFile
 from persist.core.shard_settings import MARK_EVERY_MS
@@ -27,6 +28,17 @@ class TimeShown(ReadCommand, frozen=True):
     """From which wall clock on this time is shown. -> ShownFrom; changes nothing. InvalidUsage: it is not complete."""
 
     time: Annotated[int, Meta(ge=0)]
+
+
+class TimesShown(ReadCommand, frozen=True):
+    """From which wall clocks on the times from `first` to `last` are shown. -> MarksShown, page by page
+
+    NotReadable: `first` was forgotten. It commits only where a checked clock can date what came without one.
+    """
+
+    first: Annotated[int, Meta(ge=0)]
+    last: Annotated[int, Meta(ge=0)]
+    limit: Annotated[int, Meta(ge=2, le=MARKS_PAGE_MAX)] = MARKS_PAGE_MAX
 
 
 class LowerSeal(Command, frozen=True):

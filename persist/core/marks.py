@@ -16,6 +16,7 @@ from persist.core.attribute import MARK_PREFIX, AttributeKey
 from persist.core.record import Record, replace
 
 INSTANT_MAX = 2**48 - 1  # that the key of a mark can hold
+MARKS_PAGE_MAX = 4_096  # that one answer has
 REPAIRS_MAX = 16  # older ones are joined
 
 

@@ -9,6 +9,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey
 from persist.core.batch import Part
 from persist.core.ids import SeqNo
+from persist.core.marks import Mark
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
 from persist.core.tags import Tag
@@ -102,6 +103,17 @@ class ShownFrom(Result, frozen=True):
     """Wall clocks from `at_ms` on name this time or a later one. None: not known, for no checked clock was there."""
 
     at_ms: int | None
+
+
+class MarksShown(Result, frozen=True):
+    """Marks, newest first. Wall clocks from a mark on, up to the next newer one, name the times below its upper.
+
+    So a time is shown from the oldest mark beyond it. None is beyond it: not known yet. All are: it came before
+    the first mark, and it is not known either. `following`: times up to this one are on the next page; None: none are.
+    """
+
+    marks: tuple[Mark, ...]
+    following: int | None
 
 
 class SealLowered(Result, frozen=True):

@@ -1,4 +1,7 @@
-"""PySpark: `format("persist")`, a Python data source for batch and streams, and `table`, its native twin."""
+"""PySpark: `format("persist")`, a Python data source for batch and streams.
+
+`table` is its native twin, `restore` makes a shard again what it was, as a Spark job.
+"""
 
 from blob import optional
 from persist.core.errors import InvalidUsage
@@ -6,6 +9,7 @@ from persist.core.errors import InvalidUsage
 optional("pyspark", "persist.spark", "persist-shards[spark]", InvalidUsage)
 
 from persist.spark.native import table  # noqa: E402
+from persist.spark.past import restore  # noqa: E402
 from persist.spark.source import PersistDataSource  # noqa: E402
 
-__all__ = ["PersistDataSource", "table"]
+__all__ = ["PersistDataSource", "restore", "table"]

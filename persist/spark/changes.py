@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from persist.client.dating import TIMESTAMP, Dates, dates_of
 from persist.client.expanding import expanded, first_negative
 from persist.client.snapshot import ReadLease, ReadSettings, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard, Transport
-from persist.core.antichain import Antichain
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import HollowBatch, Part
 from persist.core.errors import InvalidUsage
 from persist.core.ids import ReaderId, SeqNo, ShardId
@@ -29,7 +30,7 @@ CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version
 CHANGE_FIELDS = (
     pa.field(CHANGE_TYPE, pa.string()),
     pa.field(COMMIT_VERSION, pa.int64()),
-    pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
+    pa.field(COMMIT_TIMESTAMP, TIMESTAMP),
     pa.field(TIME, pa.int64()),
     pa.field(DIFF, pa.int64()),
 )
@@ -87,6 +88,13 @@ class ChangesSplit:
         )
         for table in kept(pieces, lease):
             yield table if wanted is None else wanted.apply(table)
+
+    def dates(self, transport: Transport) -> Dates:
+        """The wall clocks of the times in the interval. Raises what `dates_of` says."""
+        interval = self.interval
+        last = TIME_MAX if interval.upper.element is None else interval.upper.element - 1
+        one = OneShard(transport, self.shard_id)
+        return dates_of(one, self.shard, interval.lower, last, self.settings.retry_s)
 
 
 class ChangesPartition(InputPartition):
@@ -153,26 +161,41 @@ def read_changes(
 ) -> Iterator[pa.RecordBatch]:
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
     wanted = planning.filter_of(options, split.schemas)
-    tables = split.read(executors.transport(target.connection), wanted)
+    transport = executors.transport(target.connection)
+    tables = split.read(transport, wanted)
     rows: Iterator[pa.Table]
     if options.changes:
-        rows = (with_change_columns(table, options.time_unit) for table in tables)
+        is_dated = options.time_unit is None and COMMIT_TIMESTAMP in schema.names
+        rows = _changes(tables, options.time_unit, split, transport if is_dated else None)
     else:
         rows = _added(tables, split, options)
     return batches(rows, arrow_schema(schema), options.batch_rows)
 
 
-def with_change_columns(table: pa.Table, time_unit: str | None) -> pa.Table:
+def _changes(
+    tables: Iterator[pa.Table], time_unit: str | None, split: ChangesSplit, transport: Transport | None
+) -> Iterator[pa.Table]:
+    """`transport` None: nobody wants to know the wall clocks."""
+    dates = None
+    for table in tables:
+        if dates is None and transport is not None:
+            dates = split.dates(transport)  # after the lease was looked at, which keeps them known
+        yield with_change_columns(table, time_unit, dates)
+
+
+def with_change_columns(table: pa.Table, time_unit: str | None, dates: Dates | None) -> pa.Table:
     """The updates with Spark's names for changes beside `__time` and `__diff`.
 
-    `_commit_timestamp` is null unless `time_unit` says what the shard's times count since 1970.
+    `_commit_timestamp` is what `time_unit` makes of the times, else what `dates` says of them. Null without both.
     """
     inserts = pc.greater(table.column(DIFF), 0)
     kinds = pc.if_else(inserts, pa.scalar("insert"), pa.scalar("delete"))
     times = table.column(TIME)
-    stamps = pa.nulls(len(table), CHANGE_FIELDS[2].type)
+    stamps = pa.nulls(len(table), TIMESTAMP)
     if time_unit is not None:
-        stamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(CHANGE_FIELDS[2].type)
+        stamps = pc.multiply_checked(times, _MICROSECONDS[time_unit]).cast(TIMESTAMP)
+    elif dates is not None:
+        stamps = dates.of(times)
     for field, column in zip(CHANGE_FIELDS[:3], (kinds, times, stamps), strict=True):
         table = table.append_column(field, column)
     return table

@@ -103,7 +103,8 @@ class Job:
         rows = self._renamed(batches)
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
-            runs = handle.stage_for_one_commit(rows, self.options.expected_upper)
+            time = self.options.expected_upper if self.options.restores is None else None  # the commit names it
+            runs = handle.stage_for_one_commit(rows, time)
             return Staged(self.shard_id, handle.receipted(runs), (), self.base, query, telling.task_tells())
         assert self.base is not None
         handle = self.handle()
@@ -129,6 +130,8 @@ class Job:
             caller = self._caller(done, streams)
             if self.replaces != REPLACE_NOTHING:
                 self._replace(done, runs, attributes, caller, retire=streams)
+            elif self.options.restores is not None:
+                self._restore(runs, self.options.restores, caller)
             elif self.options.expected_upper is not None:
                 upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
                 self.handle(caller).commit_compare_and_append(
@@ -202,6 +205,13 @@ class Job:
         finally:
             if retire:
                 handle.close()
+
+    def _restore(self, runs: Runs, as_of: int, caller: Caller) -> None:
+        """Where nothing differs nothing is committed."""
+        expected = self.options.expected_upper
+        assert expected is not None
+        if runs:
+            self.handle(caller).commit_restore(runs, as_of, expected, token=self.token)
 
     def _caller(self, done: Sequence[Staged], streams: bool) -> Caller:
         """What the commit history is told of the job."""

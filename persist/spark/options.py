@@ -16,7 +16,7 @@ from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged
 from persist.client.telling import read_info
-from persist.client.wall_clock import read_instant
+from persist.client.wall_clock import read_instant, read_point
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
@@ -30,24 +30,27 @@ HISTORY_ROWS = 1_000  # of the commit history, unless more are asked for
 HISTORY_ROWS_MAX = 10_000_000
 WAIT_S = 60.0
 _LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
-_READ = (
-    "columns", "where", "startKey", "endKey", "keyPrefix", "numPartitions", "batchRows", "memoryBytes", "leaseSeconds",
-)  # fmt: skip
+_SELECTS = ("where", "startKey", "endKey", "keyPrefix")
+_READ = ("columns", *_SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
 _BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds")
 _BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
 _CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
 _BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
+_BATCH_PAST = ("readChanges", "start", "end", "other")
 _STREAM_READ = (
     "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
     "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
 )  # fmt: skip
 _WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info")
-_BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion")
+_BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion", "restoreTo")
+_WRITES_OTHERWISE = ("newUpper", "txnAppId", "txnVersion", "timeColumn", "envelope", "deleteColumn", "history")
+_RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
 _STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_HISTORY),
+    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_HISTORY, *_BATCH_PAST),
     "a streaming read": (*_LOCATION, *_READ, *_STREAM_READ),
     "a batch write": (*_LOCATION, *_WRITE, *_BATCH_WRITE),
+    "a restore": (*_LOCATION, *_RESTORE),
     "a streaming write": (*_LOCATION, *_WRITE, *_STREAM_WRITE),
 }
 _KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
@@ -284,6 +287,7 @@ class WriteOptions:
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
     info: bytes = b""  # what the commit history is to tell
+    restores: int | None = None  # the time to which the rows, which are changes, lead back
 
     @property
     def renames(self) -> dict[str | None, str]:
@@ -306,6 +310,13 @@ class WriteOptions:
             raise InvalidUsage("option 'timeColumn' needs 'expectedUpper' and 'newUpper', between which its times lie")
         if options.has("txnAppId") != options.has("txnVersion"):
             raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
+        restores = _version(options, "restoreTo")
+        if restores is not None:
+            for given in _WRITES_OTHERWISE:
+                if options.has(given):
+                    raise InvalidUsage(f"option {given!r} means nothing with restoreTo; leave it out")
+            if expected is None:
+                raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
         version = options.integer("txnVersion", 0, 2**63 - 1)
         upsert = options.choice("envelope", ("none", "upsert")) == "upsert"
         if upsert and (expected is not None or time_column or diff_column):
@@ -324,6 +335,7 @@ class WriteOptions:
             txn=None if version is None else (options.text("txnAppId") or "", version),
             history=options.text("history"),
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
+            restores=restores,
         )
 
 
@@ -342,11 +354,45 @@ class HistoryOptions:
                 if options.has(given):
                     raise InvalidUsage(f"option {given!r} needs readHistory")
             return None
-        for given in (*_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES):
+        for given in (*_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_PAST):
             if options.has(given):
                 raise InvalidUsage(f"option {given!r} means nothing for readHistory; leave it out")
         limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX)
         return cls(HISTORY_ROWS if limit is None else limit, options.flag("maintenance"))
+
+
+@dataclass(frozen=True)
+class PastOptions:
+    """Between which times what changed is read: times, or instants. `end` None: the latest complete time.
+
+    `other` is the shard whose contents at `end` are compared; None is the one that is read.
+    """
+
+    start: int | datetime
+    end: int | datetime | None
+    other: str | None
+    read: ReadOptions
+
+    @classmethod
+    def of(cls, options: Options) -> PastOptions | None:
+        """None: it is not what changed that is read."""
+        if not options.flag("readChanges"):
+            for given in _BATCH_PAST[1:]:
+                if options.has(given):
+                    raise InvalidUsage(f"option {given!r} needs readChanges")
+            return None
+        for given in (*_SELECTS, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_HISTORY):
+            if options.has(given) and given != "waitSeconds":
+                raise InvalidUsage(f"option {given!r} means nothing for readChanges; leave it out")
+        start, end, other = (options.text(name) for name in _BATCH_PAST[1:])
+        if start is None:
+            raise InvalidUsage("readChanges needs option 'start', the time or the instant that is compared with")
+        return cls(
+            read_point("option 'start'", start),
+            None if end is None else read_point("option 'end'", end),
+            None if other is None else check_shard_name(other),
+            ReadOptions.of(options),
+        )
 
 
 @dataclass(frozen=True)

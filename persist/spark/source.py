@@ -14,11 +14,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from persist.core.errors import InvalidUsage, PersistError
-from persist.spark import history
+from persist.spark import history, past
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema
-from persist.spark.options import HistoryOptions, Options, ReadOptions, StreamOptions, Target, WriteOptions
+from persist.spark.options import HistoryOptions, Options, PastOptions, ReadOptions, StreamOptions, Target, WriteOptions
 from persist.spark.stream_read import RefusedStream, StreamReader
 from persist.spark.stream_write import StreamWriter
 
@@ -41,6 +41,8 @@ class PersistDataSource(DataSource):
         options = Options(self._given)
         if HistoryOptions.of(options) is not None:
             return history.SCHEMA
+        if (between := PastOptions.of(options)) is not None:
+            return past.changes_schema(Target.of(options), between)
         target, read = Target.of(options), ReadOptions.of(options)
         return changes_schema(target, read) if read.changes else snapshot_schema(target, read)
 
@@ -49,6 +51,8 @@ class PersistDataSource(DataSource):
         options.check("a batch read")
         if (told := HistoryOptions.of(options)) is not None:
             return history.HistoryReader(Target.of(options), told, schema)
+        if (between := PastOptions.of(options)) is not None:
+            return past.PastReader(Target.of(options), between, schema)
         target, read = Target.of(options), ReadOptions.of(options)
         if options.has("startingTimestamp") and not read.changes:
             raise InvalidUsage("option 'startingTimestamp' needs readChangeFeed")

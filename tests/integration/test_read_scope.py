@@ -135,6 +135,7 @@ def commands(place: Place) -> list[c.Command]:
         c.ExpireCriticalReader(CRITICAL, ""),
         c.ResolveTime(0),
         c.TimeShown(0),
+        c.TimesShown(0, 0),
         c.LowerSeal(),
         c.ReadShardSettings(),
         c.SetSettings(0, 0),

@@ -19,7 +19,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, PersistError, Unavailable
 from persist.core.ids import ReaderId
-from persist.core.marks import point_at
+from persist.core.marks import Mark, point_at
 from tests.support.examples import examples
 from tests.support.location import AscendingIds
 from tests.support.shard import Shard, numbered
@@ -51,6 +51,7 @@ class MarksAgainstList(RuleBasedStateMachine):
             self.shard.one(c.SetSettings(0, 20_000, EVERY_MS))
         self.stamps: list[tuple[int | None, int]] = []  # stamp (None: not known yet), and the upper since then
         self.sealed = 0
+        self.dated: dict[int, int] = {}
         self.answers: dict[int, Antichain] = {}
 
     # --- the plain list
@@ -150,6 +151,28 @@ class MarksAgainstList(RuleBasedStateMachine):
             assert not self.expected(found.at_ms).less_equal(upper - back)
         if found.at_ms - EVERY_MS <= self.sealed:
             assert self.expected(found.at_ms - EVERY_MS).less_equal(upper - back)
+
+    @rule(back=st.integers(1, 20), many=st.integers(1, 20), limit=st.integers(2, 5))
+    def ask_when_many_times_were_written(self, back: int, many: int, limit: int) -> None:
+        """It is what each time by itself is told, and stays so."""
+        upper, since = self.shard.state.upper.element, self.shard.state.since.element
+        assert upper is not None
+        first = max(upper - back, since or 0)
+        times = range(first, min(first + many, upper))
+        if not times:
+            return
+        marks: list[Mark] = []
+        following: int | None = times[-1]
+        while following is not None:
+            before = self.shard.state
+            page = self.shard.asked(c.TimesShown(first, following, limit))
+            self.committed(before)
+            marks, following = [*marks, *page.marks], page.following
+        for time in times:
+            at_ms = min((mark.at_ms for mark in marks if not mark.upper.less_equal(time)), default=None)
+            assert at_ms == self.shard.asked(c.TimeShown(time)).at_ms
+            if at_ms is not None:
+                assert self.dated.setdefault(time, at_ms) == at_ms
 
     @invariant()
     def old_marks_leave(self) -> None:

@@ -17,6 +17,7 @@ from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, Attrib
 from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of, writer_of
+from persist.core.marks import MARKS_PAGE_MAX, Mark
 from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
@@ -121,6 +122,8 @@ def show(value: Any) -> str:
         return value.decode() or "-"
     if isinstance(value, Part):
         return show_part(value)
+    if isinstance(value, Mark):
+        return f"{value.at_ms}:{value.upper}"
     if isinstance(value, Mapping):
         return ",".join(f"{show_key(key)}={'-' if v is None else v}" for key, v in value.items()) or "-"
     if isinstance(value, Tag):
@@ -396,6 +399,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected"), _hold(a)),
     "resolve-time": lambda a: c.ResolveTime(int(a.next("milliseconds"))),
     "time-shown": lambda a: c.TimeShown(int(a.next("a time"))),
+    "times-shown": lambda a: c.TimesShown(
+        int(a.next("the first time")), int(a.next("the last time")), a.number("limit", MARKS_PAGE_MAX)
+    ),
     "lower-seal": lambda a: c.LowerSeal(),
     "read-settings": lambda a: c.ReadShardSettings(),
     "set-settings": lambda a: c.SetSettings(

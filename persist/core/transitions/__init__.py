@@ -59,6 +59,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ExpireCriticalReader: readers.expire_critical,
     c.ResolveTime: history.resolve_time,
     c.TimeShown: history.time_shown,
+    c.TimesShown: history.times_shown,
     c.LowerSeal: history.lower_seal,
     c.ReadShardSettings: history.read_settings,
     c.SetSettings: history.set_settings,

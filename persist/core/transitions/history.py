@@ -75,6 +75,36 @@ def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[St
     return state, c.ShownFrom(shown.at_ms)
 
 
+def times_shown(state: State, command: c.TimesShown, context: Context) -> tuple[State, c.MarksShown]:
+    """As `time_shown` for many times. Where commits came with clocks that nobody could check, a good one dates them.
+
+    A location of an older level has no marks, so nothing is known there.
+    """
+    first, last = command.first, command.last
+    if not state.since.less_equal(first):
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on; when {first} was written is forgotten",
+            as_of=first,
+            since=state.since.to_json(),
+        )
+    if state.seal.passed is not None and context.checked_ms is not None:
+        state = stamped(state, _base_upper(state, context), context.checked_ms, context.policy)
+    marks, all_told = _newest_first(state), True
+    if marks and not marks[-1].upper.less_equal(first) and state.attribute_root.height:
+        _check_indexed(state, context)
+        older = context.indexed.spans[first, last][: command.limit]
+        marks += older
+        all_told = len(older) < command.limit  # no more are in the index
+    begin = max((place for place, mark in enumerate(marks) if not mark.upper.less_equal(last)), default=0)
+    end = next((place + 1 for place, mark in enumerate(marks) if mark.upper.less_equal(first)), None)
+    page = marks[begin:end][: command.limit]
+    if begin + len(page) == (len(marks) if end is None else end) and (all_told or end is not None):
+        return state, c.MarksShown(tuple(page), None)
+    rest = page[-1].upper.element
+    assert rest is not None  # only the newest mark can be that of a closed shard
+    return state, c.MarksShown(tuple(page), rest - 1)
+
+
 def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[State, c.SealLowered]:
     context.check_level("wall clocks", HISTORY_LEVEL)
     checked_ms = checked(context, state)
@@ -82,6 +112,18 @@ def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[St
         return state, c.SealLowered(state.seal.sealed_ms, None)
     seal = lowered(state.seal, checked_ms, state.settings.mark_every_ms)
     return replace(state, seal=seal), c.SealLowered(checked_ms, seal.repairs[-1][1])
+
+
+def _newest_first(state: State) -> list[Mark]:
+    """The marks that the State itself holds, and the one that the next checked commit makes; newest first."""
+    seal = state.seal
+    if seal.last is None:
+        return []
+    marks = [seal.last, *(Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items(), reverse=True))]
+    upper = state.upper if seal.passed is None else seal.passed
+    if seal.last.upper < upper:
+        marks.insert(0, Mark(point_after(seal.floor_ms, state.settings.mark_every_ms), upper))
+    return marks
 
 
 def _is_open(state: State, at_ms: int) -> bool:
@@ -94,13 +136,16 @@ def _sealing(state: State, at_ms: int, context: Context) -> State:
     if not _is_open(state, at_ms):
         return state
     checked_ms = checked(context, state)
-    base_upper = state.upper if context.base_upper is None else context.base_upper
-    sealed = stamped(state, base_upper, checked_ms, context.policy)
+    sealed = stamped(state, _base_upper(state, context), checked_ms, context.policy)
     if at_ms > sealed.seal.known_ms(state.settings.mark_every_ms):
         raise Unavailable(
             f"shard {state.name!r} has {len(state.marks)} marks that wait to be written to its index; retry"
         )
     return sealed
+
+
+def _base_upper(state: State, context: Context) -> Antichain:
+    return state.upper if context.base_upper is None else context.base_upper
 
 
 def checked(context: Context, state: State) -> int:

@@ -100,9 +100,28 @@ def test_rows_per_trigger_are_admitted_and_always_progress(client: Any, stream: 
     sizes = [p["numInputRows"] for p in progress if p["numInputRows"]]
     assert sizes == [20, 20, 20, 20, 10]
     assert contents(client, "copy") == contents(client, "orders")
-    assert shard.since().element == 0  # a stream without a cursor lets no history go
     progress = pump(stream(maxRowsPerTrigger=3), "small", "other", key="k")
     assert [p["numInputRows"] for p in progress if p["numInputRows"]] == [10] * 9
+
+
+@pytest.mark.parametrize(("cursor", "since"), [({}, 0), ({"cursor": "job"}, 2)], ids=["without", "with a cursor"])
+def test_a_stream_without_a_cursor_lets_no_history_go(
+    client: Any, url: str, cursor: dict[str, str], since: int
+) -> None:
+    """Of a shard that keeps no history of its own: there since goes by the readers alone."""
+    shard = client.create_shard("orders", SCHEMA, ["k"], history="none")
+    for n in range(3):
+        shard.insert([{"k": f"k{n}", "n": n}])
+    held = shard.open_reader(0)  # so that history is there until the stream holds it
+    running = reader(url, startingOffsets="0", **cursor)
+    start = running.initialOffset()
+    end = running.latestOffset(start, running.getDefaultReadLimit())
+    held.close()
+    assert end["frontier"] == [3]
+    running.partitions(start, end)
+    running.commit(end)
+    assert shard.since().element == since
+    running.stop()
 
 
 @pytest.mark.proof
@@ -137,11 +156,24 @@ def test_the_change_feed_is_there_in_batch_as_well(client: Any, load: Any) -> No
     for n in range(3):
         shard.insert([{"k": "a", "n": n}, {"k": "a", "n": n - 1, "__diff": -1}])
     feed = load("orders", readChangeFeed="true", startingVersion=1, endingVersion=1)
-    assert sorted(feed.select("n", "__time", "__diff", "_commit_timestamp").collect()) == [
-        (0, 1, -1, None),
-        (1, 1, 1, None),
+    millis = "unix_millis(_commit_timestamp) ms"
+    at = [shard.timestamp_of(time) for time in range(3)]
+    ms = [round(when.timestamp() * 1000) for when in at]
+    assert sorted(map(tuple, feed.selectExpr("n", "__time", "__diff", millis).collect())) == [
+        (0, 1, -1, ms[1]),
+        (1, 1, 1, ms[1]),
     ]
-    assert load("orders", readChangeFeed="true", startingVersion=0).count() == 6
+    whole = load("orders", readChangeFeed="true", startingVersion=0)
+    told = {(row["__time"], row["ms"]) for row in whole.selectExpr("__time", millis).collect()}
+    assert told == set(enumerate(ms))
+    shard.time_at(at[2], wait_s=10)  # its second is over
+    shard.insert([{"k": "b", "n": 9}])
+    assert {(row["__time"], row["ms"]) for row in whole.selectExpr("__time", millis).collect()} == told
+    named = load("orders", timestampAsOf=at[2].isoformat(), multiplicity="column").collect()
+    assert sorted((row.k, row.n) for row in named) == [("a", -1), ("a", 2)], "the wall clock of a change shows it"
+    feed = load("orders", schema="_commit_timestamp timestamp", readChangeFeed="true", startingVersion=2)
+    assert feed.count() == 3
+    assert load("orders", readChangeFeed="true", startingVersion=0, endingVersion=2).count() == 6
     assert load("orders", readChangeFeed="true", startingVersion=7).count() == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from blob.memory import MemoryBlob
@@ -60,6 +62,27 @@ def test_the_first_mark_beyond_a_time_is_found(index: AttributeIndex, shard: Sha
         found = index.indexed(shard.state, [c.TimeShown(time)]).shown[time]
         assert found == Mark((time + 1) * EVERY_MS, Antichain(time + 1))
     assert index.indexed(shard.state, [c.TimeShown(MARKS - 5)]).shown[MARKS - 5] is None
+
+
+def test_when_many_times_were_written_is_told_page_by_page(index: AttributeIndex, shard: Shard) -> None:
+    """In pages of every size, the same as when each time is asked for by itself."""
+    for first, last, limit in ((0, MARKS, 4_096), (4_000, 4_009, 2), (MARKS - 15, MARKS - 1, 3), (7, 7, 2)):
+        shown: dict[int, int] = {}
+        following: int | None = last
+        while following is not None:
+            command = c.TimesShown(first, following, limit)
+            shard.indexed = index.indexed(shard.state, [command])
+            page = shard.one(command)
+            assert isinstance(page, c.MarksShown)
+            assert len(page.marks) <= limit
+            for newer, older in pairwise(page.marks):
+                assert newer.upper > older.upper
+                span = range(older.upper.element or 0, newer.upper.element or 0)
+                shown |= {time: newer.at_ms for time in span if first <= time <= following}
+            assert page.following is None or page.following < following
+            following = page.following
+        known = range(max(first, 1), min(last, MARKS - 1) + 1)  # nobody knows what came before the first mark
+        assert shown == {time: (time + 1) * EVERY_MS for time in known}
 
 
 def test_marks_are_no_attributes(index: AttributeIndex, shard: Shard) -> None:

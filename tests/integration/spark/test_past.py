@@ -1,0 +1,171 @@
+"""What a shard was, in Spark: changes between two times or two shards as a DataFrame, and the restore as a job."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from persist.core.errors import InvalidUsage, NotReadable, UnknownShard, UpperMismatch
+from persist.spark import restore
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+ROWS = 2_000
+
+
+@pytest.fixture
+def shard(client: Any) -> Any:
+    """Many keys at time 0; at 1 some go, some come, one changes; at 2 one that came goes again."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": f"k{n:04}", "n": n} for n in range(ROWS)])
+    gone = [{"k": f"k{n:04}", "n": n, "__diff": -1} for n in range(0, ROWS, 4)]
+    shard.insert([*gone, {"k": "k0001", "n": 1, "__diff": -1}, {"k": "k0001", "n": 100}, {"k": "new", "n": 7}])
+    shard.insert([{"k": "new", "n": 7, "__diff": -1}, {"k": "twice", "n": 8, "__diff": 2}])
+    return shard
+
+
+def rows(found: Any) -> list[tuple[Any, ...]]:
+    """The rows of a DataFrame, or of changes read without Spark."""
+    listed = found.to_arrow().to_pylist() if hasattr(found, "to_arrow") else [r.asDict() for r in found.collect()]
+    return sorted((row["k"], row["n"], row["__diff"]) for row in listed)
+
+
+def test_changes_between_two_times_are_those_of_the_shard_split_by_key_range(shard: Any, load: Any) -> None:
+    forth = load("orders", readChanges="true", start="0", numPartitions=4)
+    assert forth.columns == ["k", "n", "__diff"]
+    assert rows(forth) == rows(shard.changes(0))
+    ranges: dict[int, list[str]] = {}
+    for row in forth.selectExpr("k", "spark_partition_id() split").collect():
+        ranges.setdefault(row.split, []).append(row.k)
+    filled = sorted((min(keys), max(keys)) for keys in ranges.values())
+    assert len(filled) > 1
+    assert all(one[1] < two[0] for one, two in pairwise(filled))
+    back = load("orders", readChanges="true", start="2", end="1")
+    assert rows(back) == [("new", 7, 1), ("twice", 8, -2)]
+    assert load("orders", readChanges="true", start="1", end="1").count() == 0
+    assert load("orders", readChanges="true", start="0", columns="n").columns == ["n", "__diff"]
+    only = load("orders", schema="__diff bigint", readChanges="true", start="1")
+    assert sorted(row[0] for row in only.collect()) == [-1, 2]
+
+
+def test_changes_between_two_shards_are_those_of_the_shards(client: Any, shard: Any, load: Any) -> None:
+    copy = client.create_shard("copy", SCHEMA, ["k"])
+    copy.insert([{"k": "k0001", "n": 1}, {"k": "k0003", "n": 3}, {"k": "other", "n": 9, "__diff": 3}])
+    found = load("orders", readChanges="true", start="2", other="copy", numPartitions=3)
+    assert rows(found) == rows(shard.changes(2, other=copy))
+    assert ("k0001", 1, 1) in rows(found)
+    assert ("k0001", 100, -1) in rows(found)
+
+
+def test_changes_and_restore_take_wall_clocks(spark: Any, client: Any, url: str, load: Any) -> None:
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1}])
+    then = shard.timestamp_of(0)
+    shard.time_at(then, wait_s=10)
+    shard.insert([{"k": "b", "n": 2}])
+    assert rows(load("orders", readChanges="true", start=then.isoformat())) == [("b", 2, 1)]
+    restore(spark, "orders", then, url=url)
+    assert shard.snapshot().to_arrow().to_pylist() == [{"k": "a", "n": 1, "__diff": 1}]
+
+
+def test_a_restore_is_one_commit_of_a_job_and_is_undone_by_another(spark: Any, shard: Any, url: str) -> None:
+    was, now = shard.snapshot(0).to_arrow(), shard.snapshot(2).to_arrow()
+    restore(spark, "orders", 0, url=url, numPartitions="3", info='{"ticket": 4711}')
+    assert shard.upper().element == 4
+    assert shard.snapshot().to_arrow().equals(was)
+    told = shard.history(1)[0]
+    assert (told.operation, told.lower, told.upper) == ("restore", 3, 4)
+    assert told.info["ticket"] == 4711
+    assert told.info["spark"]["application"] == spark.sparkContext.applicationId
+    restore(spark, "orders", 0, url=url)
+    assert shard.upper().element == 4, "nothing differs, so nothing is committed"
+    restore(spark, "orders", 2, url=url)
+    assert shard.snapshot().to_arrow().equals(now)
+
+
+def test_a_restore_that_another_write_overtakes_changes_nothing(shard: Any, load: Any, save: Any) -> None:
+    changes = load("orders", readChanges="true", start="2", end="0")
+    shard.insert([{"k": "meanwhile", "n": 1}])
+    before = shard.snapshot().to_arrow()
+    with pytest.raises(PySparkException, match=r"has upper \[4\], not the expected \[3\]"):
+        save(changes, "orders", restoreTo=0, expectedUpper=3)
+    assert shard.snapshot().to_arrow().equals(before)
+
+
+def test_a_restore_that_cannot_be_is_refused_by_the_driver(spark: Any, shard: Any, url: str) -> None:
+    with pytest.raises(InvalidUsage, match=r"time 3 of shard 'orders' is not complete: its upper is \[3\]"):
+        restore(spark, "orders", 3, url=url)
+    with pytest.raises(InvalidUsage, match="as_of is None"):
+        restore(spark, "orders", None, url=url)  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match="as_of is -1"):
+        restore(spark, "orders", -1, url=url)
+    with pytest.raises(UnknownShard):
+        restore(spark, "nowhere", 0, url=url)
+    with pytest.raises(NotReadable, match="nothing was written"):
+        restore(spark, "orders", datetime(2020, 1, 1, tzinfo=UTC), url=url)
+    with pytest.raises(InvalidUsage, match="option 'envelope' means nothing for a restore"):
+        restore(spark, "orders", 0, url=url, envelope="upsert")
+    shard.forget(2)
+    with pytest.raises(PySparkException, match="NotReadable"):
+        restore(spark, "orders", 0, url=url)
+    assert shard.upper().element == 3
+    shard.advance_upper(None)
+    with pytest.raises(UpperMismatch, match="is closed: nothing can be restored"):
+        restore(spark, "orders", 2, url=url)
+
+
+SOON = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+BAD_CHANGES = [
+    ({"start": "1"}, "option 'start' needs readChanges"),
+    ({"readChanges": "yes", "start": "1"}, "option 'readChanges' is true or false"),
+    ({"readChanges": "true"}, "readChanges needs option 'start'"),
+    ({"readChanges": "true", "start": "soon"}, "option 'start' is 'soon'; it must be a time such as 416"),
+    ({"readChanges": "true", "start": "0", "end": "2024-01-01"}, "option 'end' is '2024-01-01'; it must be a time"),
+    ({"readChanges": "true", "start": "0", "where": "n = 1"}, "'where' means nothing for readChanges"),
+    ({"readChanges": "true", "start": "0", "asOf": "1"}, "'asOf' means nothing for readChanges"),
+    ({"readChanges": "true", "start": "0", "readChangeFeed": "true"}, "'readChangeFeed' means nothing for readChanges"),
+    ({"readHistory": "true", "start": "0"}, "'start' means nothing for readHistory"),
+    ({"readChanges": "true", "start": "0", "columns": "nope"}, "the shard has no column 'nope'"),
+    ({"readChanges": "true", "start": "0", "other": "nowhere"}, "UnknownShard"),
+    ({"readChanges": "true", "start": "0", "other": "wider"}, "only shards of equal schema are compared"),
+    ({"readChanges": "true", "start": "9", "waitSeconds": "0.1"}, "wait longer"),
+    ({"readChanges": "true", "start": SOON, "waitSeconds": "0.1"}, "is not over yet"),
+    ({"readChanges": "true", "start": "2020-01-01T00:00:00Z"}, "NotReadable"),
+]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("options", "message"), BAD_CHANGES, ids=[str(o) for o, _ in BAD_CHANGES])
+def test_bad_options_of_changes_are_one_clear_sentence(
+    client: Any, load: Any, options: dict[str, str], message: str
+) -> None:
+    client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "a"}])
+    client.create_shard("wider", SCHEMA.append(pa.field("more", pa.int64())), ["k"]).insert([{"k": "a"}])
+    with pytest.raises(PySparkException, match=message):
+        load("orders", **options).collect()
+
+
+BAD_RESTORES = [
+    ({"restoreTo": "0"}, "'restoreTo' needs 'expectedUpper'"),
+    ({"restoreTo": "-1", "expectedUpper": "3"}, "option 'restoreTo' is -1, outside"),
+    ({"restoreTo": "0", "expectedUpper": "3", "newUpper": "9"}, "'newUpper' means nothing with restoreTo"),
+    ({"restoreTo": "0", "expectedUpper": "3", "txnAppId": "a", "txnVersion": "1"}, "'txnAppId' means nothing with"),
+    ({"restoreTo": "3", "expectedUpper": "3"}, "time 3 of shard 'orders' is not complete"),
+]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("options", "message"), BAD_RESTORES, ids=[str(o) for o, _ in BAD_RESTORES])
+def test_a_write_that_restores_is_refused_with_one_clear_sentence(
+    shard: Any, load: Any, save: Any, options: dict[str, str], message: str
+) -> None:
+    changes = load("orders", readChanges="true", start="2", end="1")
+    with pytest.raises(PySparkException, match=message):
+        save(changes, "orders", **options)
+    assert shard.upper().element == 3
