@@ -103,12 +103,13 @@ class CheckedClock:
         """Compare the two clocks now. Where the store is away, what was known before counts for its time.
 
         Nobody knows when in between the store told its time. So it has to agree with the clock before and after that:
-        a process that was stopped meanwhile would otherwise take its own delay for the store's.
+        a process that was stopped meanwhile would otherwise take its own delay for the store's, and a wild clock that
+        was set right meanwhile would count as it was before.
         """
         before_ms, at_s = self._clock.now_ms(), self._clock.monotonic()
         with suppress(PersistError):
             store_ms = probed(self._blob, self._ids)
-            agreed = self._clock.now_ms() - OFFSET_MS_MAX <= store_ms <= before_ms + OFFSET_MS_MAX
+            agreed = all(abs(store_ms - own_ms) <= OFFSET_MS_MAX for own_ms in (before_ms, self._clock.now_ms()))
             self._compared = _Compared(before_ms, at_s, agreed)
 
     def _is_steady(self, compared: _Compared) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +13,9 @@ import persist.core.transitions.readers
 from compactor import orphans
 from compactor.orphans import Sweeper
 from persist.commit.lease_watch import LeaseWatch
+from persist.commit.store_clock import OFFSET_MS_MAX, CheckedClock, _Compared, probed
 from persist.core import commands as c
+from persist.core.errors import PersistError
 from persist.core.state import State
 from persist.core.transitions.leases import HEARTBEAT_EVERY
 from tests.simulation.breaking import Broken, every, transition
@@ -74,6 +77,19 @@ def lost_holds_unnoticed() -> Broken:
     )
 
 
+def clock_compared_at_one_side() -> Broken:
+    """A clock that was wild before it was compared, and was set right meanwhile, settles instants."""
+
+    def compare(self: CheckedClock) -> None:
+        before_ms, at_s = self._clock.now_ms(), self._clock.monotonic()
+        with suppress(PersistError):
+            store_ms = probed(self._blob, self._ids)
+            agreed = self._clock.now_ms() - OFFSET_MS_MAX <= store_ms <= before_ms + OFFSET_MS_MAX
+            self._compared = _Compared(before_ms, at_s, agreed)
+
+    return patch.object(CheckedClock, "compare", compare)
+
+
 BROKEN: tuple[Callable[[], Broken], ...] = (
     leases_by_wall_clock,
     leases_by_an_older_state,
@@ -81,4 +97,5 @@ BROKEN: tuple[Callable[[], Broken], ...] = (
     sweep_by_its_own_clock,
     frontier_not_committed,
     lost_holds_unnoticed,
+    clock_compared_at_one_side,
 )

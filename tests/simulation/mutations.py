@@ -523,12 +523,14 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
     "truncate_by_time_only": {"truncator"},
     "truncate_ignores_the_upper": {"truncator"},
     "truncated_once_more": {"truncator"},
+    "clock_compared_at_one_side": {"wild_clock"},
 }
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
-# their own show the same in a moment: staged_age.txt, test_wrong_clocks.py, test_outcomes.py, and
-# test_late_requests.py.
+# their own show the same in a moment: staged_age.txt, test_wrong_clocks.py, test_checked_clock.py, test_outcomes.py,
+# and test_late_requests.py.
 RARE = {
+    "clock_compared_at_one_side",
     "staged_age_ignored",
     "frontier_not_committed",
     "heartbeats_by_the_lease_clock",

@@ -9,6 +9,18 @@ from persist.commit.store_clock import COMPARED_EVERY_S, OFFSET_MS_MAX, CheckedC
 from tests.support.clocks import HOUR_MS, Clock, Ids, World
 
 
+class SettingBlob(MemoryBlob):
+    """While something is put, the clock of the machine is set by so much."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__("mem:", now_ms=lambda: world.true_ms)
+        self.clock, self.set_ms = Clock(world, 0), 0
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        super().put(key, data)
+        self.clock.off_ms += self.set_ms
+
+
 class SlowBlob(MemoryBlob):
     """Who puts something is stopped for so long before, or after, it is there."""
 
@@ -43,6 +55,20 @@ def test_a_clock_that_is_an_hour_off_does_not_count_because_its_process_was_stop
     assert not agrees(world, HOUR_MS, SlowBlob(world, before_ms=HOUR_MS))
     assert not agrees(world, -HOUR_MS, SlowBlob(world, after_ms=HOUR_MS))
     assert agrees(world, 0, SlowBlob(world, before_ms=4_000, after_ms=4_000))
+
+
+@pytest.mark.parametrize(("off_ms", "set_ms"), [(HOUR_MS, -HOUR_MS), (-HOUR_MS, HOUR_MS), (0, HOUR_MS), (0, -HOUR_MS)])
+def test_a_clock_that_is_set_while_it_is_compared_does_not_count_until_the_next_time(off_ms: int, set_ms: int) -> None:
+    blob = SettingBlob(world := World())
+    blob.clock.off_ms, blob.set_ms = off_ms, set_ms
+    checked = CheckedClock(blob, blob.clock, Ids(Clock(world, 0), 1))
+    read_ms = blob.clock.now_ms()
+    checked.compare()
+    assert not checked.agrees(read_ms)
+    assert not checked.agrees(blob.clock.now_ms())
+    blob.clock.off_ms, blob.set_ms = 0, 0
+    checked.compare()
+    assert checked.agrees(blob.clock.now_ms())
 
 
 def test_a_clock_that_was_set_does_not_count_until_it_is_compared_again() -> None:
