@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from compactor.loop import Task
 from compactor.worker import Worker, idle_for_ms
-from persist.commit.aging import age, forget_tags, is_aging, step_s, tags_in_s
+from persist.commit.aging import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
 from persist.commit.collector import Collector
 from persist.commit.location import Location
-from persist.commit.place import CommitterOf
+from persist.commit.place import Committer, CommitterOf
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
@@ -35,12 +35,20 @@ def merge_task(location: Location, make_worker: Callable[[], Worker], *, idle: b
 
 
 def history_task(location: Location, committer_of: CommitterOf) -> Task:
-    """Move the shard's own hold on since with the clock, in steps, and let tags go; look again when more is due."""
+    """Move the shard's own hold on since with the clock, in steps, and let tags go; look again when more is due.
+
+    Rows that were dropped leave the State once nobody can read them.
+    """
     due: dict[str, float] = {}
 
     def forget(name: str) -> float | None:
         machine = committer_of(name)
         forget_tags(machine, location.clock)
+        again_s = aged(name, machine)
+        forget_dropped(machine)
+        return again_s
+
+    def aged(name: str, machine: Committer) -> float | None:
         now_s = location.clock.monotonic()
         if (wait_s := due.get(name, now_s) - now_s) > 0:
             return _soonest(wait_s if is_aging(machine.state()) else None, machine.state(), location)

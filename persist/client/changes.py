@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.client.dropped import runs_of
 from persist.client.rows import Rows, Split
 from persist.client.show import html_table
 from persist.client.snapshot import (
@@ -28,6 +29,7 @@ from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, resolved, shown_instant
 from persist.core.antichain import TIME_MAX
 from persist.core.batch import Run
+from persist.core.drops import clipped, contents, floor_at, until
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.view import ShardView
 from persist.parts import KeyRange, PartReader, ShardSchema, negated, plan_splits
@@ -38,13 +40,24 @@ READS_AT_ONCE = 3  # that share the memory of a split: of one shard, of the othe
 
 @dataclass(frozen=True)
 class ChangesSplit(SnapshotSplit):
-    """One key range of the changes of a shard from `start` to `as_of`. Pickle it, or read it here."""
+    """One key range of the changes of a shard from `start` to `as_of`. Pickle it, or read it here.
+
+    `gone` are the runs whose updates before the time `gone_before` count at the earlier time and not at the later one:
+    drops took them away in between.
+    """
 
     start: int = 0
+    gone: tuple[Run, ...] = ()
+    gone_before: int = 0
 
     def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
         low, high = sorted((self.start, self.as_of))
-        pieces = reader.read_changes(self.runs, low, high, key_range=self.key_range, columns=self.columns)
+        if self.gone:
+            removed = reader.read_range(self.gone, as_of=self.gone_before - 1, key_range=self.key_range)
+            came = reader.read_changes(self.runs, low, high, key_range=self.key_range)
+            pieces = reader.difference(removed, came, self.columns)
+        else:
+            pieces = reader.read_changes(self.runs, low, high, key_range=self.key_range, columns=self.columns)
         return pieces if self.start <= self.as_of else map(negated, pieces)
 
 
@@ -168,11 +181,24 @@ class Between:
         """The changes in splits. Raises InvalidUsage, Expired."""
         held, view = self.held, self.held.view
         schema, reader = part_reader(held.transport, view, held.settings)
-        runs = runs_between(view, *sorted((self.start, self.end)))
-        ranges = _ranges(held, runs, num_splits, schema, reader)
+        low, high = sorted((self.start, self.end))
+        runs, gone, gone_before = runs_between(view, low, high), self._gone(low, high), 0
+        if gone:  # three share the memory: what came, what went, and what compares the two
+            gone_before = min(low + 1, floor_at(view.drops, high))
+            shared = replace(held.settings, memory_bytes=max(1, held.settings.memory_bytes // READS_AT_ONCE))
+            held = replace(held, settings=shared)
+        ranges = _ranges(held, (*runs, *gone), num_splits, schema, reader)
         chosen, base = schema.columns(columns), replace(held, as_of=self.end)
         whole = (base.split(key_range, runs, chosen) for key_range in ranges)
-        return tuple(ChangesSplit(**_fields(split), start=self.start) for split in whole)
+        return tuple(
+            ChangesSplit(**_fields(split), start=self.start, gone=gone, gone_before=gone_before) for split in whole
+        )
+
+    def _gone(self, low: int, high: int) -> tuple[Run, ...]:
+        """The runs with what drops between the two times took away of the contents as of the earlier one."""
+        drops = self.held.view.drops
+        earlier, later = floor_at(drops, low), floor_at(drops, high)
+        return until(clipped(runs_of(self.held.view), earlier), min(low + 1, later)) if earlier < later else ()
 
 
 def _fields(split: SnapshotSplit) -> dict[str, Any]:
@@ -243,8 +269,8 @@ def changes_between(
 
 
 def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
-    """What may have updates at times in `(low, high]`."""
-    runs = (run for batch in view.batches for run in batch.runs)
+    """What may have updates at times in `(low, high]` that count as of `high`."""
+    runs = contents(runs_of(view), view.drops, high)
     parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
     return tuple(Run(some) for some in parts if some)
 

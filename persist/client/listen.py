@@ -11,13 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import checked_wait
+from persist.client.dropped import retractions, runs_of, whole_view
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
+from persist.core.drops import RowDrop, drops_within, taken_away
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
 from persist.core.ids import SeqNo
-from persist.core.view import Seen, ViewRequest
+from persist.core.view import Seen, ShardView, ViewRequest
 from persist.parts import TIME, PartReader, ShardSchema
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
@@ -123,20 +125,47 @@ class Listen:
         if upper <= lower:
             return
         schema, reader = part_reader(self._transport, view, self._settings)
-        batches = [b for b in view.batches if lower < b.desc.upper and b.desc.lower < upper]
+        for drop in drops_within(view.drops, lower.element or 0, upper.element):
+            yield from self._steps(view, Antichain(drop.at), reader, schema)
+            yield from self._dropped(view, drop)
+        yield from self._steps(view, upper, reader, schema)
+        self._downgrade(view.seqno)
+
+    def _steps(
+        self, view: ShardView, upper: Antichain, reader: PartReader, schema: ShardSchema
+    ) -> Iterator[ListenEvent]:
+        """The events of what was written before `upper`."""
+        if upper <= self.frontier:
+            return
+        batches = [b for b in view.batches if self.frontier < b.desc.upper and b.desc.lower < upper]
         for group in _groups(batches, self._settings.memory_bytes):
             yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
-        self._downgrade(view.seqno)
+
+    def _dropped(self, view: ShardView, drop: RowDrop) -> Iterator[ListenEvent]:
+        """The events of a drop: what it took away, at its time. It is worked out here, since nobody has written it."""
+        whole = whole_view(self._transport, self._name, view)
+        check_held(whole, max(drop.at - 1, 0))
+        schema, reader = part_reader(self._transport, whole, self._settings)
+        runs = taken_away(runs_of(whole), whole.drops, drop)
+        rows = sum(part.rows for run in runs for part in run.parts)
+        pieces = kept(retractions(reader, runs, drop), self._lease)
+        yield from self._events(pieces, rows, Antichain(drop.at + 1), schema)
 
     def _step(
         self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, schema: ShardSchema
     ) -> Iterator[ListenEvent]:
         """The events of adjacent batches: one, ordered by time, unless the updates are too many for that."""
-        lower = self.frontier
         parts = [part for batch in batches for part in batch.parts()]
-        pieces = kept(reader.read_updates(parts, lower, upper), self._lease)
+        pieces = kept(reader.read_updates(parts, self.frontier, upper), self._lease)
+        yield from self._events(pieces, sum(batch.rows for batch in batches), upper, schema)
+
+    def _events(
+        self, pieces: Iterator[pa.Table], rows: int, upper: Antichain, schema: ShardSchema
+    ) -> Iterator[ListenEvent]:
+        """The updates up to `upper`, of which there are at most `rows`, as one event or several."""
+        lower = self.frontier
         held: list[pa.Table] = []
-        left = self._settings.memory_bytes if sum(batch.rows for batch in batches) <= EVENT_ROWS else 0
+        left = self._settings.memory_bytes if rows <= EVENT_ROWS else 0
         for piece in pieces:
             left -= piece.nbytes
             if left < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from persist.client.arguments import checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
@@ -14,7 +15,7 @@ from persist.client.snapshot import ReadSettings, check_splits
 from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
-from persist.client.truncate import Truncated, Truncating, cut_of
+from persist.client.truncate import DROP, Dropping, Truncated, Truncating, cut_of, mode_of
 from persist.client.wall_clock import as_of_at, resolved
 from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
@@ -106,6 +107,7 @@ class Past:
         self,
         before: int | datetime,
         *,
+        mode: Literal["retract", "drop"] = "retract",
         dry_run: bool = False,
         token: Token | None = None,
         retries: int = 0,
@@ -120,21 +122,28 @@ class Past:
 
         Args:
             before: the cut: a time in `(since, upper]`, or a wall clock with its zone. Times before it are meant.
-            dry_run: tell how many rows would go, and change nothing.
-            token: as `insert` says; it stands for the truncation before this time.
+            mode: "retract" reads what goes, and writes its retractions. "drop" takes away the rows that were written at
+                times before the cut, by metadata alone: it reads and writes no row, and who else writes is no matter.
+            dry_run: tell how many rows would go, and change nothing. It reads them, in either mode.
+            token: as `insert` says; it stands for the truncation before this time, in this mode.
             retries: how often to go on if others write meanwhile, up to 1,000. Each works everything out anew.
             info: as `insert` says.
         Returns: what was taken away: see `Truncated`.
         Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed, or no time is left: nothing was
-            changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32 times),
-            NotReadable (the time before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable or
-            Overloaded (it did not happen), Indeterminate (it may have happened: repeat it).
+            changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32 times; of
+            a drop: a retraction was written at the cut or later, or too many drops wait), NotReadable (the time before
+            the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not happen),
+            Indeterminate (it may have happened: repeat it).
         """
         if before is None:
             raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")
         checked("dry_run", dry_run, bool)
+        mode_of(mode)
         settings, said = self._settings, _checked(token, retries, info)
         cut = cut_of(self._transport, self.name, before, settings.read.retry_s)
+        if mode == DROP:
+            dropping = Dropping.of(self._transport, self.name, cut, settings.write, settings.read)
+            return replace(dropping, info=said).run(token, dry_run=dry_run)
         truncating = Truncating.of(self._transport, self.name, cut, settings.write, settings.read)
         return replace(truncating, info=said).run(token, retries, dry_run=dry_run)
 

@@ -26,6 +26,7 @@ from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
+from persist.core.drops import contents
 from persist.core.errors import (
     Corruption,
     Expired,
@@ -280,8 +281,9 @@ class Held:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """What may have rows as of the time."""
-        return tuple(run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
+        """What may have rows as of the time, without what drops took away by then."""
+        runs = (run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
+        return contents(runs, self.view.drops, self.as_of)
 
     def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None) -> SnapshotSplit:
         """One key range of it, whose rows are in `runs`; `columns` None: all."""

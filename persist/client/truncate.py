@@ -1,5 +1,7 @@
 """Truncation: one commit that takes away the rows that were there before a time and still are.
 
+By retractions, or by a drop: then no row is read or written, and the State remembers which rows count.
+
 As often as a row was there before the cut and is there still, it is taken away: the smaller of the two multiplicities.
 So none turns negative. That is worked out in key order, without holding more than a part of it: what was there before
 the cut, less what was removed since, and of that what is more than nothing.
@@ -17,19 +19,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between
+from persist.client.dropped import runs_of
 from persist.client.rewriting import Count, Rewriting, check_complete
-from persist.client.snapshot import check_lease, part_reader
+from persist.client.snapshot import check_lease, holding, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, resolved, shown_instant
 from persist.client.write import WriteHandle
 from persist.core import commands as c
-from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.antichain import EMPTY, TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.errors import PersistError, UpperMismatch
+from persist.core.drops import check_droppable, contents, until
+from persist.core.errors import InvalidUsage, PersistError, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ALL_KEYS, DIFF, negated
+
+RETRACT, DROP = "retract", "drop"
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Truncated:
     `timestamp` is the wall clock that named it (None: a time did). `lower` and `upper` are the interval that the
     truncation took, as for an insert; they are equal where nothing was committed. `removed` is how many rows it took
     away, or would take away where that was only asked; None where it happened, and what it wrote cannot be read any
-    more.
+    more, and where a drop did it, which counts nothing. `mode` is "retract" or "drop".
     """
 
     before: int
@@ -48,6 +54,7 @@ class Truncated:
     lower: Antichain
     upper: Antichain
     removed: int | None
+    mode: str = RETRACT
 
     @property
     def changed(self) -> bool:
@@ -63,6 +70,7 @@ class Truncated:
             "lower": self.lower.to_json(),
             "upper": self.upper.to_json(),
             "removed": self.removed,
+            "mode": self.mode,
         }
 
 
@@ -166,6 +174,63 @@ class Truncating(Rewriting):
             f"a row of shard {self.name!r} was there {most} times at time {as_of}, and one commit can take away at "
             f"most {DIFF_MAX} of it; take some away by inserts with a negative __diff first"
         )
+
+
+@dataclass(frozen=True)
+class Dropping(Rewriting):
+    """One truncation of a shard by a drop. `to` is the cut."""
+
+    what: ClassVar[str] = "drop before"
+    done: ClassVar[str] = "dropped before"
+
+    def run(self, token: Token | None, *, dry_run: bool) -> Truncated:
+        """Raises what `Shard.truncate` says."""
+        before = self.to.time
+        assert before is not None
+        if dry_run or not before:
+            upper, removed = self._counting(before) if before else (self._view().upper, 0)
+            return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
+        handle = self._writer(None)
+        done = self._commit(handle, (), before - 1, EMPTY, token)
+        with suppress(PersistError):
+            handle.close()
+        return Truncated(
+            before, self.to.timestamp, done.lower, done.upper, None if done.lower < done.upper else 0, DROP
+        )
+
+    def _counting(self, before: int) -> tuple[Antichain, int]:
+        """How many rows would go, and the upper where that was found. Raises InvalidUsage where a drop is refused."""
+        check_complete(self.name, before - 1, self._view(), "truncated")
+        with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
+            try:
+                view = held.view
+                check_droppable(self.name, view.batches, view.drops, before)
+                _, reader = part_reader(self.transport, view, self.read)
+                going = until(contents(runs_of(view), view.drops, (view.upper.element or 0)), before)
+                count = Count()
+                for _ in count.of(kept(map(negated, reader.read_range(going, as_of=before - 1)), held.lease)):
+                    pass
+                return view.upper, count.removed
+            finally:
+                held.lease.close()
+
+    def _view(self) -> ShardView:
+        return self.transport.view(self.name, ViewRequest(with_batches=False))
+
+    def _commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended:
+        return handle.commit_drop(as_of, token=token)
+
+    def _too_often(self, as_of: int, most: int) -> str:
+        raise AssertionError("a drop writes no rows")
+
+
+def mode_of(mode: object) -> str:
+    """The mode as it is. Raises InvalidUsage where there is no such mode."""
+    if mode not in (RETRACT, DROP):
+        raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+    return str(mode)
 
 
 def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> Named:

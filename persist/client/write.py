@@ -16,7 +16,7 @@ from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
-from persist.core.antichain import Antichain, frontier
+from persist.core.antichain import EMPTY, Antichain, frontier
 from persist.core.attribute import AttributeUpdate
 from persist.core.attribute import as_updates as as_attribute_updates
 from persist.core.batch import Part, Run
@@ -286,6 +286,14 @@ class WriteHandle:
         """
         expected = frontier(expected_upper)
         return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
+
+    def commit_drop(self, as_of: int, *, token: Token | None = None) -> c.Appended:
+        """Take away the rows with times up to `as_of` at the next time, whatever the upper is, without writing a row.
+
+        A `token` stands for the drop up to `as_of`. An empty interval: there was nothing to drop. Raises InvalidUsage
+        and NotReadable as `Shard.truncate` says, and what `compare_and_append` may, but for UpperMismatch.
+        """
+        return self._appended(lambda w, t: c.DropBefore(w, t, EMPTY, as_of, ()), token)
 
     def close(self) -> None:
         """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.

@@ -1,4 +1,4 @@
-"""Moves a shard's own hold on since as its history gets older, and lets tags go. By maintenance, and by the upkeep of
+"""Moves a shard's own hold on since as its history gets older, and lets tags and dropped rows go. By maintenance, and by the upkeep of
 embedded programs.
 
 Where a shard keeps no history, since follows the latest time as far as readers allow.
@@ -11,6 +11,7 @@ from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.recorded import EntryFile
 from persist.core.state import State, held_since, latest_time
+from persist.core.transitions.dropping import forgettable
 from persist.core.transitions.recording import is_outlived
 
 STEPS = 100  # since follows the clock in steps of this part of the history
@@ -64,6 +65,12 @@ def tags_in_s(state: State, clock: Clock) -> float | None:
     """In how many seconds the first tag was kept for long enough; at most 0: now. None: there is no such tag."""
     ends = [tag.until_ms for tag in state.tags.values() if tag.until_ms is not None]
     return (min(ends) - clock.now_ms()) / 1000 if ends else None
+
+
+def forget_dropped(machine: Committer) -> None:
+    """Take what drops took away out of the State, where nobody can read it any more. Repeating it is safe."""
+    if forgettable(machine.state()):
+        machine.apply(c.ForgetDropped())
 
 
 def forget_tags(machine: Committer, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
-from persist.commit.aging import age, forget_tags
+from persist.commit.aging import age, forget_dropped, forget_tags
 from persist.commit.collector import Collector, GcSettings
 from persist.commit.counters import StoreCalls
 from persist.commit.entry_files import EntryFiles
@@ -129,6 +129,7 @@ class Location:
             machine = self.machine(name)
             forget_tags(machine, self.clock)
             age(machine, self.clock)
+            forget_dropped(machine)
         self._collector.run(name)
 
     def settings_of_new(self, name: str) -> ShardSettings:

@@ -28,6 +28,7 @@ from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import kinds as kinds
 from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import FlushEntries as FlushEntries
+from persist.core.history_commands import ForgetDropped as ForgetDropped
 from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetTags as ForgetTags
 from persist.core.history_commands import HoldPoint as HoldPoint
@@ -70,6 +71,10 @@ from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered
+from persist.core.rewrite_commands import DropBefore as DropBefore
+from persist.core.rewrite_commands import Restore as Restore
+from persist.core.rewrite_commands import Rewrite as Rewrite
+from persist.core.rewrite_commands import Truncate as Truncate
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
 
@@ -144,28 +149,6 @@ class Insert(WriteCommand, frozen=True):
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
     digest: _Digest = b""
-
-
-class Rewrite(WriteCommand, frozen=True):
-    """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
-
-    The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
-    """
-
-    writer: _Writer
-    token: _Token
-    expected_upper: Antichain
-    as_of: int
-    runs: tuple[Run, ...]
-    digest: _Digest = b""
-
-
-class Restore(Rewrite, frozen=True):
-    """The rows lead back to the contents as of `as_of`. -> Appended"""
-
-
-class Truncate(Rewrite, frozen=True):
-    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
 
 
 class AdvanceUpper(WriteCommand, frozen=True):

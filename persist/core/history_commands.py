@@ -117,6 +117,13 @@ class ForgetTags(Command, frozen=True):
     """Take away the tags that were to be kept up to a time that a checked clock has passed. -> TagsAre"""
 
 
+class ForgetDropped(Command, frozen=True):
+    """Take the rows out of the State that drops took away, where no readable time comes before the drop. -> Done
+
+    By metadata alone: parts wholly before a cut go, parts across it are clipped. A retry is safe.
+    """
+
+
 class HoldPoint(ReadCommand, frozen=True):
     """Take an expiring hold on one time alone, and on the current seqno. -> ReaderRegistered
 

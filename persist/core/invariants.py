@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from persist.core.antichain import MINIMUM
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.drops import begins
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
-from persist.core.state import State, is_kept
+from persist.core.state import State, earliest_readable, is_kept
 from persist.core.state_diff import StateDiff, apply
 
 
@@ -23,6 +24,8 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"since of shard {old.name!r} would move back from {old.since} to {new.since}")
     if new.upper < old.upper:
         raise Corruption(f"upper of shard {old.name!r} would move back from {old.upper} to {new.upper}")
+    if new.floor < old.floor and not new.tombstone:
+        raise Corruption(f"the floor of shard {old.name!r} would move back from {old.floor} to {new.floor}")
     if new.shard_id != old.shard_id:
         raise Corruption(f"shard {old.name!r} would change its id from {old.shard_id} to {new.shard_id}")
     if new.lease_clock_ms < old.lease_clock_ms or new.swept_before_ms < old.swept_before_ms:
@@ -33,6 +36,8 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"the history that shard {old.name!r} holds would begin earlier again")
     if new.tags is not old.tags:
         _check_tags(old, new)
+    if new.drops is not old.drops:
+        _check_drops(old, new)
     appended = new.trace.batches[len(old.trace.batches) :]
     if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
@@ -45,6 +50,16 @@ def _check_tags(old: State, new: State) -> None:
     for name, tag in new.tags.items():
         if name not in old.tags and not is_kept(old, tag.time):
             raise Corruption(f"tag {name!r} of shard {old.name!r} would name the time {tag.time}, which is forgotten")
+
+
+def _check_drops(old: State, new: State) -> None:
+    """A drop comes at the next time, while the time before its cut can be told apart, and goes when none needs it."""
+    for drop in new.drops:
+        if drop not in old.drops and (not is_kept(old, drop.cut - 1) or old.upper != Antichain(drop.at)):
+            raise Corruption(f"shard {old.name!r} would drop what lies before {drop.cut}, which was forgotten")
+    gone = [drop for drop in old.drops if drop not in new.drops]
+    if gone and not new.tombstone and (earliest_readable(old) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
+        raise Corruption(f"shard {old.name!r} would forget the drop at {gone[-1].at}, which a readable time precedes")
 
 
 def _check_rebirth(old: State, new: State) -> None:
@@ -77,6 +92,8 @@ def check_state(state: State) -> None:
             if part.id in seen:
                 raise Corruption(f"part {part.id} occurs twice in shard {state.name!r}")
             seen.add(part.id)
+            if begins(part) < state.floor:
+                raise Corruption(f"part {part.id} of shard {state.name!r} has dropped rows, from before {state.floor}")
             if part.clip is None and part.rows <= 0:
                 raise Corruption(f"part {part.id} of shard {state.name!r} has no rows")
         expected = desc.upper

@@ -12,6 +12,7 @@ from typing import ClassVar
 from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
+from persist.core.drops import RowDrop
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
 from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
@@ -30,6 +31,7 @@ LATER = (
 )  # fmt: skip
 LATER_4 = (
     "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncated",
+    "drops", "floor",
 )  # and with level 4  # fmt: skip
 
 
@@ -179,7 +181,8 @@ class State(Record, frozen=True):
     `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
-    `truncated` is the last truncation that was not restored since.
+    `truncated` is the last truncation that was not restored since. `drops` are those truncations by a drop that some
+    readable time comes before, ascending. No row before `floor` is there as of any readable time.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -235,6 +238,8 @@ class State(Record, frozen=True):
     info_bytes: int = 0
     tags: Mapping[str, Tag] = {}
     truncated: Truncation = NOT_TRUNCATED
+    drops: tuple[RowDrop, ...] = ()
+    floor: int = 0
 
     @property
     def lease_now_ms(self) -> int:
@@ -319,19 +324,33 @@ def held_since(state: State, *more: Antichain) -> Antichain:
 def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
     """The times before `since` that a merge of this State keeps apart, ascending. There may be more than 1,000.
 
-    They are the times of tags, and of readers that hold one time alone. None is ever added before the shard's since. So
-    a merge may ask a later State than the one in which since was found. In a shard that is closed to reads none counts.
+    They are the times of tags, those of readers that hold one time alone, and the last times before the cuts of drops.
+    None is ever added before the shard's since. So a merge may ask a later State than the one in which since was found.
+    In a shard that is closed to reads none counts.
     """
     if since.element is None or state.since.is_empty:
         return ()
-    found = {tag.time for tag in state.tags.values()}
-    found.update(r.since.element for r in state.leased_readers.values() if r.point and r.since.element is not None)
+    found = {*_points(state), *(drop.cut - 1 for drop in state.drops)}
     return tuple(sorted(time for time in found if time < since.element))
 
 
 def is_kept(state: State, time: int) -> bool:
     """Whether a read as of this time is exact, as far as history goes: since lies at or before it, or it is kept."""
-    return state.since.less_equal(time) or time in kept_below(state, state.since)
+    return state.since.less_equal(time) or (not state.since.is_empty and time in _points(state))
+
+
+def earliest_readable(state: State) -> Antichain:
+    """The first time as of which anybody may still read; `[]` where nobody can read any more."""
+    if state.since.is_empty:
+        return EMPTY
+    return meet([state.since, *map(Antichain, _points(state))])
+
+
+def _points(state: State) -> set[int]:
+    """The single times that tags and readers keep."""
+    found = {tag.time for tag in state.tags.values()}
+    found.update(r.since.element for r in state.leased_readers.values() if r.point and r.since.element is not None)
+    return found
 
 
 def latest_time(state: State) -> Antichain:

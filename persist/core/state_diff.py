@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import HollowBatch
+from persist.core.drops import RowDrop
 from persist.core.entries import difference, with_changes
 from persist.core.errors import Corruption
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
@@ -77,6 +78,8 @@ SCALARS = (
     "entry_files",
     "info_bytes",
     "truncated",
+    "drops",
+    "floor",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs")
@@ -161,6 +164,8 @@ class StateDiff(Record, frozen=True):
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
     truncated: Truncation | None = None
+    drops: tuple[RowDrop, ...] | None = None
+    floor: int | None = None
 
 
 def diff(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import HollowBatch
+from persist.core.drops import RowDrop
 from persist.core.ids import SeqNo, ShardId
 from persist.core.record import Record
 from persist.core.state import SchemaRecord, State
@@ -17,7 +21,12 @@ class Seen(Record, frozen=True):
 
 
 class ShardView(Record, frozen=True):
-    """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for."""
+    """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for.
+
+    Who reads contents from the batches asks `persist.core.drops.contents` which of them count.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = {"drops": 4}
 
     name: str
     shard_id: ShardId
@@ -28,6 +37,7 @@ class ShardView(Record, frozen=True):
     schemas: dict[int, SchemaRecord]
     batches: tuple[HollowBatch, ...]
     commit_id: str = ""
+    drops: tuple[RowDrop, ...] = ()
 
     @property
     def seen(self) -> Seen:
@@ -53,6 +63,7 @@ def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
         dict(state.schemas),
         batches,
         state.commit_id,
+        state.drops,
     )
 
 

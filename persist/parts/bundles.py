@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable
 from blob.errors import BlobNotFound
 from persist.core.batch import Part, Run
 from persist.core.bundles import Listed, bundle_of, unpacked
+from persist.core.drops import clipped
 from persist.core.errors import Corruption
 from persist.core.keys import belongs_to, shard_of
+from persist.core.record import replace
 from persist.formats.state_frames import decode_listing
 from persist.parts.ahead import in_order
 from persist.parts.files import BlobReads
@@ -35,7 +37,7 @@ def read_bundle(part: Part, blob: BlobReads) -> Listed:
     if len(data) != bundle.size or zlib.crc32(data) != part.checksum:
         raise Corruption(f"bundle {key} does not match its checksum", part=str(part.id))
     listed = listed_in(data, key)
-    if bundle_of(part.id, key, listed, bundle.size, part.checksum) != part:
+    if bundle_of(part.id, key, listed, bundle.size, part.checksum) != replace(part, clip=None):
         raise Corruption(f"bundle {key} lists other parts than its shard says", part=str(part.id))
     return listed
 
@@ -55,6 +57,8 @@ def listed_in(data: bytes, key: str) -> Listed:
 def expanded(runs: Iterable[Run], blob: BlobReads, wants: Callable[[Part], bool] = lambda part: True) -> list[Run]:
     """The runs with what their bundles list in the place of these; bundles that are not wanted are left out.
 
+    What a bundle hides by its clip is hidden in what it lists.
+
     At most `READERS` bundles are read at the same time, by threads. Raises what `read_bundle` does.
     """
     kept = [Run(tuple(p for p in run.parts if p.bundle is None or wants(p))) for run in runs]
@@ -64,5 +68,7 @@ def expanded(runs: Iterable[Run], blob: BlobReads, wants: Callable[[Part], bool]
     size = sum(part.bundle.size for part in wanted if part.bundle is not None)
     readers = 1 if size <= IN_TURN_BYTES_MAX else min(READERS, len(wanted))
     found = in_order(lambda part: read_bundle(part, blob), wanted, readers)
-    listed = dict(zip((part.id for part in wanted), found, strict=True))
-    return [inner for run in kept if run.parts for inner in unpacked(run, lambda part: listed[part.id])]
+    shown = (clipped(listed, part.clip or 0) for part, listed in zip(wanted, found, strict=True))
+    listed = dict(zip((part.id for part in wanted), shown, strict=True))
+    inner = (one for run in kept if run.parts for one in unpacked(run, lambda part: listed[part.id]))
+    return [run for run in inner if run.parts]

@@ -116,7 +116,9 @@ def _carrying(split: object) -> ChangesSplit | PairSplit | None:
         earlier, later = _lighter(split.earlier), _lighter(split.later)
         return None if earlier.key_range.is_empty else replace(split, earlier=earlier, later=later)
     assert isinstance(split, ChangesSplit)
-    return None if split.key_range.is_empty else _lighter(split)
+    if split.key_range.is_empty:
+        return None
+    return replace(_lighter(split), gone=planning.overlapping(split.gone, split.key_range))
 
 
 def _lighter(split: _Split) -> _Split:

@@ -193,6 +193,8 @@ def show_state(state: State) -> list[str]:
         lines.append(f"forgotten {state.forgotten_ms}")
     if state.truncated.before:
         lines.append(f"truncated {_fields(state.truncated)}")
+    lines += [f"drop {_fields(drop)}" for drop in state.drops]
+    lines += [f"floor {state.floor}"] if state.floor else []
     if state.settings.version:
         lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
     if state.seal.sealed_ms:
@@ -372,6 +374,9 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "truncate": lambda a: c.Truncate(
         *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
     ),
+    "drop-before": lambda a: c.DropBefore(
+        *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+    ),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
     "update-attributes": lambda a: c.UpdateAttributes(
         *parse_written(a), tuple(parse_update(word) for word in a.rest()), _digest(a)
@@ -419,6 +424,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "remove-tag": lambda a: c.RemoveTag(a.next("a tag")),
     "read-tags": lambda a: c.ReadTags(),
     "forget-tags": lambda a: c.ForgetTags(),
+    "forget-dropped": lambda a: c.ForgetDropped(),
     "hold-point": lambda a: c.HoldPoint(
         _reader(a), a.number("lease", LEASE_MS), a.named("purpose", ""), a.named("tag", ""), a.number("time", 0)
     ),

@@ -17,6 +17,7 @@ from persist.core.state import State
 from persist.core.transitions import (
     attributes,
     bundling,
+    dropping,
     history,
     leases,
     lifecycle,
@@ -44,6 +45,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Insert: writers.insert,
     c.Restore: writers.restore,
     c.Truncate: writers.truncate,
+    c.DropBefore: writers.drop_before,
     c.AdvanceUpper: writers.advance_upper,
     c.UpdateAttributes: writers.update_attributes,
     c.ReadAttributes: attributes.read,
@@ -71,6 +73,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.RemoveTag: tags.remove_tag,
     c.ReadTags: tags.read_tags,
     c.ForgetTags: tags.forget_tags,
+    c.ForgetDropped: dropping.forget_dropped,
     c.HoldPoint: readers.hold_point,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,

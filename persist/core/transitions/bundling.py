@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from persist.core import commands as c
-from persist.core.batch import HollowBatch, Part, Run, diff_sum_of
+from persist.core.batch import HollowBatch, Part, Run, batch_of, diff_sum_of
+from persist.core.drops import clipped
 from persist.core.errors import Corruption, InvalidUsage
 from persist.core.ids import PartId, parse
 from persist.core.keys import belongs_to
@@ -52,11 +53,13 @@ def unbundled(state: State, bundle_id: str, listed: tuple[Run, ...]) -> State:
             continue
         inner = [part for each in listed for part in each.parts]
         _check_same(state, [run.parts[at]], inner)
+        shown = clipped(listed, run.parts[at].clip or 0)  # a drop has taken away what lies before
         if len(run.parts) == 1:
-            runs.extend(listed)
+            runs.extend(shown)
         else:  # bundles of one long run
+            inner = [part for each in shown for part in each.parts]
             runs.append(Run((*run.parts[:at], *inner, *run.parts[at + 1 :])))
-    return _with_batch(state, found[0], HollowBatch(batch.desc, tuple(runs), batch.rows))
+    return _with_batch(state, found[0], batch_of(batch.desc, tuple(run for run in runs if run.parts)))
 
 
 def _with_batch(state: State, index: int, batch: HollowBatch) -> State:

@@ -12,6 +12,7 @@ from persist.core.keys import belongs_to, is_rollup_key, rollup_seqno
 from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.context import SWEEPS_LEVEL, Context
+from persist.core.transitions.dropping import brings_back
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
 from persist.core.transitions.naming import check_merged
 from persist.core.transitions.recording import cut
@@ -69,7 +70,7 @@ def save_merge_progress(state: State, command: c.SaveMergeProgress, context: Con
         return state, c.Claimed(False, held.owner if held else "")
     if state.trace.covering(frozenset(command.inputs)) is None:
         return state, c.Claimed(False, command.owner)  # an input is gone: this merge can never be applied
-    if _are_swept(state, held, command.done, context):
+    if _are_swept(state, held, command.done, context) or brings_back(state, (Run(command.done),)):
         return state, c.Claimed(False, command.owner)
     done = tuple(part.without_receipt() for part in command.done)
     if held.inputs not in ((), command.inputs) or done[: len(held.done)] != held.done:
@@ -107,7 +108,7 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
     if not inputs:
         raise InvalidUsage("a merge without inputs changes nothing")
     found = state.trace.covering(inputs)
-    if found is None or not _may_apply(state, command, context):
+    if found is None or not _may_apply(state, command, context) or brings_back(state, command.outputs):
         outputs = {part.id for run in command.outputs for part in run.parts}
         landed = bool(outputs) and state.trace.covering(frozenset(outputs)) is not None
         return state, c.MergeApplied(landed)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
+from persist.core.drops import RowDrop, clipped
 from persist.core.entries import with_changes
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
@@ -15,6 +16,7 @@ from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.dropping import drops_rows
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
@@ -59,12 +61,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
     check_staged(state, command.runs, context)
-    if state.upper != lower:
-        raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
-            expected=lower.to_json(),
-            actual=state.upper.to_json(),
-        )
+    _check_upper(state, lower)
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
     if lower == upper and not command.attributes and not is_alone(command):
@@ -132,6 +129,26 @@ def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State
     return replace(after, truncated=Truncation(before, time or 0)), result
 
 
+def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[State, c.Appended]:
+    """Nothing is read and no row is written: the State remembers which rows count from this time on."""
+    context.check_level("truncations", HISTORY_LEVEL)
+    cut, time = command.as_of + 1, state.upper.element
+    if time is None or time > TIME_MAX:
+        raise _no_time_left(state)
+    if not command.expected_upper.is_empty:
+        _check_upper(state, command.expected_upper)
+    if not drops_rows(state, cut, has_rows=bool(command.runs)):
+        return state, c.Appended(state.upper, state.upper)
+    result = c.Appended(state.upper, Antichain(time + 1))
+    state = replace(
+        state,
+        service_times=_with_time(state.service_times, time),
+        truncated=Truncation(cut, time),
+        drops=(*state.drops, RowDrop(cut, time)),
+    )
+    return _push(state, command, result, (), context)
+
+
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
     """What was truncated may come back by it. So the same truncation takes it away again."""
     _check_no_times(command.runs)
@@ -139,12 +156,8 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     lower, time = command.expected_upper, state.upper.element
     if state.upper == lower and (time is None or time > TIME_MAX):
         raise _no_time_left(state)
-    if state.upper != lower or time is None:
-        raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}, not the expected {lower}; read it and decide anew",
-            expected=lower.to_json(),
-            actual=state.upper.to_json(),
-        )
+    _check_upper(state, lower)
+    assert time is not None
     if not 0 <= command.as_of < time:
         raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
     result = c.Appended(lower, Antichain(time + 1))
@@ -152,6 +165,15 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     truncated = NOT_TRUNCATED if undone else state.truncated
     state = replace(state, service_times=_with_time(state.service_times, time), truncated=truncated)
     return _push(state, command, result, _at(command.runs, time), context)
+
+
+def _check_upper(state: State, expected: Antichain) -> None:
+    if state.upper != expected:
+        raise UpperMismatch(
+            f"shard {state.name!r} has upper {state.upper}, not the expected {expected}; read it and decide anew",
+            expected=expected.to_json(),
+            actual=state.upper.to_json(),
+        )
 
 
 def _no_time_left(state: State) -> UpperMismatch:
@@ -339,18 +361,7 @@ def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
 
 def _clipped(runs: Iterable[Run], lower: Antichain) -> tuple[Run, ...]:
     """The runs without what lies before `lower`: parts wholly before it go, parts across it are clipped."""
-    kept = []
-    for run in runs:
-        parts = tuple(_clip(part, lower) for part in run.parts if lower.less_equal(part.time_max))
-        if parts:
-            kept.append(Run(parts))
-    return tuple(kept)
-
-
-def _clip(part: Part, lower: Antichain) -> Part:
-    if lower.element is None or part.time_min >= lower.element:
-        return part
-    return replace(part, clip=lower.element, time_min=lower.element, diff_sum=None)
+    return () if lower.element is None else clipped(runs, lower.element)
 
 
 def _at(runs: Iterable[Run], time: int) -> tuple[Run, ...]:

@@ -1,0 +1,93 @@
+"""Drops: at a time `at` the rows go that were written before a time `cut`, without a row that says so. Pure.
+
+What a shard held as of a time are the updates from a floor up to that time. The floor is the cut of the latest drop at
+or before that time. Whoever reads contents asks `contents` for the runs that he may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from persist.core.batch import HollowBatch, Part, Run
+from persist.core.errors import InvalidUsage
+from persist.core.record import Record, replace
+
+DROPS_MAX = 64  # of a shard, that something readable still tells apart
+
+
+class RowDrop(Record, frozen=True):
+    """Rows with times before `cut` are not there from the time `at` on. They are there as of every time before `at`."""
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("cut", "at"), 4)
+
+    cut: int
+    at: int
+
+
+Drops = tuple[RowDrop, ...]  # both fields ascend
+
+
+def floor_at(drops: Sequence[RowDrop], time: int) -> int:
+    """The time before which no update counts for the contents as of `time`; 0: all count."""
+    return max((drop.cut for drop in drops if drop.at <= time), default=0)
+
+
+def contents(runs: Iterable[Run], drops: Sequence[RowDrop], as_of: int) -> tuple[Run, ...]:
+    """The runs from which the contents as of a time are read: without what was dropped by then."""
+    return clipped(runs, floor_at(drops, as_of))
+
+
+def taken_away(runs: Iterable[Run], drops: Sequence[RowDrop], drop: RowDrop) -> tuple[Run, ...]:
+    """The runs whose updates before `drop.cut` are what that drop took away: without what earlier ones had taken."""
+    return until(contents(runs, drops, drop.at - 1), drop.cut)
+
+
+def until(runs: Iterable[Run], time: int) -> tuple[Run, ...]:
+    """The runs with those parts that may have updates before `time`."""
+    kept = (tuple(part for part in run.parts if part.time_min < time) for run in runs)
+    return tuple(Run(parts) for parts in kept if parts)
+
+
+def drops_within(drops: Iterable[RowDrop], lower: int, upper: int | None) -> Drops:
+    """The drops at times in `[lower, upper)`; None: without end."""
+    return tuple(drop for drop in drops if lower <= drop.at and (upper is None or drop.at < upper))
+
+
+def clipped(runs: Iterable[Run], floor: int) -> tuple[Run, ...]:
+    """The runs without the rows before `floor`: parts wholly before it go, parts across it are clipped."""
+    if not floor:
+        return tuple(runs)
+    kept = (tuple(clip(part, floor) for part in run.parts if part.time_max >= floor) for run in runs)
+    return tuple(Run(parts) for parts in kept if parts)
+
+
+def clip(part: Part, floor: int) -> Part:
+    """The part without rows before `floor`. A bundle keeps its bounds: whoever opens it clips what it lists."""
+    if part.bundle is not None:
+        return part if begins(part) >= floor else replace(part, clip=floor)
+    return part if part.time_min >= floor else replace(part, clip=floor, time_min=floor, diff_sum=None)
+
+
+def begins(part: Part) -> int:
+    """The time before which the part has no update that shows."""
+    return part.time_min if part.clip is None else max(part.clip, part.time_min)
+
+
+def check_droppable(name: str, batches: Iterable[HollowBatch], drops: Sequence[RowDrop], cut: int) -> None:
+    """Raises InvalidUsage where one more drop is too many, or could leave a row there less than no times.
+
+    Of a part across the cut only its least multiplicity is known, so one before the cut counts too.
+    """
+    for part in (part for batch in batches for part in batch.parts()):
+        if part.diff_min < 0 and part.time_max >= cut:
+            raise InvalidUsage(
+                f"part {part.id} of shard {name!r}, with times from {part.time_min} to {part.time_max}, may take away "
+                f"rows, at {cut} or later, that were there before: a drop would leave these there less than no times; "
+                "truncate with mode 'retract'"
+            )
+    if len(drops) >= DROPS_MAX:
+        raise InvalidUsage(
+            f"shard {name!r} has {len(drops)} drops that readable times still tell apart, which is the most; forget "
+            "history first, or truncate with mode 'retract'"
+        )

@@ -1,0 +1,42 @@
+"""Commands that rewrite what a shard holds, by an earlier time. `commands` has all of their names too."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from persist.core.antichain import Antichain
+from persist.core.batch import Run
+from persist.core.command import WriteCommand
+from persist.core.ids import Token, WriterId, written
+from persist.core.outcomes import DIGEST_BYTES
+from persist.core.record import Meta
+
+
+class Rewrite(WriteCommand, frozen=True):
+    """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
+
+    The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
+    """
+
+    writer: Annotated[WriterId, written(WriterId)]
+    token: Annotated[Token, written(Token)]
+    expected_upper: Antichain
+    as_of: int
+    runs: tuple[Run, ...]
+    digest: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
+
+
+class Restore(Rewrite, frozen=True):
+    """The rows lead back to the contents as of `as_of`. -> Appended"""
+
+
+class Truncate(Rewrite, frozen=True):
+    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
+
+
+class DropBefore(Rewrite, frozen=True):
+    """Take away the rows with times up to `as_of`, the last time before the cut, without any `runs`. -> Appended
+
+    An `expected_upper` of [] stands for whatever the upper is. An empty interval: no such row is there. InvalidUsage
+    where what was written from the cut on may hold a retraction, NotReadable where the time before it was forgotten.
+    """

@@ -1,0 +1,79 @@
+"""Transitions of drops: whether rows before a cut may go without a row that says so, and how they leave the State."""
+
+from __future__ import annotations
+
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.batch import HollowBatch, Run, batch_of
+from persist.core.drops import begins, check_droppable, clipped, floor_at
+from persist.core.errors import InvalidUsage, NotReadable
+from persist.core.record import replace
+from persist.core.state import State, earliest_readable, is_kept
+from persist.core.trace import trace_of
+from persist.core.transitions.context import HISTORY_LEVEL, Context
+
+
+def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
+    """Whether a drop before `cut` takes rows away, as far as parts tell. Raises InvalidUsage, NotReadable."""
+    if has_rows:
+        raise InvalidUsage("a drop comes with rows; it takes rows away without writing any")
+    if cut < 1 or state.upper.less_equal(cut - 1):
+        raise InvalidUsage(
+            f"time {cut - 1} of shard {state.name!r} is not complete: its upper is {state.upper}; give an earlier cut"
+        )
+    if cut <= state.truncated.before:
+        return False
+    floor = max(state.floor, floor_at(state.drops, cut if state.upper.element is None else state.upper.element))
+    if cut <= floor:
+        raise InvalidUsage(
+            f"rows of shard {state.name!r} before {floor} were dropped already, and what a restore has added again was "
+            "written by the restore, after the cut; truncate with mode 'retract'"
+        )
+    if not is_kept(state, cut - 1):
+        raise NotReadable(
+            f"shard {state.name!r} is readable from {state.since} on: what was there before {cut} can no longer be "
+            "told apart from what came then",
+            as_of=[cut - 1],
+            since=state.since.to_json(),
+        )
+    check_droppable(state.name, state.trace.batches, state.drops, cut)
+    return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
+
+
+def forgettable(state: State) -> int:
+    """How many of the drops, from the first on, no readable time comes before."""
+    earliest = earliest_readable(state)
+    return sum(1 for drop in state.drops if not earliest < Antichain(drop.at))
+
+
+def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> tuple[State, c.Done]:
+    """Claims of merges that read what changes end: they would bring back what goes."""
+    context.check_level("truncations", HISTORY_LEVEL)
+    count = forgettable(state)
+    if not count:
+        return state, c.Done()
+    floor = state.drops[count - 1].cut
+    batches = tuple(_above(batch, floor) for batch in state.trace.batches)
+    changed = {
+        part.id
+        for old, new in zip(state.trace.batches, batches, strict=True)
+        if old is not new
+        for part in old.parts()
+        if begins(part) < floor
+    }
+    claims = {key: claim for key, claim in state.claims.items() if changed.isdisjoint(claim.inputs)}
+    trace = state.trace if not changed else trace_of(batches)
+    claims = claims if len(claims) < len(state.claims) else dict(state.claims)
+    return replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor), c.Done()
+
+
+def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:
+    """Whether the outputs of a merge hold rows that were dropped for good since it was begun."""
+    return any(begins(part) < state.floor for run in outputs for part in run.parts)
+
+
+def _above(batch: HollowBatch, floor: int) -> HollowBatch:
+    """The batch without rows before `floor`; the same object where it has none."""
+    if all(begins(part) >= floor for part in batch.parts()):
+        return batch
+    return batch_of(batch.desc, clipped(batch.runs, floor))
