@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +35,8 @@ from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ALL_KEYS, DIFF, negated
 
-RETRACT, DROP = "retract", "drop"
+RETRACT: Final = "retract"
+DROP: Final = "drop"
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,13 @@ class Dropping(Rewriting):
         raise AssertionError("a drop writes no rows")
 
 
-def mode_of(mode: object) -> str:
+def mode_of(mode: object) -> Literal["retract", "drop"]:
     """The mode as it is. Raises InvalidUsage where there is no such mode."""
-    if mode not in (RETRACT, DROP):
-        raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
-    return str(mode)
+    if mode == RETRACT:
+        return RETRACT
+    if mode == DROP:
+        return DROP
+    raise InvalidUsage(f"mode is {mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
 
 
 def cut_of(transport: OneShard, name: str, before: Point, retry_s: float) -> Named:

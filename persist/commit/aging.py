@@ -1,5 +1,6 @@
-"""Moves a shard's own hold on since as its history gets older, and lets tags and dropped rows go. By maintenance, and by the upkeep of
-embedded programs.
+"""Moves a shard's own hold on since as its history gets older, and lets tags and dropped rows go.
+
+By maintenance, and by the upkeep of embedded programs.
 
 Where a shard keeps no history, since follows the latest time as far as readers allow.
 """

@@ -65,7 +65,7 @@ def clipped(runs: Iterable[Run], floor: int) -> tuple[Run, ...]:
 def clip(part: Part, floor: int) -> Part:
     """The part without rows before `floor`. A bundle keeps its bounds: whoever opens it clips what it lists."""
     if part.bundle is not None:
-        return part if begins(part) >= floor else replace(part, clip=floor)
+        return part if begins(part) >= floor else replace(part, clip=floor, diff_sum=None)
     return part if part.time_min >= floor else replace(part, clip=floor, time_min=floor, diff_sum=None)
 
 

@@ -17,7 +17,7 @@ from persist.core.errors import Corruption, InvalidUsage, PersistError, from_kin
 from persist.core.record import Record, asdict
 from persist.core.recorded import HistoryPage
 from persist.core.view import ShardView
-from persist.formats.records import decoded
+from persist.formats.records import decoded, encoded
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
@@ -46,6 +46,13 @@ def decode_command(data: bytes) -> Command:
 def decode_result(data: bytes) -> Result:
     """Raises Corruption on anything that is no result, UpgradeNeeded on one that is not known here."""
     return decoded(_RESULT, data, "result", Corruption)
+
+
+def encode_view(view: ShardView) -> bytes:
+    """The bytes of a view. One without drops leaves them out, so that clients read it which do not know of them."""
+    if view.drops:
+        return encoded(view)
+    return msgspec.msgpack.encode([getattr(view, name) for name in view.__struct_fields__[:-1]])
 
 
 def decode_view(data: bytes) -> ShardView:

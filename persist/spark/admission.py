@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +28,23 @@ class Admission:
 
     def end(self, view: ShardView, interval: Interval, rows_max: int | None, bytes_max: int | None) -> Antichain | None:
         """The upper of the next micro-batch, at most the interval's; None when nothing was written in it.
+
+        With a limit a drop is a micro-batch of its own, however many rows it took away.
+        """
+        drops = interval.drops(view)
+        if not drops or (rows_max is None and bytes_max is None):
+            found = self._end(view, interval, rows_max, bytes_max)
+            return interval.upper if found is None and drops else found
+        at = drops[0].at
+        before = None
+        if interval.lower < at:
+            before = self._end(view, replace(interval, upper=Antichain(at)), rows_max, bytes_max)
+        return Antichain(at + 1) if before is None else before
+
+    def _end(
+        self, view: ShardView, interval: Interval, rows_max: int | None, bytes_max: int | None
+    ) -> Antichain | None:
+        """The same for what was written.
 
         Batches are taken whole while they fit; the first that does not is cut between two of its times. Rows are
         counted before consolidation, so a micro-batch may turn out smaller. Errors of the blob store pass through.

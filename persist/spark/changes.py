@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,11 +12,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from persist.client.dating import TIMESTAMP, Dates, dates_of
+from persist.client.dropped import retractions, runs_of, whole_view
 from persist.client.expanding import expanded, first_negative
-from persist.client.snapshot import ReadLease, ReadSettings, kept, leased_blobs, part_reader
+from persist.client.snapshot import ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard, Transport
 from persist.core.antichain import TIME_MAX, Antichain
-from persist.core.batch import HollowBatch, Part
+from persist.core.batch import HollowBatch, Part, Run
+from persist.core.drops import Drops, RowDrop, contents, drops_within, taken_away
 from persist.core.errors import InvalidUsage
 from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.state import SchemaRecord
@@ -51,6 +54,11 @@ class Interval:
         """The since at which the interval can still be told apart from what came before."""
         return Antichain(self.lower if self.snapshot else max(self.lower - 1, 0))
 
+    def drops(self, view: ShardView) -> Drops:
+        """The drops of the shard that are changes within the interval."""
+        first = self.lower + 1 if self.snapshot else self.lower
+        return drops_within(view.drops, first, self.upper.element)
+
 
 @dataclass(frozen=True)
 class ChangesSplit:
@@ -66,6 +74,7 @@ class ChangesSplit:
     settings: ReadSettings
     columns: tuple[str, ...]
     shard_id: ShardId
+    dropped: tuple[tuple[RowDrop, tuple[Run, ...]], ...] = ()  # drops of the interval, and the runs of what each took
 
     def read(self, transport: Transport, wanted: Filter | None = None) -> Iterator[pa.Table]:
         """The updates, consolidated: the columns, `__time` and `__diff`.
@@ -86,7 +95,12 @@ class ChangesSplit:
             key_range=self.key_range,
             columns=self.columns,
         )
-        for table in kept(pieces, lease):
+        gone = (
+            table
+            for drop, runs in self.dropped
+            for table in retractions(reader, runs, drop, self.key_range, self.columns)
+        )
+        for table in kept(chain(pieces, gone), lease):
             yield table if wanted is None else wanted.apply(table)
 
     def dates(self, transport: Transport) -> Dates:
@@ -119,13 +133,21 @@ def plan_changes(
     schema, parts_reader = part_reader(transport, view, settings)
     columns = planning.with_filter(schema, options, columns_read(schema, names))
     wanted = planning.key_range(schema, options)
-    held = [run for b in overlapping_batches(view.batches, interval) for run in b.runs]
+    held: tuple[Run, ...] = tuple(run for b in overlapping_batches(view.batches, interval) for run in b.runs)
+    if interval.snapshot:
+        held = contents(held, view.drops, interval.lower)
+
+    def found(some: Iterable[Run]) -> tuple[Run, ...]:
+        return planning.overlapping(parts_reader.expanded(some, wanted), wanted)
+
     with leased_blobs(lease):
-        runs = planning.overlapping(parts_reader.expanded(held, wanted), wanted)
-    if not runs:
+        runs = found(held)
+        dropped = [(drop, found(some)) for drop, some in _dropped(OneShard(transport, view.shard_id), view, interval)]
+    every = (*runs, *(run for _, some in dropped for run in some))
+    if not every:
         return []
     splits = []
-    for one in planning.split_ranges(runs, options.partitions, schema, parts_reader, wanted, lease):
+    for one in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease):
         parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
             shard=target.shard,
@@ -138,9 +160,24 @@ def plan_changes(
             settings=settings,
             columns=columns,
             shard_id=view.shard_id,
+            dropped=tuple((drop, planning.overlapping(some, one)) for drop, some in dropped),
         )
         splits.append(ChangesPartition(split))
     return splits
+
+
+def _dropped(transport: Transport, view: ShardView, interval: Interval) -> Iterator[tuple[RowDrop, tuple[Run, ...]]]:
+    """The drops of the interval, and what each took away, which lies before the interval too.
+
+    Raises Expired: the hold on the interval is gone.
+    """
+    drops = interval.drops(view)
+    if not drops:
+        return
+    whole = whole_view(transport, view.name, view)
+    for drop in drops:
+        check_held(whole, drop.at - 1)
+        yield drop, taken_away(runs_of(whole), whole.drops, drop)
 
 
 def columns_read(schema: ShardSchema, names: Iterable[str]) -> tuple[str, ...]:

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.client.dropped import retracted, whole_view
 from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
+from persist.core.drops import drops_within
 from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
@@ -178,7 +181,10 @@ class Replacement:
         start, end = Antichain(lower), Antichain(upper)
         batches = [b for b in view.batches if start < b.desc.upper and b.desc.lower < end]
         parts = [part for batch in batches for part in batch.parts()]
-        pieces = kept(reader.read_updates(parts, start, end), lease)
+        updates = reader.read_updates(parts, start, end)
+        if drops := drops_within(view.drops, lower, upper):  # what others took away by a drop was not written
+            updates = chain(updates, retracted(reader, whole_view(transport, self.target.shard, view), drops))
+        pieces = kept(updates, lease)
         opposite = (_negated(rows) for piece in pieces for rows in self._claimed(piece, claims))
         return self.handle.stage_for_one_commit(_batches(opposite), None)
 

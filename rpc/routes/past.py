@@ -16,7 +16,7 @@ from persist.client.restore import Restored
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.transport import AsCaller
-from persist.client.truncate import Truncated
+from persist.client.truncate import RETRACT, Truncated, mode_of
 from persist.client.wall_clock import read_point
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
@@ -85,6 +85,7 @@ async def restore(
 async def truncate(
     request: Request,
     before: Annotated[str, Query(description="A time, or a wall clock with its zone (RFC 3339).", max_length=64)],
+    mode: Annotated[str, Query(description="`retract`, or `drop`: no row is read.", max_length=16)] = RETRACT,
     dry_run: Annotated[bool, Query(description="Tell how many rows would go, and change nothing.")] = False,
     retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
     token: IdempotencyToken = None,
@@ -92,7 +93,10 @@ async def truncate(
     """`lower` and `upper` are equal where nothing was taken away. 409: others wrote meanwhile; nothing was changed."""
     principal_of(request).require(WRITE, check_shard_name(shard_of(request)))
     cut, given = read_point("parameter before", before), token_of(request, token)
-    return await _rewritten(request, lambda shard: shard.truncate(cut, dry_run=dry_run, token=given, retries=retries))
+    how = mode_of(mode)
+    return await _rewritten(
+        request, lambda shard: shard.truncate(cut, mode=how, dry_run=dry_run, token=given, retries=retries)
+    )
 
 
 async def _rewritten(request: Request, work: Callable[[Shard], Restored | Truncated]) -> Response:

@@ -17,7 +17,7 @@ from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
 from persist.core.state import State
 from persist.core.view import ShardView, ViewRequest, view_of
-from persist.formats.http_messages import RECORD, Staged, decode_staged, result_to_json, view_to_json
+from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
 from rpc.json_rows import named_once
@@ -134,7 +134,7 @@ def _state(request: Request, state: State, wanted: ViewRequest) -> Response:
 
 def _view(request: Request, view: ShardView) -> Response:
     if request.headers.get("accept") == RECORD:
-        return Response(encoded(view), media_type=RECORD)
+        return Response(encode_view(view), media_type=RECORD)
     return _json({**view_to_json(view), "fields": write_schema(view.schemas)})
 
 

@@ -118,10 +118,10 @@ def test_over_http_a_restore_says_what_it_is_for(
 
 def test_over_http_a_truncation_is_tried_done_and_answered_again(shard: Shard, http: TestClient) -> None:
     tried = http.post(f"{PATH}/truncate", params={"before": 2, "dry_run": True}).json()
-    assert tried == {"before": 2, "timestamp": None, "lower": [3], "upper": [3], "removed": 1}
+    assert tried == {"before": 2, "timestamp": None, "lower": [3], "upper": [3], "removed": 1, "mode": "retract"}
     asked = {"params": {"before": 2}, "headers": {"Idempotency-Key": "old", "persist-info": '{"ticket": 2}'}}
     done = http.post(f"{PATH}/truncate", **asked)  # type: ignore[arg-type]
-    assert done.json() == {"before": 2, "timestamp": None, "lower": [3], "upper": [4], "removed": 1}
+    assert done.json() == {"before": 2, "timestamp": None, "lower": [3], "upper": [4], "removed": 1, "mode": "retract"}
     assert http.post(f"{PATH}/truncate", **asked).json() == done.json()  # type: ignore[arg-type]
     [entry] = shard.history(1)
     assert (entry.operation, entry.purpose, entry.info) == ("truncate", "truncate before 2", {"ticket": 2})

@@ -1,0 +1,396 @@
+"""Truncation by a drop as users see it: in Python, over HTTP, by commands, and as maintenance goes on with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+import persist
+from blob.memory import MemoryBlob
+from compactor.tasks import history_task
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.commit.aging import forget_dropped
+from persist.core.antichain import Antichain
+from persist.core.drops import DROPS_MAX, RowDrop
+from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard
+from persist.core.ids import token_of_key
+from persist.core.state import Policy, State
+from persist.core.view import view_of
+from persist.formats.http_messages import decode_view, encode_view
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.support import maintained
+from tests.support.clocks import Machine, World
+from tests.unit.compactor.test_bundles import TINY, bundles, collected, left_over
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+SSE = {"accept": "text/event-stream"}
+PATH = f"/v1/shards/{NAME}"
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=Policy(inline_part_bytes_max=0))
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(world: World, machine: Machine) -> Shard:
+    """A row comes at each of the times 0 to 4, the first one twice."""
+    found = machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
+    for number in range(5):
+        found.insert([{"id": number, "v": "x", "__diff": 1 if number else 2}])
+        world.pass_ms(1_000)
+    return found
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def ids(shard: Shard, as_of: int | None = None) -> dict[int, int]:
+    return {row["id"]: row["__diff"] for row in shard.snapshot(as_of).to_arrow().to_pylist()}
+
+
+def state(machine: Machine) -> State:
+    return machine.location.machine(NAME).refresh()
+
+
+class CountingReads:
+    """How often a store of blobs is asked for bytes, or written to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = self.puts = 0
+        for name in ("get", "get_range", "put"):
+            monkeypatch.setattr(MemoryBlob, name, self._counting(name, getattr(MemoryBlob, name)))
+
+    def _counting(self, name: str, real: Any) -> Any:
+        def called(*args: Any, **more: Any) -> Any:
+            if name == "put":
+                self.puts += 1
+            else:
+                self.reads += 1
+            return real(*args, **more)
+
+        return called
+
+
+def test_it_is_one_commit_that_reads_and_writes_no_part(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    before, counting = state(machine), CountingReads(monkeypatch)
+    done = shard.truncate(3, mode="drop", info={"ticket": 7})
+    assert (counting.reads, counting.puts) == (0, 0)
+    assert (done.before, done.removed, done.changed, done.mode) == (3, None, True, "drop")
+    assert (done.lower, done.upper) == (Antichain(5), Antichain(6))
+    after = state(machine)
+    assert after.drops == (RowDrop(3, 5),)
+    assert list(after.trace.parts()) == list(before.trace.parts())
+    [entry] = shard.history(1)
+    assert (entry.operation, entry.purpose, entry.info, entry.rows) == (
+        "drop_before", "drop before 3", {"ticket": 7}, 0,
+    )  # fmt: skip
+
+
+def test_reads_listeners_and_changes_see_retractions_at_its_time(shard: Shard) -> None:
+    shard.truncate(3, mode="drop")
+    shard.insert([{"id": 9, "v": "x"}])
+    assert ids(shard) == {3: 1, 4: 1, 9: 1}
+    assert ids(shard, 4) == {0: 2, 1: 1, 2: 1, 3: 1, 4: 1}
+    with shard.listen(4, until=7) as listen:
+        events = list(listen)
+    assert [(event.lower.element, event.upper.element) for event in events] == [(5, 6), (6, 7)]
+    assert [tuple(row.values()) for row in events[0].updates.to_pylist()] == [
+        (0, "x", 5, -2), (1, "x", 5, -1), (2, "x", 5, -1),
+    ]  # fmt: skip
+    assert [tuple(row.values()) for row in shard.changes(4).to_arrow().to_pylist()] == [
+        (0, "x", -2), (1, "x", -1), (2, "x", -1), (9, "x", 1),
+    ]  # fmt: skip
+
+
+def test_a_restore_undoes_it_and_a_drop_does_not_take_that_away(shard: Shard) -> None:
+    held = ids(shard)
+    done = shard.truncate(3, mode="drop")
+    restored = shard.restore(done.lower.element - 1)  # type: ignore[operator]
+    assert (restored.added, restored.removed) == (4, 0)
+    assert ids(shard) == held
+    with pytest.raises(InvalidUsage, match="before 3 were dropped already, and what a restore has added again was"):
+        shard.truncate(3, mode="drop")
+    assert shard.truncate(3).removed == 4
+    assert ids(shard) == {3: 1, 4: 1}
+
+
+def test_both_modes_know_what_the_other_has_done(shard: Shard) -> None:
+    assert shard.truncate(2, mode="drop").changed
+    assert not shard.truncate(2).changed
+    assert shard.truncate(3).removed == 1
+    assert not shard.truncate(3, mode="drop").changed
+    with pytest.raises(InvalidUsage, match="truncate with mode 'retract'"):
+        shard.truncate(4, mode="drop")
+    assert shard.truncate(4).removed == 1
+    assert ids(shard) == {4: 1}
+
+
+def test_the_same_cut_or_an_earlier_one_changes_nothing_again(shard: Shard) -> None:
+    shard.truncate(3, mode="drop")
+    shard.insert([{"id": 0, "v": "x"}])
+    for before in (3, 2, 0):
+        again = shard.truncate(before, mode="drop")
+        assert (again.removed, again.changed, again.upper) == (0, False, Antichain(7))
+    assert ids(shard) == {0: 1, 3: 1, 4: 1}, "a row that was added again stays"
+    assert shard.truncate(7, mode="drop").changed
+    assert ids(shard) == {}
+
+
+def test_a_dry_run_counts_and_changes_nothing(machine: Machine, shard: Shard) -> None:
+    shard.truncate(1, mode="drop")
+    before = state(machine)
+    tried = shard.truncate(4, mode="drop", dry_run=True)
+    assert (tried.removed, tried.changed, tried.upper) == (3, False, Antichain(6))
+    after = state(machine)
+    assert (after.trace, after.drops, after.truncated, after.leased_readers) == (
+        before.trace, before.drops, before.truncated, {},
+    )  # fmt: skip
+    shard.insert([{"id": 4, "v": "x", "__diff": -1}])
+    with pytest.raises(InvalidUsage, match="may take away rows, at 4 or later"):
+        shard.truncate(4, mode="drop", dry_run=True)
+
+
+def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shard) -> None:
+    instant = shard.timestamp_of(2)
+    done = shard.truncate(instant, mode="drop")
+    assert (done.before, done.timestamp) == (3, instant)
+    assert ids(shard) == {3: 1, 4: 1}
+
+
+def test_a_retry_with_its_token_lands_once(shard: Shard) -> None:
+    token = token_of_key("old rows")
+    first = shard.truncate(2, mode="drop", token=token)
+    shard.insert([{"id": 0, "v": "x"}])
+    assert shard.truncate(2, mode="drop", token=token) == first
+    for other in ({"before": 3, "mode": "drop"}, {"before": 2}):
+        with pytest.raises(TokenReused):
+            shard.truncate(**other, token=token)  # type: ignore[arg-type]
+    shard.drop()
+    assert shard.truncate(2, mode="drop", token=token) == first
+    with pytest.raises(UnknownShard):
+        shard.truncate(3, mode="drop")
+
+
+def test_a_row_that_was_dropped_and_is_taken_away_is_there_less_than_no_times(shard: Shard) -> None:
+    """As one that was never there."""
+    shard.truncate(2, mode="drop")
+    shard.insert([{"id": 1, "v": "x", "__diff": -1}])
+    assert ids(shard)[1] == -1
+    shard.forget(6)
+    assert ids(shard)[1] == -1
+
+
+def written() -> maintained.World:
+    """A shard whose rows at the times 0 to 4 lie in a file each."""
+    world = maintained.World()
+    for number in range(5):
+        world.append([(f"k{number}", number, number, 1)], number + 1)
+    return world
+
+
+def test_maintenance_deletes_the_files_once_nobody_can_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = written()
+    shard, machine = world.shard, world.user.machine(maintained.NAME)
+    forget = history_task(world.user, world.user.machine)
+    shard.tag("old", 1)
+    held = {part.key for part in world.state().trace.parts()}
+    assert (len(held), shard.truncate(3, mode="drop").changed) == (5, True)
+    world.forget_before(5)
+    forget(maintained.NAME)
+    assert len(machine.state().drops) == 1, "the tag comes before it"
+    with shard.snapshot(tag="old") as found:
+        shard.untag("old")
+        forget(maintained.NAME)
+        assert len(machine.state().drops) == 1, "the reader of its time does"
+        assert found.to_arrow().num_rows == 2
+    counting = CountingReads(monkeypatch)
+    forget(maintained.NAME)
+    assert counting.reads == 0, "by metadata alone"
+    assert (machine.state().drops, machine.state().floor) == ((), 3)
+    kept = {part.key for part in machine.state().trace.parts()}
+    assert kept < held
+    assert len(kept) == 2
+    collected(world)
+    assert left_over(world) == set()
+    assert not {stat.key for stat in world.blob.list("")} & (held - kept)
+    assert set(world.contents(5)) == {("k3", 3), ("k4", 4)}
+    assert shard.history(1, maintenance=True)[0].operation in ("age", "collect")
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["at once", "chunk by chunk"])
+def test_a_merge_under_way_does_not_bring_back_what_was_forgotten(saved: bool) -> None:
+    """It has read the rows already when they leave the State."""
+    world = maintained.World()
+    world.append([(f"k{n:04}", n, n % 5, 1) for n in range(4_000)], 5)
+    world.append([(f"k{n:04}", n, 5, 1) for n in range(4_000)], 6)
+    world.shard.truncate(3, mode="drop")
+    world.forget_before(4)
+    merged = 0
+
+    class Meanwhile:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def merge(self, job: Any, keep: Any) -> Iterator[Any]:
+            nonlocal merged
+            chunks = self.inner.merge(job, keep)
+            yield from [next(chunks)] if saved else ()
+            rest = list(chunks)
+            world.forget_before(6)
+            forget_dropped(world.user.machine(maintained.NAME))
+            merged += 1
+            yield from rest
+
+    worker = world.worker()
+    worker._engine = Meanwhile(worker._engine)
+    worker.run(maintained.NAME, idle=True, merges_max=1)
+    found = world.state()
+    assert (merged, found.floor, found.claims) == (1, 3, {})
+    expected = {(f"k{n:04}", n): 1 + (n % 5 > 2) for n in range(4_000)}
+    assert world.contents(6) == expected
+    world.worker().run(maintained.NAME, idle=True)
+    assert world.contents(6) == expected
+    assert sum(part.rows for part in world.state().trace.parts()) == 4_000
+
+
+def test_bundles_before_the_cut_go_and_one_across_it_is_clipped() -> None:
+    world = maintained.World(policy=TINY)
+    world.append_in_parts(10, 1)
+    world.append([(f"k{n:05}", 7, 1 + n % 2, 1) for n in range(4)], 3)
+    world.append_in_parts(10, 5, first=4)
+    late = [part for part in bundles(world) if part.time_min == 3]
+    assert 0 < len(late) < len(bundles(world))
+    held = world.contents(4)
+    assert world.shard.truncate(2, mode="drop").changed
+    expected = {row: n for row, n in held.items() if row[1] == 7 and row[0] in ("k00001", "k00003")}
+    expected |= {row: n for row, n in held.items() if row[1] >= 3000}
+    assert world.contents(5) == expected
+    assert world.contents(4) == held
+    with world.shard.listen(4, until=6) as listen:
+        gone = [row for event in listen for row in event.updates.to_pylist()]
+    assert len(gone) == 12
+    assert {row["__diff"] for row in gone} == {-1}
+    world.forget_before(5)
+    forget_dropped(world.user.machine(maintained.NAME))
+    assert bundles(world) == late
+    assert world.contents(5) == expected
+    collected(world)
+    assert left_over(world) == set()
+
+
+def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
+    world = maintained.World(policy=TINY)
+    runs: list[Any] = []
+    with closing(world.shard.open_writer()) as writer:
+        for number in range(6):
+            table = pa.Table.from_pylist(
+                [{"k": f"k{number}", "v": number, "__time": time, "__diff": 1} for time in (0, number % 3)],
+                schema=maintained.UPDATES,
+            )
+            runs += writer.stage_for_one_commit(table, 0)
+        writer.commit_compare_and_append(tuple(runs), 0, 3)
+    assert bundles(world)
+    assert world.shard.truncate(2, mode="drop").changed
+    expected = {("k2", 2): 1, ("k5", 5): 1}
+    assert world.contents(3) == expected
+    world.forget_before(3)
+    forget_dropped(world.user.machine(maintained.NAME))
+    assert {part.clip for part in bundles(world)} == {2}
+    assert world.contents(3) == expected
+    world.worker().run(maintained.NAME, idle=True)
+    assert world.contents(3) == expected
+
+
+def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard) -> None:
+    for _ in range(DROPS_MAX):
+        upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
+        shard.truncate(upper, mode="drop")  # type: ignore[arg-type]
+    upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
+    with pytest.raises(InvalidUsage, match=f"has {DROPS_MAX} drops that readable times still tell apart"):
+        shard.truncate(upper, mode="drop")  # type: ignore[arg-type]
+    assert shard.truncate(upper).removed == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "sentence"),
+    [
+        ({"before": 6}, InvalidUsage, "time 5 of shard 'orders' is not complete: its upper is"),
+        ({"before": 6, "dry_run": True}, InvalidUsage, "time 5 of shard 'orders' is not complete"),
+        ({"before": 2, "mode": "erase"}, InvalidUsage, "mode is 'erase'; it must be 'retract' or 'drop'"),
+        ({"before": 2, "mode": None}, InvalidUsage, "mode is None"),
+        ({"before": 1}, NotReadable, "what was there before 1 can no longer be told apart"),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    machine: Machine, shard: Shard, asked: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    shard.forget(1)
+    before = state(machine)
+    with pytest.raises(error, match=sentence):
+        shard.truncate(**{"mode": "drop", **asked})
+    after = state(machine)
+    assert (after.trace, after.drops, after.truncated) == (before.trace, before.drops, before.truncated)
+
+
+def test_a_view_without_drops_is_as_it_was(machine: Machine, shard: Shard) -> None:
+    """A client that does not know of drops reads it. One with drops it refuses, since it would show dropped rows."""
+    view = view_of(state(machine), Antichain(0), with_batches=True)
+    known = len(view.__struct_fields__)
+    assert decode_view(encode_view(view)) == view
+    assert encode_view(view)[:1] == bytes([0x90 + known - 1])
+    shard.truncate(2, mode="drop")
+    view = view_of(state(machine), Antichain(0), with_batches=True)
+    assert decode_view(encode_view(view)) == view
+    assert encode_view(view)[:1] == bytes([0x90 + known])
+
+
+def test_over_http_it_is_tried_done_answered_again_and_listened_to(http: TestClient, shard: Shard) -> None:
+    tried = http.post(f"{PATH}/truncate", params={"before": 2, "mode": "drop", "dry_run": True}).json()
+    assert (tried["removed"], tried["lower"], tried["mode"]) == (3, [5], "drop")
+    asked: dict[str, Any] = {"params": {"before": 2, "mode": "drop"}, "headers": {"Idempotency-Key": "old"}}
+    done = http.post(f"{PATH}/truncate", **asked).json()
+    assert done == {
+        "before": 2, "timestamp": None, "lower": [5], "upper": [6], "removed": None, "mode": "drop",
+    }  # fmt: skip
+    assert http.post(f"{PATH}/truncate", **asked).json() == done
+    assert http.get(f"{PATH}/snapshot", params={"format": "ndjson", "columns": "id"}).text.count("\n") == 3
+    with http.stream(
+        "GET", f"{PATH}/listen", params={"after": 4, "until": 6}, headers={"accept": "text/event-stream"}
+    ) as events:
+        told = "".join(events.iter_text())
+    assert told.count('"__diff":-') == 2
+    refused = http.post(f"{PATH}/truncate", params={"before": 2, "mode": "erase"})
+    assert (refused.status_code, refused.json()["kind"]) == (400, "invalid_usage")
+
+
+def test_a_command_drops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.connect(f"persist://{tmp_path}/shards") as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        for number in range(3):
+            shard.insert([{"id": number}])
+    asked = ["truncate", NAME, "--dir", f"{tmp_path}/shards", "--before", "2", "--mode", "drop"]
+    for more, removed, upper in (["--dry-run"], 2, [3]), ([], None, [4]), ([], 0, [4]):
+        assert main([*asked, *more]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["removed"], told["upper"], told["mode"]) == (removed, upper, "drop")
