@@ -53,12 +53,13 @@ def _check_tags(old: State, new: State) -> None:
 
 
 def _check_drops(old: State, new: State) -> None:
-    """A drop comes at the next time, while the time before its cut can be told apart, and goes when none needs it."""
+    """A drop takes a time of this commit, and the time before its cut can be told apart. It goes when none needs it."""
     for drop in new.drops:
-        if drop not in old.drops and (not is_kept(old, drop.cut - 1) or old.upper != Antichain(drop.at)):
+        is_new = drop not in old.drops
+        if is_new and not (is_kept(old, drop.cut - 1) and old.upper.less_equal(drop.at)):
             raise Corruption(f"shard {old.name!r} would drop what lies before {drop.cut}, which was forgotten")
     gone = [drop for drop in old.drops if drop not in new.drops]
-    if gone and not new.tombstone and (earliest_readable(old) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
+    if gone and not new.tombstone and (earliest_readable(new) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
         raise Corruption(f"shard {old.name!r} would forget the drop at {gone[-1].at}, which a readable time precedes")
 
 

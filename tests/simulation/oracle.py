@@ -61,7 +61,7 @@ class Write:
     as_of: int | None = None  # what a restore leads back to, and the last time before the cut of a truncation
 
 
-REWRITES = ("restore", "truncate")  # kinds of writes whose rows are worked out from the contents
+REWRITES = ("restore", "truncate", "drop")  # kinds of writes whose rows are worked out from the contents
 
 
 def life_of(name: str, shard: str) -> str:
@@ -89,6 +89,7 @@ class ShardTruth:
     attributes: AttributeTruth = field(default_factory=AttributeTruth)
     instants: InstantTruth = field(default_factory=InstantTruth)
     cut: int = 0  # of the last truncation that no restore came after
+    unwritten: list[Update] = field(default_factory=list)  # those of `updates` that stand for what drops took away
 
     def contents(self, as_of: int) -> Contents:
         total: Contents = {}
@@ -108,6 +109,15 @@ class ShardTruth:
         then, now = self.contents(as_of), self.contents(time - 1)
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, -gone) for k, v in rows if (gone := min(then.get((k, v), 0), now.get((k, v), 0))) > 0]
+
+    def dropping(self, as_of: int, time: int) -> list[Update]:
+        """The updates at `time` that stand for a drop: what was written up to `as_of`, and not dropped before."""
+        going: Contents = {}
+        of_drops = {id(row) for row in self.unwritten}
+        written = [row for row in self.updates if row[2] <= as_of and id(row) not in of_drops]
+        for key, value, _, diff in (*written, *self.unwritten):
+            going[key, value] = going.get((key, value), 0) + diff
+        return [(k, v, time, -going[k, v]) for k, v in sorted(going, key=repr) if going[k, v]]
 
     def between(self, lower: int, upper: int) -> dict[tuple[str, Value, int], int]:
         """Updates with times in `[lower, upper)`, summed."""
@@ -300,10 +310,17 @@ class Oracle:
             truth.updates += [(k, v, lower, d) for k, v, _, d in write.updates]
         elif write.as_of is not None:
             assert lower is not None
-            is_cut = write.kind == "truncate"
+            is_cut = write.kind != "restore"
             again = is_cut and write.as_of < truth.cut
             expect(not again, "truncated", f"#{write.number} truncated before {write.as_of + 1}, after {truth.cut}")
-            truth.updates += (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower)
+            if write.kind == "drop":
+                truth.unwritten += (going := truth.dropping(write.as_of, lower))
+                truth.updates += going
+                least = min(truth.contents(lower).values(), default=0)
+                expect(least >= 0, "truncated", f"#{write.number} left a row there {least} times, by a drop")
+                self.paths["dropped"] += 1
+            else:
+                truth.updates += (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower)
             truth.cut = write.as_of + 1 if is_cut else 0
         else:
             truth.updates += write.updates

@@ -60,6 +60,8 @@ PATHS = (
     "settings conflict",
     "shard finalised",
     "truncated",
+    "dropped",
+    "drop refused",
     "since moved",
     "snapshot read",
     "upper mismatch",

@@ -2,6 +2,7 @@
 
 The oracle takes a truncation for what was there before its cut and still is at the moment it lands, and lets none land
 whose cut is no later than that of an earlier one. So every later read of the shard is held against exactly the rest.
+A drop takes away what was written before its cut, and leaves no row there less than no times.
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import compactor.worker
+import persist.client.listen
+import persist.commit.aging
+import persist.commit.blob_worker
+import persist.core.transitions.dropping
 from persist.client.shard import Shard
 from persist.client.truncate import Truncating
+from persist.commit.aging import forget_dropped
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM
-from persist.core.errors import Indeterminate, NotReadable
+from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
 from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions import writers
 from persist.core.truncation import NOT_TRUNCATED
-from tests.simulation.breaking import Broken, transition
-from tests.simulation.host import KEYS, MAIN, Host, me
+from tests.simulation.breaking import Broken, every, transition
+from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
 from tests.simulation.readers import read_once, reading
 from tests.simulation.writers import as_table, attempted, retried, told
 
+DROPPED = 0.5  # of the truncations are drops; of these as many go up to the upper
 AGAIN = 0.3  # of the truncations take an earlier cut once more
 BROUGHT_MAX = 3  # rows that were taken away and are written again
 
@@ -39,14 +47,29 @@ def truncator(host: Host) -> None:
             cut = host.random.randint(min(low, high - 1), high - 1)
             again = host.random.random() < AGAIN
             cuts.append(max(low, host.random.choice(cuts)) if again and max(cuts) < high else cut)
-            _truncate(host, shard, cuts[-1])
+            drops = host.random.random() < DROPPED
+            if drops and host.random.random() < DROPPED:
+                cuts[-1] = high - 1  # no retraction can follow it
+            _truncate(host, shard, cuts[-1], "drop" if drops else "truncate")
+            if drops:
+                _forget(host)
             if host.random.random() < AGAIN:
                 _bring_back(host, shard, cuts[-1])
         host.sleep(0.3)
 
 
-def _truncate(host: Host, shard: Shard, as_of: int) -> None:
-    write = Write(0, "truncate", me(host), MAIN, [], as_of=as_of)
+def _forget(host: Host) -> None:
+    """As maintenance does, which not every run has."""
+    try:
+        forget_dropped(host.location.machine(MAIN))
+    except WEATHER:
+        host.run.path("not forgotten")
+    except Corruption:
+        expect_damage(host)
+
+
+def _truncate(host: Host, shard: Shard, as_of: int, kind: str) -> None:
+    write = Write(0, kind, me(host), MAIN, [], as_of=as_of)
     retries = host.random.choice((0, 0, 2))
     with attempted(host, write) as token:
         told(write, _ask(host, shard, write, token, retries))
@@ -77,14 +100,26 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
     assert write.as_of is not None
     truth = host.run.truth(MAIN)
     try:
-        found = shard.truncate(write.as_of + 1, token=token, retries=retries)
+        if write.kind == "drop":
+            found = shard.truncate(write.as_of + 1, mode="drop", token=token)
+        else:
+            found = shard.truncate(write.as_of + 1, token=token, retries=retries)
+    except InvalidUsage as error:
+        refused = write.kind == "drop" and "truncate with mode 'retract'" in error.message
+        taken = any(diff < 0 for *_, diff in truth.updates)
+        if not refused:
+            raise
+        expect(taken, "truncated", f"#{write.number} was refused, and nothing was ever taken away: {error.message}")
+        host.run.path("drop refused")
+        raise Indeterminate("it is refused, and an earlier try may be under way") from error
     except NotReadable as error:
         since = truth.state.since
         expect(not since.less_equal(write.as_of), "readable", f"no truncation before {write.as_of + 1}, since {since}")
         raise Indeterminate("it is forgotten, and an earlier try may be under way") from error
     upper = found.upper.element or 0
     if not found.changed:
-        done = write.as_of < truth.cut or not truth.truncating(write.as_of, upper)
+        left = (truth.dropping if write.kind == "drop" else truth.truncating)(write.as_of, upper)
+        done = write.as_of < truth.cut or not left
         expect(done, "truncated", f"#{write.number} left rows from before {write.as_of + 1} in the shard at {upper}")
     host.run.path("truncated" if found.changed else "nothing to truncate")
     with reading(host, MAIN, upper - 1):
@@ -129,4 +164,33 @@ def truncated_once_more() -> Broken:
     return transition(c.Truncate, truncate)
 
 
+def drop_ignores_retractions() -> Broken:
+    """Rows are dropped that were taken away after the cut."""
+    return patch.object(persist.core.transitions.dropping, "check_droppable", lambda *_: None)
+
+
+def merge_over_the_cut() -> Broken:
+    """Merges bring rows from before the cut of a drop beyond it."""
+    real = compactor.worker.kept_below
+    without = lambda state, since: real(replace(state, drops=()), since)  # noqa: E731
+    return every(
+        patch.object(compactor.worker, "kept_below", without),
+        patch.object(persist.commit.blob_worker, "kept_below", without),
+    )
+
+
+def drop_unheard() -> Broken:
+    """Who listens over a drop is not told what it took away."""
+    return patch.object(persist.client.listen, "drops_within", lambda *_: ())
+
+
+def drop_forgotten_early() -> Broken:
+    """What a drop took away leaves the State while times before it can be read."""
+    return every(
+        patch.object(persist.core.transitions.dropping, "forgettable", lambda state: len(state.drops)),
+        patch.object(persist.commit.aging, "forgettable", lambda state: len(state.drops)),
+    )
+
+
 BROKEN = (truncate_by_time_only, truncate_ignores_the_upper, truncated_once_more)
+BROKEN += (drop_ignores_retractions, merge_over_the_cut, drop_unheard, drop_forgotten_early)

@@ -7,9 +7,10 @@ import pytest
 from persist.commit.commit_plan import RELIEFS_MAX, Commit, Given, Merge, Spill, Supply, plan_commit, supplied
 from persist.core import commands as c
 from persist.core import state_diff
-from persist.core.antichain import Antichain
+from persist.core.antichain import EMPTY, Antichain
+from persist.core.drops import RowDrop
 from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, UpperMismatch
-from persist.core.ids import Token, WriterId
+from persist.core.ids import ReaderId, Token, WriterId
 from persist.core.merge_plan import INLINE_BATCHES_MAX
 from persist.core.state import Policy, State
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
@@ -191,3 +192,20 @@ def test_a_commit_takes_along_a_bounded_number_of_merges(base: State) -> None:
     commit, tasks = planned(base, *[insert(n) for n in range(1, 16)], supplies=[nothing] * RELIEFS_MAX)
     assert [type(task) for task in tasks] == [Merge] * RELIEFS_MAX + [Spill] * 5
     assert len(commit.outcomes) == 15
+
+
+def test_a_drop_lands_beside_other_commands_of_its_commit(base: State) -> None:
+    """Its time is not the upper of the State before: the commit was taken for one that drops what was forgotten."""
+
+    def drop(number: int, as_of: int) -> c.DropBefore:
+        return c.DropBefore(WRITER, Token(numbered("i", number)), EMPTY, as_of, ())
+
+    commit, _ = planned(
+        base, insert(1), drop(2, 0), c.AdvanceUpper(Antichain(4)), insert(3), drop(4, 4), c.ForgetDropped()
+    )
+    assert commit.following.drops == (RowDrop(1, 1), RowDrop(5, 5))
+    held = c.RegisterReader(ReaderId(numbered("r", 1)), Antichain(0), 60_000)
+    moved = c.DowngradeSince(held.reader, Antichain(5), commit.following.seqno)
+    settled, _ = planned(commit.following, held, moved, c.ForgetDropped())
+    assert (settled.following.drops, settled.following.floor) == ((), 5)
+    assert list(settled.following.trace.parts()) == []
