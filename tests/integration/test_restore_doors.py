@@ -19,6 +19,7 @@ from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.drops import DROPS_MAX
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -167,6 +168,13 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a truncation without a time": ("POST", "truncate", {}),
     "a truncation of a shard that is closed to writes": ("POST", "truncate", {"before": 1}),
     "a truncation of a row that was there over 2^32 times": ("POST", "truncate", {"before": 5}),
+    "a truncation in another mode than `retract` or `drop`": ("POST", "truncate", {"before": 1, "mode": "erase"}),
+    "a drop before a time beyond the upper": ("POST", "truncate", {"before": 4, "mode": "drop"}),
+    "a drop before what was forgotten": ("POST", "truncate", {"before": 1, "mode": "drop"}),
+    "a drop of a shard that is closed to writes": ("POST", "truncate", {"before": 1, "mode": "drop"}),
+    "a drop where rows were taken away at the cut or later": ("POST", "truncate", {"before": 2, "mode": "drop"}),
+    "a drop before a cut that a restore has undone": ("POST", "truncate", {"before": 3, "mode": "drop"}),
+    "a drop where 64 others are still told apart": ("POST", "truncate", {"before": 4 + 2 * DROPS_MAX, "mode": "drop"}),
 }
 
 
@@ -197,11 +205,22 @@ def test_every_path_refuses_times_with_the_statuses_of_the_page(http: TestClient
             assert (answer.status_code, answer.json()["kind"]) == (status, "invalid_usage"), path
 
 
+def filled(shard: Shard) -> int:
+    """The upper once there is one more row."""
+    upper = shard.insert([{"id": 1, "v": "x"}]).upper.element
+    assert upper is not None
+    return upper
+
+
 @pytest.mark.parametrize("row", WRONG)
 def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     machine: Machine, shard: Shard, http: TestClient, row: str
 ) -> None:
-    if row in ("a time that was forgotten", "a truncation before what was forgotten"):
+    if row in (
+        "a time that was forgotten",
+        "a truncation before what was forgotten",
+        "a drop before what was forgotten",
+    ):
         shard.forget(1)
     elif row == "another shard of other columns":
         machine.client.create_shard("unequal", SCHEMA, ["v"]).insert([{"id": 1, "v": "a"}])
@@ -217,6 +236,13 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     elif "2^32" in row:
         for _ in range(2):
             shard.insert([{"id": 9, "v": "bad", "__diff": 2**32}])
+    elif "has undone" in row:
+        shard.truncate(3, mode="drop")
+        shard.restore(2)
+    elif "64 others" in row:
+        for _ in range(DROPS_MAX):
+            assert shard.truncate(filled(shard), mode="drop").changed
+        assert filled(shard) == WRONG[row][2]["before"]
     before = machine.location.machine(NAME).refresh()
     verb, path, params = WRONG[row]
     answer = http.request(verb, f"{PATH}/{path}", params=params)
