@@ -1,9 +1,10 @@
 """History: what it costs that a shard keeps its past.
 
-    python -m bench.history [--only append resolve days restore straight] [--rows 10000000] [--times 64] [--rounds 5]
-                            [--marks 1000000] [--directory DIR]
+    python -m bench.history [--only append resolve days restore drop straight] [--rows 10000000] [--times 64]
+                            [--rounds 5] [--marks 1000000] [--directory DIR]
 
-`append`, `resolve` and `days`: see `bench/marks.py`; `restore`: see `bench/undo.py`.
+`append`, `resolve` and `days`: see `bench/marks.py`; `restore`: see `bench/undo.py`; `drop`: see
+`bench/drop.py`.
 
 `straight`: a compacted shard whose history is kept is read as a whole, one column of it, and all of it with eight
 batches of one percent each on top, a third of their updates retractions. Then these are merged in as well, so that rows
@@ -23,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.bars import bar, interleaved, median
+from bench.drop import bench_drop
 from bench.maintenance import opened
 from bench.marks import bench_append, bench_days, bench_resolve, whole
 from bench.undo import SCHEMA, bench_restore, rows_of
@@ -31,7 +33,7 @@ from compactor.worker import WorkerSettings
 from persist.client.connect import Client
 from persist.commit.location import Location
 
-KINDS = ["append", "resolve", "days", "restore", "straight"]
+KINDS = ["append", "resolve", "days", "restore", "drop", "straight"]
 NAME = "straight"
 ON_TOP = 8
 PERCENT = 100
@@ -55,6 +57,8 @@ def main() -> None:
             bench_days()
         if "restore" in arguments.only:
             bench_restore(arguments.directory or Path(folder) / "restore")
+        if "drop" in arguments.only:
+            bench_drop(Path(folder) / "drop")
         if "straight" in arguments.only:
             bench_straight(arguments.directory or Path(folder) / "straight", arguments)
 

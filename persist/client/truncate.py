@@ -192,7 +192,8 @@ class Dropping(Rewriting):
             upper, removed = self._counting(before) if before else (self._view().upper, 0)
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
         handle = self._writer(None)
-        done = self._commit(handle, (), before - 1, EMPTY, token)
+        alone = mint(Token, self.transport.ids) if token is None else token  # so that no writer is registered
+        done = self._commit(handle, (), before - 1, EMPTY, alone)
         with suppress(PersistError):
             handle.close()
         return Truncated(
