@@ -20,6 +20,7 @@ COMMANDS = {
     "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
     "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
     "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
+    "cut": ("persist.cli.cut", "a frontier for each of many shards, by which they are truncated later"),
     "truncate": ("persist.cli.truncate", "take away what was in a shard before a time and still is"),
     "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),

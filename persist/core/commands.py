@@ -32,6 +32,7 @@ from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetTags as ForgetTags
 from persist.core.history_commands import HoldPoint as HoldPoint
 from persist.core.history_commands import LowerSeal as LowerSeal
+from persist.core.history_commands import ReadCriticalReaders as ReadCriticalReaders
 from persist.core.history_commands import ReadShardSettings as ReadShardSettings
 from persist.core.history_commands import ReadTags as ReadTags
 from persist.core.history_commands import RemoveTag as RemoveTag
@@ -47,6 +48,7 @@ from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
 from persist.core.results import Bundled as Bundled
 from persist.core.results import Claimed as Claimed
+from persist.core.results import CriticalReadersAre as CriticalReadersAre
 from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
 from persist.core.results import Finalised as Finalised

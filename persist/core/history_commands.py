@@ -1,4 +1,4 @@
-"""Commands about wall clocks, settings of a shard, its history and its tags. `commands` has all of their names too."""
+"""Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import Annotated
 
 from persist.core.antichain import Antichain
 from persist.core.command import TIME_MS_MAX, Command, ReadCommand
-from persist.core.ids import ReaderId, SeqNo, written
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
 from persist.core.marks import MARKS_PAGE_MAX
 from persist.core.record import Meta
 from persist.core.recorded import EntryFile
 from persist.core.shard_settings import MARK_EVERY_MS
 from persist.core.tags import KEEP_MS_MAX
+
+CURSORS_MAX = 100  # of which one command asks
 
 
 class ResolveTime(ReadCommand, frozen=True):
@@ -129,3 +131,9 @@ class HoldPoint(ReadCommand, frozen=True):
     purpose: str = ""
     tag: str = ""
     time: Annotated[int, Meta(ge=0)] = 0
+
+
+class ReadCriticalReaders(ReadCommand, frozen=True):
+    """What these critical readers hold. -> CriticalReadersAre; changes nothing."""
+
+    readers: Annotated[tuple[Annotated[CriticalReaderId, written(CriticalReaderId)], ...], Meta(max_length=CURSORS_MAX)]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from persist.client.embedded import EmbeddedTransport
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ, WRITE
-from persist.core.errors import Forbidden, InvalidUsage, UnknownShard
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
@@ -65,10 +65,7 @@ async def names(
 ) -> dict[str, Any]:
     service, principal = service_of(request), principal_of(request)
     principal.require(READ)
-    if not principal.is_unlimited and not prefix.startswith(principal.prefixes):
-        raise Forbidden(
-            f"the token {principal.name!r} may list names with the prefixes {list(principal.prefixes)} only"
-        )
+    principal.require_prefix(prefix)
     found = await service.work.run(service.location.names, prefix, after, limit)
     return {"shards": found, "more": len(found) == limit}
 

@@ -146,6 +146,7 @@ def commands(place: Place) -> list[c.Command]:
         c.SetTag("eom", 2, 1),
         c.RemoveTag("eom"),
         c.ReadTags(),
+        c.ReadCriticalReaders((CRITICAL,)),
         c.ForgetTags(),
         c.HoldPoint(POINT, 60_000, time=2),
         c.DowngradeSince(POINT, Antichain(2), FAR),

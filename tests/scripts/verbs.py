@@ -402,6 +402,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
         _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force"), _hold(a)
     ),
+    "read-critical": lambda a: c.ReadCriticalReaders((_critical(a), _critical(a))),
     "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected"), _hold(a)),
     "resolve-time": lambda a: c.ResolveTime(int(a.next("milliseconds"))),
     "time-shown": lambda a: c.TimeShown(int(a.next("a time"))),

@@ -58,6 +58,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.RegisterCriticalReader: readers.register_critical,
     c.CompareAndDowngradeSince: readers.compare_and_downgrade_since,
     c.ExpireCriticalReader: readers.expire_critical,
+    c.ReadCriticalReaders: readers.read_critical,
     c.ResolveTime: history.resolve_time,
     c.TimeShown: history.time_shown,
     c.TimesShown: history.times_shown,
