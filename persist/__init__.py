@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from persist.client.listen import Listen, ListenEvent
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
+    from persist.client.retaining import RetentionRun, RowRetention
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.tags import ShardTag
@@ -47,7 +48,7 @@ __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot"
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
-__all__ += ["CutTruncated", "ShardTruncated"]
+__all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -58,7 +59,8 @@ __all__ += ["__version__"]
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
-_HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.shard", "attributes"]
+_HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.shard"]
+_HOMES += ["attributes"]
 
 
 def _check_neighbours() -> None:

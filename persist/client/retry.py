@@ -42,6 +42,7 @@ LAPSING = (
     c.ReadShardSettings,
     c.ReadTags,
     c.ReadCriticalReaders,
+    c.ReadRetention,
     c.HoldPoint,
 )
 # These claim nothing of what happened, so they are told whatever came before.

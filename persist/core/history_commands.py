@@ -10,6 +10,7 @@ from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
 from persist.core.marks import MARKS_PAGE_MAX
 from persist.core.record import Meta
 from persist.core.recorded import EntryFile
+from persist.core.row_policy import RowPolicy
 from persist.core.shard_settings import MARK_EVERY_MS
 from persist.core.tags import KEEP_MS_MAX
 
@@ -53,12 +54,14 @@ class LowerSeal(Command, frozen=True):
 class SetSettings(Command, frozen=True):
     """Change the shard's settings iff their version is the expected one. -> SettingsAre
 
-    `history_ms` None: for ever; 0: as readers need it. Conflict carries the actual version. A retry is safe.
+    `history_ms` None: for ever; 0: as readers need it. `rows` None: all of them are kept. Conflict carries the actual
+    version. A retry is safe.
     """
 
     expected_version: Annotated[int, Meta(ge=0)]
     history_ms: int | None
     mark_every_ms: int = MARK_EVERY_MS
+    rows: RowPolicy | None = None
 
 
 class ReadShardSettings(ReadCommand, frozen=True):

@@ -20,6 +20,7 @@ from persist.core.marks import Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.recorded import Committed, EntryFile
+from persist.core.row_policy import KeptCut, Retention
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     LATER,
@@ -55,6 +56,7 @@ MAPPINGS = (
     "marks",
     "entries",
     "tags",
+    "cuts",
 )
 SCALARS = (
     "since",
@@ -77,6 +79,7 @@ SCALARS = (
     "entry_files",
     "info_bytes",
     "truncated",
+    "retention",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs")
@@ -161,6 +164,8 @@ class StateDiff(Record, frozen=True):
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
     truncated: Truncation | None = None
+    cuts: MapDiff[int, KeptCut] | None = None
+    retention: Retention | None = None
 
 
 def diff(

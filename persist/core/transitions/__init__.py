@@ -25,6 +25,7 @@ from persist.core.transitions import (
     readers,
     recording,
     repair,
+    retention,
     tags,
     writers,
 )
@@ -73,6 +74,9 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadTags: tags.read_tags,
     c.ForgetTags: tags.forget_tags,
     c.HoldPoint: readers.hold_point,
+    c.ReadRetention: retention.read_retention,
+    c.TakeCut: retention.take_cut,
+    c.PassCut: retention.pass_cut,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,

@@ -50,6 +50,8 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.SetTag: "tag",
     c.RemoveTag: "untag",
     c.ForgetTags: AGE,
+    c.TakeCut: AGE,
+    c.PassCut: AGE,
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 
@@ -62,6 +64,8 @@ def entry_of(
     A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
     makes no second entry.
     """
+    if isinstance(result, c.CutKept) and not result.changed:
+        return None
     kind, said = type(command), caller if caller != NOBODY else None
     operation = OPERATIONS.get(kind)
     if operation is None:
