@@ -67,8 +67,8 @@ class RetentionRun:
     """What one run of a policy came to. `Shard.run_retention` gives it.
 
     `truncated` is what went, or would go (None: nothing was due); `why` which limits asked for it; `passed` which
-    consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken. `at` is the
-    clock by which it went (None: the shard has no policy).
+    consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken.
+    `at` is the clock by which it went (None: the shard has no policy).
     """
 
     truncated: Truncated | None

@@ -108,6 +108,8 @@ def plan(facts: Facts, now_ms: int) -> Plan:
         return Plan(None)
     if facts.upper.element is None or facts.since.is_empty:
         return Plan(None, ("the shard is closed",))
+    if facts.upper <= facts.since:
+        return Plan(None, (f"nothing can be read before the next write: since and upper are {facts.since}",))
     if facts.done.appended:
         return Plan(None, ("the shard is fed by append, whose writer owns the times: a truncation would take one",))
     last_ms, last = wanted

@@ -251,6 +251,23 @@ def test_a_shard_that_is_fed_by_append_is_left_alone(world: World, machine: Mach
     assert ids(shard) != []
 
 
+def test_where_nothing_can_be_read_the_policy_waits_for_a_write(world: World, machine: Machine) -> None:
+    """A consumer that has read all of a shard without history has brought since to the upper."""
+    shard = machine.client.create_shard("plain", SCHEMA, ["id"], history="none")
+    shard.retain({"age": "1d", "cut_every": "1d", "consumers": ["billing"]})
+    reader, task = shard.critical_reader("billing"), keeper(machine)
+    shard.insert([{"id": 1}])
+    world.pass_ms(DAY_MS)
+    task("plain")
+    reader.downgrade_since(1)
+    world.pass_ms(2 * DAY_MS)
+    task("plain")
+    assert "nothing can be read before the next write" in shard.retention().held_by[0]
+    shard.insert([{"id": 2}])
+    task("plain")
+    assert ids(shard) == [2]
+
+
 def test_a_closed_shard_is_left_alone(world: World, machine: Machine, shard: Shard) -> None:
     shard.retain({"age": "1d", "cut_every": "1d"})
     days(world, machine, shard, 0, 1)
