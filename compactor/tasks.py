@@ -8,6 +8,7 @@ from collections.abc import Callable
 from compactor.loop import Task
 from compactor.metering import Metrics
 from compactor.worker import Worker, idle_for_ms
+from persist.client.ladder import due_rungs, next_rung_ms, outlived
 from persist.client.past import HandleSettings
 from persist.client.retaining import RetentionRun, run_retention
 from persist.client.transport import OneShard, Transport
@@ -24,6 +25,7 @@ from persist.core.state import State
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 
 BUSY_AGAIN_S = 1.0
+HOUR_MS = 3_600_000
 AGED_MAX = 100_000  # shards of which it is remembered when the next step is due
 
 
@@ -78,9 +80,10 @@ def retention_task(location: Location, transport: Transport, metrics: Metrics | 
         if policy is None or state.is_closed:
             return None
         facts = facts_of(state)
-        wanted = max(wanted_cuts(facts, now_ms), default=0)
-        if plan(facts, now_ms).due is None and wanted <= cut.get(name, 0):
-            return _until(next_ms(facts, now_ms), now_ms)
+        instants = [*wanted_cuts(facts, now_ms), *(rung.at_ms for rung in due_rungs(facts, now_ms))]
+        if plan(facts, now_ms).due is None and max(instants, default=0) <= cut.get(name, 0) and not outlived(facts):
+            waits = [at for at in (next_ms(facts, now_ms), next_rung_ms(facts, now_ms)) if at is not None]
+            return _until(min(waits, default=None), now_ms)
         if (wait_s := due.get(name, now_s) - now_s) > 0:
             return wait_s
         if len(due) >= AGED_MAX:
@@ -94,7 +97,7 @@ def retention_task(location: Location, transport: Transport, metrics: Metrics | 
             raise
         _count(counted, run)
         if run.at is not None:  # by that clock, which this process's own may be ahead of
-            cut[name] = point_at(instant_ms("at", run.at), policy.cut_every_ms)
+            cut[name] = point_at(instant_ms("at", run.at), min(policy.cut_every_ms, HOUR_MS))
         return step_ms(policy) / 1000
 
     return retain

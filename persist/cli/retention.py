@@ -12,7 +12,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.retaining import read_policy
 from persist.core.errors import InvalidUsage
 
-LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age")
+LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--consumer", action="append", dest="consumers", metavar="NAME", help="nothing goes that it has not passed"
     )
     parser.add_argument("--consumers-max-age", metavar="AGE", help="but for what is older than this")
+    parser.add_argument(
+        "--tags", metavar="LADDER", type=_ladder, help="tags that are kept: hourly=24,daily=31,monthly=24"
+    )
     parser.add_argument("--keep-all", action="store_true", help="take the policy away: all rows are kept")
     parser.add_argument("--confirm", action="store_true", help="also if more than half of the rows go at once")
     parser.add_argument("--dry-run", action="store_true", help="with run: only tell what would go")
+
+
+def _ladder(text: str) -> dict[str, int]:
+    """The ladder that a text tells. Raises ValueError."""
+    return {rung: int(count) for rung, _, count in (item.partition("=") for item in text.split(","))}
 
 
 def run(arguments: argparse.Namespace) -> int:

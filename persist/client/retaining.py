@@ -9,6 +9,7 @@ from typing import Any
 
 from persist.client.arguments import checked, names
 from persist.client.changes import Named
+from persist.client.ladder import due_rungs, outlived
 from persist.client.past import HandleSettings, Past
 from persist.client.retry import send
 from persist.client.telling import info_bytes
@@ -20,11 +21,12 @@ from persist.core import record
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
 from persist.core.marks import point_at
 from persist.core.retention_plan import Facts, next_ms, plan, wanted_cuts
-from persist.core.row_policy import RowPolicy, bytes_of, cut_every_of
+from persist.core.row_policy import Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
 
 TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
-FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age")
+FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags")
+RUNGS = ("hourly", "daily", "monthly")
 NO_CLOCK = "the clocks of the server and of the blob store do not agree, or cannot be compared"
 
 
@@ -107,6 +109,7 @@ def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
         _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms),
         names("consumers", given.get("consumers", ())),
         _age("consumers_max_age", given.get("consumers_max_age")),
+        _ladder(given.get("tags", {})),
     )
     policy.check()
     return policy
@@ -118,11 +121,20 @@ def policy_json(policy: RowPolicy) -> dict[str, Any]:
         "age": None if policy.age_ms is None else history_text(policy.age_ms),
         "bytes": policy.bytes_max,
         "rows": policy.rows_max,
-        "cut_every": history_text(policy.cut_every_ms),
+        "cut_every": history_text(policy.cut_every_ms) if policy.cuts else None,
         "consumers": list(policy.consumers) or None,
+        "tags": {rung: count for rung in RUNGS if (count := getattr(policy.tags, rung))} or None,
         "consumers_max_age": None if policy.consumers_max_age_ms is None else history_text(policy.consumers_max_age_ms),
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _ladder(given: object) -> Ladder:
+    if not isinstance(given, Mapping) or set(given) - set(RUNGS):
+        raise InvalidUsage(f"tags is {shown(given)}; it must be a dict such as {{'hourly': 24}}, of {', '.join(RUNGS)}")
+    for rung in given:
+        checked(rung, given[rung], int)
+    return Ladder(**given)
 
 
 def _age(what: str, given: object) -> int | None:
@@ -174,6 +186,11 @@ def run_retention(
     if found.facts.policy is None:
         return RetentionRun(None, (), (), (), 0, None)
     now_ms = _checked_ms(name, found)
+    rungs, gone = due_rungs(found.facts, now_ms), outlived(found.facts)
+    if (rungs or gone) and not dry_run:
+        send(transport, name, c.SetRungs(rungs, gone), retry_s)
+        if rungs and (beyond := outlived(_read(transport, name, retry_s).facts)):
+            send(transport, name, c.SetRungs((), beyond), retry_s)
     for at_ms in () if dry_run else wanted_cuts(found.facts, now_ms):
         kept = send(transport, name, c.TakeCut(at_ms), retry_s)
         assert isinstance(kept, c.CutKept)
@@ -287,9 +304,10 @@ class Retaining(Past):
 
         Args:
             policy: a dict with at least one of `age` (rows older than that go, as `90d`), `bytes` (about so many stay,
-                as `500GiB` or a number) and `rows` (at least so many stay). With `cut_every`: how finely (a hundredth
-                of the age, or an hour). With `consumers`, names of critical readers: nothing goes that one of them has
-                not passed; and `consumers_max_age`: but for what is older than that. None: all rows are kept.
+                as `500GiB` or a number), `rows` (at least so many stay) and `tags` (a ladder: so many of each kind are
+                kept, as `{"hourly": 24, "daily": 31, "monthly": 24}`). With `cut_every`: how finely (a hundredth of the
+                age, or an hour). With `consumers`, names of critical readers: nothing goes that one of them has not
+                passed; and `consumers_max_age`: but for what is older than that. None: all rows are kept.
             confirm: also if the policy takes away more than half of the rows as soon as it is set.
             expected_version: that the settings must have now; None is the one that they have.
         Returns: the policy afterwards.

@@ -79,6 +79,7 @@ from persist.core.retention_commands import CutKept as CutKept
 from persist.core.retention_commands import PassCut as PassCut
 from persist.core.retention_commands import ReadRetention as ReadRetention
 from persist.core.retention_commands import RetentionIs as RetentionIs
+from persist.core.retention_commands import SetRungs as SetRungs
 from persist.core.retention_commands import TakeCut as TakeCut
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import SchemaRecord

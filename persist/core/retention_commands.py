@@ -8,6 +8,10 @@ from persist.core.command import TIME_MS_MAX, Command, ReadCommand
 from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
+from persist.core.row_policy import Rung
+from persist.core.tags import TAGS_MAX
+
+RUNGS_AT_ONCE = 8
 
 
 class ReadRetention(ReadCommand, frozen=True):
@@ -34,6 +38,17 @@ class PassCut(Command, frozen=True):
     upper: Annotated[int, Meta(ge=0)]
     removed: int | None = None
     overran: bool = False
+
+
+class SetRungs(Command, frozen=True):
+    """Set tags of the policy's ladder, and take the tags `gone` away, of those that it has set. -> TagsAre
+
+    A tag is set at what was there by its instant. It is left out where that is not known or not readable any more, or
+    where there is one of that name. A retry is safe. Unavailable: no clock can be trusted, or an instant is to come.
+    """
+
+    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)]
+    gone: Annotated[tuple[str, ...], Meta(max_length=TAGS_MAX)] = ()
 
 
 class RetentionIs(Result, frozen=True):

@@ -13,6 +13,7 @@ from persist.core.marks import point_after, point_at
 from persist.core.record import Record
 from persist.core.row_policy import KeptCut, Retention, RowPolicy
 from persist.core.state import State
+from persist.core.tags import Tag
 from persist.core.truncation import Truncation
 
 STEP_MS_MIN = 1_000
@@ -22,7 +23,8 @@ STEP_MS_MAX = 600_000
 class Facts(Record, frozen=True):
     """What a plan goes by. `rows` are there now (None: not known), `stored_rows` and `stored_bytes` with all history.
 
-    `holds` are the positions of the policy's consumers; those that are not registered are left out.
+    `holds` are the positions of the policy's consumers; those that are not registered are left out. `tags` are
+    those that its ladder has set.
     """
 
     policy: RowPolicy | None
@@ -36,6 +38,7 @@ class Facts(Record, frozen=True):
     stored_rows: int
     stored_bytes: int
     holds: Mapping[str, Antichain]
+    tags: Mapping[str, Tag] = {}
 
     @property
     def came(self) -> int | None:
@@ -88,6 +91,7 @@ def facts_of(state: State) -> Facts:
         trace.rows,
         sum(batch.size for batch in trace.batches),
         {name: reader.since for name, reader in known.items() if reader is not None},
+        {name: tag for name, tag in state.tags.items() if tag.laddered},
     )
 
 
@@ -130,7 +134,7 @@ def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:
     that is new, or after maintenance was away.
     """
     policy = facts.policy
-    if policy is None or facts.upper.element is None or facts.since.is_empty:
+    if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
         return
     every_ms, (newest_ms, newest_upper) = policy.cut_every_ms, facts.newest
     now_point = point_at(now_ms, every_ms)
@@ -146,7 +150,7 @@ def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:
 def next_ms(facts: Facts, now_ms: int) -> int | None:
     """The next instant at which there may be something to do, if nothing moves the shard; None: there is none."""
     policy = facts.policy
-    if policy is None or facts.upper.element is None or facts.since.is_empty:
+    if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
         return None
     found = []
     newest_ms, newest_upper = facts.newest

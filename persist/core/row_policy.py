@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from persist.core.errors import InvalidUsage, shown
-from persist.core.record import Record
+from persist.core.record import Meta, Record
 
 CUTS_MAX = 1_000  # of a shard; beyond that every other one goes
 CUTS_OF_AN_AGE_MAX = 900  # so that a policy by age finds one that is old enough
@@ -22,10 +22,38 @@ CUT_EVERY_MS = 3_600_000  # of a policy without an age
 AGE_MS_MAX = 2**47
 NUMBER_MAX = 2**62
 CONSUMERS_MAX = 100
+RUNG_MAX = 200  # tags of one kind in a ladder
 CURSOR_CHARS_MAX = 256
 _BYTES = re.compile(r"([0-9]{1,18})(B|[KMGTP]iB|[kMGTP]B)?")
 _UNITS: dict[str, int] = {unit + "iB": 1024**power for power, unit in enumerate("KMGTP", 1)}
 _UNITS |= {unit + "B": 1000**power for power, unit in enumerate("kMGTP", 1)} | {"B": 1}
+
+
+class Ladder(Record, frozen=True):
+    """How many tags of hours, days and months are kept."""
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("hourly", "daily", "monthly"), 4)
+
+    hourly: int = 0
+    daily: int = 0
+    monthly: int = 0
+
+    def check(self) -> None:
+        """Raises InvalidUsage where a number makes no sense."""
+        for rung in ("hourly", "daily", "monthly"):
+            count = getattr(self, rung)
+            if not 0 <= count <= RUNG_MAX:
+                raise InvalidUsage(f"{rung} is {count}; it must be in [0, {RUNG_MAX}]")
+
+
+class Rung(Record, frozen=True):
+    """A tag of a ladder: its name, and the instant by which it shows what was there."""
+
+    tag: str
+    at_ms: Annotated[int, Meta(ge=0, le=2**48 - 1)]
+
+
+NO_LADDER = Ladder()
 
 
 class RowPolicy(Record, frozen=True):
@@ -33,10 +61,11 @@ class RowPolicy(Record, frozen=True):
 
     `cut_every_ms` is how finely: what goes was there before an instant of that grid. Nothing goes that one of the
     critical readers `consumers` has not passed, unless it is older than `consumers_max_age_ms` (None: in any case).
+    `tags` is the ladder of tags that maintenance sets and takes away.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        ("age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms"), 4
+        ("age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms", "tags"), 4
     )
 
     age_ms: int | None = None
@@ -45,11 +74,20 @@ class RowPolicy(Record, frozen=True):
     cut_every_ms: int = CUT_EVERY_MS
     consumers: tuple[str, ...] = ()
     consumers_max_age_ms: int | None = None
+    tags: Ladder = NO_LADDER
+
+    @property
+    def cuts(self) -> bool:
+        """Whether rows go by it: else it only sets tags."""
+        return self.age_ms is not None or self.bytes_max is not None or self.rows_max is not None
 
     def check(self) -> None:
         """Raises InvalidUsage where a limit makes no sense."""
-        if self.age_ms is None and self.bytes_max is None and self.rows_max is None:
-            raise InvalidUsage("a policy of rows needs an age, bytes or rows; to keep all rows take the policy away")
+        self.tags.check()
+        if not self.cuts and self.tags == NO_LADDER:
+            raise InvalidUsage("a policy needs an age, bytes, rows or tags; to keep all rows take the policy away")
+        if not self.cuts and self.consumers:
+            raise InvalidUsage("consumers are for a policy with an age, bytes or rows")
         for what, value, most in (
             ("age", self.age_ms, AGE_MS_MAX),
             ("bytes", self.bytes_max, NUMBER_MAX),

@@ -320,6 +320,14 @@ REFUSED: list[dict[str, Any]] = [
     {"age": "1d", "consumers": [f"c{number}" for number in range(101)]},
     {"age": "1d", "consumers_max_age": "2d"},
     {"age": "1d", "column": "ts"},
+    {"tags": {}},
+    {"tags": {"hourly": 0}},
+    {"tags": {"hourly": 201}},
+    {"tags": {"hourly": -1}},
+    {"tags": {"hourly": True}},
+    {"tags": {"weekly": 1}},
+    {"tags": ["hourly"]},
+    {"tags": {"hourly": 1}, "consumers": ["billing"]},
 ]
 
 
@@ -455,3 +463,63 @@ def test_others_that_write_each_time_make_it_come_again_later(
     assert 0 in ids(shard)
     keeper(machine)(NAME)
     assert 0 not in ids(shard)
+
+
+# --- a ladder of tags
+
+
+def test_a_ladder_sets_and_takes_away_its_own_tags(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="2h")
+    shard.retain({"tags": {"hourly": 3, "daily": 2}})
+    task = keeper(machine)
+    for hour in range(50):
+        shard.insert([{"id": hour}])
+        if hour == 30:
+            shard.tag("hourly-1999-01-01T00Z")
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+        age(machine.location.machine(NAME), machine.clock)
+        Worker(machine.location).run(NAME, idle=True)
+    tags = shard.tags()
+    hourly = sorted(tag for tag in tags if tag.startswith("hourly"))
+    assert [tag[-3:] for tag in hourly] == ["00Z", "00Z", "01Z", "02Z"], "and the one of the user"
+    assert [tags[tag].time for tag in hourly] == [30, 47, 48, 49]
+    daily = sorted(tag for tag in tags if tag.startswith("daily"))
+    assert len(daily) == 2
+    assert [tags[tag].time for tag in daily] == [23, 47]
+    assert shard.snapshot(tag=daily[0]).to_arrow().num_rows == 24, "though since has passed it"
+    assert shard.since() > Antichain(40)
+    shard.retain(None)
+    task(NAME)
+    assert sorted(shard.tags()) == sorted(tags)
+
+
+def test_a_ladder_at_rest_costs_nothing_and_a_wrong_clock_takes_no_tag(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="2h")
+    shard.retain({"tags": {"hourly": 3, "monthly": 1}})
+    shard.insert([{"id": 1}])
+    task, waits = keeper(machine), []
+    for _ in range(1_000):
+        waits.append(task(NAME))
+        if waits[-1] is None:
+            break
+        world.pass_ms(int(waits[-1] * 1000))
+    assert waits[-1] is None
+    tags = shard.tags()
+    assert [tag.partition("-")[0] for tag in tags] == ["hourly", "monthly"]
+    shard.insert([{"id": 2}])
+    for off_ms in (400 * DAY_MS, -400 * DAY_MS):
+        wrong = world.machine(off_ms)
+        with pytest.raises(Unavailable):
+            wrong.shard(NAME).run_retention()
+    assert shard.tags() == tags
+
+
+def test_a_ladder_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "data")]
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1}])
+    assert main(["retention", "set", "a", "--tags", "hourly=24,monthly=12", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == {"tags": {"hourly": 24, "monthly": 12}}
+    with pytest.raises(SystemExit):
+        main(["retention", "set", "a", "--tags", "hourly", *where])

@@ -21,7 +21,7 @@ from persist.core.marks import MARKS_PAGE_MAX, Mark
 from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
-from persist.core.row_policy import NO_RETENTION, RowPolicy
+from persist.core.row_policy import NO_RETENTION, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State
 from persist.core.tags import Tag
 from tests.scripts.harness import Arguments, ScriptError, print_error
@@ -427,6 +427,8 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "read-retention": lambda a: c.ReadRetention(),
     "take-cut": lambda a: c.TakeCut(int(a.next("an instant"))),
     "pass-cut": lambda a: c.PassCut(int(a.next("an instant")), int(a.next("a time")), overran=a.flag("overran")),
+    "set-rung": lambda a: c.SetRungs((Rung(a.next("a tag"), int(a.next("an instant"))),)),
+    "remove-rung": lambda a: c.SetRungs((), (a.next("a tag"),)),
     "read-settings": lambda a: c.ReadShardSettings(),
     "set-settings": lambda a: c.SetSettings(
         a.number("expected", 0), _history(a.named("history")), a.number("every", 1000), _row_policy(a)

@@ -36,7 +36,7 @@ def policy_of(seed: int) -> dict[str, Any]:
     """The policy of that run."""
     pick = random.Random(f"policy {seed}")
     policy: dict[str, Any] = {"age": pick.choice(("1s", "1s", "3s")), "cut_every": "1s"}
-    if pick.random() < 0.6:
+    if pick.random() < 0.5:
         policy["consumers"] = [CONSUMER]
         if pick.random() < 0.4:
             policy["consumers_max_age"] = "4s"

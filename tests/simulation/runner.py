@@ -122,7 +122,7 @@ class Plan:
         roles_dealt = {role for share in shares for role in share}
         retained = random.Random(f"policies {seed}").random() < RETAINED_SHARE
         if retained and kept_of(seed) is not None and "chronicler" not in roles_dealt:
-            shares = (*shares[:-1], (*shares[-1], "retainer"))
+            shares = tuple((*share, "retainer") if at < 2 else share for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:

@@ -77,6 +77,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadRetention: retention.read_retention,
     c.TakeCut: retention.take_cut,
     c.PassCut: retention.pass_cut,
+    c.SetRungs: retention.set_rungs,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,
     c.Finalise: lifecycle.finalise,

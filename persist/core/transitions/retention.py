@@ -10,6 +10,7 @@ from persist.core.record import replace
 from persist.core.retention_plan import facts_of, rows_before
 from persist.core.row_policy import CUTS_MAX, KeptCut, Retention
 from persist.core.state import State, is_kept
+from persist.core.tags import TAGS_MAX, Tag, check_tag_name
 from persist.core.transitions.context import HISTORY_LEVEL, Context
 from persist.core.transitions.history import checked, upper_at
 
@@ -54,6 +55,31 @@ def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State,
         known.appended,
     )
     return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done), c.CutKept(True)
+
+
+def set_rungs(state: State, command: c.SetRungs, context: Context) -> tuple[State, c.TagsAre]:
+    context.check_level("policies of rows", HISTORY_LEVEL)
+    tags, following = dict(state.tags), state
+    if state.settings.rows is None or state.since.is_empty:
+        return state, c.TagsAre({})
+    for rung in command.rungs:
+        if rung.at_ms > checked(context, state):
+            raise Unavailable(f"{rung.at_ms} ms (UTC, since 1970) is to come for shard {state.name!r}; wait until then")
+        try:
+            following, upper = upper_at(following, rung.at_ms, context)
+        except NotReadable:
+            continue
+        known = check_tag_name(rung.tag) in tags or len(tags) >= TAGS_MAX
+        if not known and upper.element and is_kept(state, upper.element - 1):
+            tags[rung.tag] = Tag(upper.element - 1, laddered=True)
+    for name in command.gone:
+        if name in tags and tags[name].laddered:
+            del tags[name]
+    if tags != dict(state.tags):
+        gone = [name for name in state.tags if name not in tags]
+        added = {name: tag for name, tag in tags.items() if name not in state.tags}
+        following = replace(following, tags=with_changes(state.tags, added, gone))
+    return following, c.TagsAre({name: tag for name, tag in following.tags.items() if tag.laddered})
 
 
 def _before(state: State, at_ms: int) -> int:
