@@ -532,8 +532,8 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
 }
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
-# their own show the same in a moment: staged_age.txt, test_retention.py, test_wrong_clocks.py, test_checked_clock.py, test_outcomes.py,
-# and test_late_requests.py.
+# their own show the same in a moment: staged_age.txt, test_retention.py, test_wrong_clocks.py, test_checked_clock.py,
+# test_outcomes.py, and test_late_requests.py.
 RARE = {
     "clock_compared_at_one_side",
     "staged_age_ignored",

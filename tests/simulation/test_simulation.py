@@ -60,6 +60,8 @@ PATHS = (
     "settings conflict",
     "shard finalised",
     "truncated",
+    "policy truncated",
+    "policy followed",
     "since moved",
     "snapshot read",
     "upper mismatch",
