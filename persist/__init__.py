@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.attributes import Attributes
+    from persist.client.bulk import ShardDropped, ShardsDropped, ShardSummary
     from persist.client.changes import Changes, ChangesSplit
     from persist.client.connect import Client, Connection, connect
     from persist.client.critical import CriticalReaderHandle
@@ -48,7 +49,8 @@ __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot"
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
-__all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun"]
+__all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
+__all__ += ["ShardsDropped"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -60,7 +62,7 @@ __all__ += ["__version__"]
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
 _HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.shard"]
-_HOMES += ["attributes"]
+_HOMES += ["client.bulk", "attributes"]
 
 
 def _check_neighbours() -> None:

@@ -22,6 +22,7 @@ COMMANDS = {
     "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
     "cut": ("persist.cli.cut", "a frontier for each of many shards, by which they are truncated later"),
     "truncate": ("persist.cli.truncate", "take away what was in a shard before a time and still is"),
+    "drop": ("persist.cli.drop", "drop shards, by names or a prefix"),
     "retention": ("persist.cli.retention", "which rows a shard keeps, and what holds its policy back"),
     "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),

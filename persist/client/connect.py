@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -14,6 +14,7 @@ import pyarrow as pa
 from blob import without_secrets
 from persist.client.arguments import check_numbers, checked
 from persist.client.arguments import names as tuple_of
+from persist.client.bulk import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
 from persist.client.cut import Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
 from persist.client.embedded import EmbeddedTransport
@@ -206,6 +207,39 @@ class Client:
         Raises: InvalidUsage (the cut is of another location, or no argument makes sense; nothing was changed).
         """
         return truncate(self.transport, cut, self._settings, Wanted(dry_run, retries, info, at_once))
+
+    def summaries(self, prefix: str = "") -> Iterator[ShardSummary]:
+        """What each shard holds whose name begins with `prefix`: rows, bytes, since, upper, policy. Ascending.
+
+        It asks each shard, a page of 100 at a time; one that is dropped meanwhile is left out. Raises InvalidUsage
+        (`prefix` is no text).
+        """
+        checked("prefix", prefix, str)
+        after: str | None = ""
+        while after is not None:
+            found, after = page(self.transport, self._settings, prefix, after, PAGE_MAX)
+            yield from found
+
+    def drop_shards(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        prefix: str | None = None,
+        confirm: int | None = None,
+        force: bool = False,
+    ) -> ShardsDropped:
+        """Drop many shards, as `Shard.drop` does, one by one. Repeating it is safe. Needs the scope `admin`.
+
+        Args:
+            names: the shards, at most 1,000.
+            prefix: in the place of names: the shards whose names begin so. It must not be empty.
+            confirm: how many they are. None: only tell which would go.
+            force: also while readers hold them.
+        Returns: an outcome for each shard: what one of them refuses keeps no other.
+        Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).
+        """
+        given = None if names is None else tuple_of("names", names)
+        return drop_all(self.transport, self._settings, Chosen(given, prefix, confirm, force))
 
     def new_token(self) -> Token:
         """A token for one write. Keep it with what is written: with it the write can be repeated. Raises nothing."""
