@@ -73,7 +73,7 @@ async def names(
     limit: Annotated[int, Query(ge=1, le=NAMES_MAX)] = NAMES_MAX,
     details: Annotated[bool, Query(description="What each holds, at most 100 a page.")] = False,
 ) -> dict[str, Any]:
-    """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after` is for the next page."""
+    """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after`: the next page."""
     service, principal = service_of(request), principal_of(request)
     principal.require(READ)
     principal.require_prefix(prefix)
