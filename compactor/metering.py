@@ -55,6 +55,11 @@ class Counters:
     orphans_deleted: int = 0
     orphan_bytes: int = 0
     shards_finalised: int = 0
+    retention_cuts: int = 0  # instants that were kept for policies of rows
+    retention_runs: int = 0  # truncations by policies
+    retention_rows: int = 0  # that went by them, as far as that is known
+    retention_overran: int = 0  # truncations that passed a consumer
+    retention_failed: int = 0  # somebody wrote each time, or a store did not answer; tried again later
 
 
 @dataclass

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from persist.attributes import Attributes
+    from persist.client.bulk import ShardDropped, ShardsDropped, ShardSummary
     from persist.client.changes import Changes, ChangesSplit
     from persist.client.connect import Client, Connection, connect
     from persist.client.critical import CriticalReaderHandle
+    from persist.client.cut import Cut
+    from persist.client.cutting import CutTruncated, ShardTruncated
     from persist.client.listen import Listen, ListenEvent
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
+    from persist.client.retaining import RetentionRun, RowRetention
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
     from persist.client.tags import ShardTag
@@ -44,7 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen", "ShardTag"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
-__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated"]
+__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
+__all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
+__all__ += ["ShardsDropped"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -55,7 +61,8 @@ __all__ += ["__version__"]
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
-_HOMES += ["client.restore", "client.truncate", "client.shard", "attributes"]
+_HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.shard"]
+_HOMES += ["client.bulk", "attributes"]
 
 
 def _check_neighbours() -> None:

@@ -56,6 +56,11 @@ class Principal:
         if shard is not None and not self.sees(shard):
             raise Forbidden(f"the token {self.name!r} is not good for shard {shard!r}; ask for one that is")
 
+    def require_prefix(self, prefix: str) -> None:
+        """Raises Forbidden unless all names that begin with this prefix are open to it."""
+        if not self.is_unlimited and not prefix.startswith(self.prefixes):
+            raise Forbidden(f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only")
+
 
 def _included(scopes: list[str]) -> frozenset[str]:
     highest = max(SCOPES.index(scope) for scope in scopes)

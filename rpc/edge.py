@@ -162,7 +162,7 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
     path = scope["path"]
     if path.startswith("/v1/blobs/"):
         return f"{method.lower()}-blob"
-    if path in ("/v1/location", "/v1/shards"):
+    if path in ("/v1/location", "/v1/shards", "/v1/cuts", "/v1/truncate", "/v1/shards:delete"):
         return str(path.rpartition("/")[2])
     name = path[1:]
     return name if name in _VERBS_OF_PATHS else "other"

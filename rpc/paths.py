@@ -1,7 +1,7 @@
 """Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
 
 After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
-After the verb tags the name of a tag may come.
+After the verb tags the name of a tag may come, and after retention the word run.
 `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard that is itself
 called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 """
@@ -32,6 +32,7 @@ VERBS = frozenset(
         "restore",
         "truncate",
         "tags",
+        "retention",
     }
 )
 # What the router sees instead of the name's slash. No name holds it.
@@ -46,6 +47,9 @@ def split(raw: str) -> tuple[str, str] | None:
     verb = ""
     if len(segments) > 2 and segments[-2] == "tags":
         verb = "/".join(segments[-2:])
+        del segments[-2:]
+    elif len(segments) > 2 and segments[-2:] == ["retention", "run"]:
+        verb = "retention/run"
         del segments[-2:]
     elif len(segments) > 1 and segments[-1] in VERBS:
         verb = segments.pop()

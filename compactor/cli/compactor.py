@@ -14,10 +14,11 @@ from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
 from compactor.progress import ProgressBar
-from compactor.tasks import gc_task, history_task, merge_task
+from compactor.tasks import gc_task, history_task, merge_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
 from persist.client.connect import Connection
+from persist.client.embedded import EmbeddedTransport
 from persist.client.identity import is_same
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
@@ -86,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
 
         merging = merge_task(location, worker, idle=True if arguments.once else None)
-        tasks = [merging, history_task(location, committer_of)]
+        keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
+        tasks = [merging, history_task(location, committer_of), keeping]
         if arguments.gc:
             tasks.append(gc_task(location, Collector(location, metrics=metrics, committer_of=committer_of)))
         patterns = tuple(arguments.shards or ("*",))

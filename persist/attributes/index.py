@@ -51,8 +51,10 @@ class AttributeIndex:
                 pages[command.lower, command.upper] = max(command.limit, pages.get((command.lower, command.upper), 0))
             elif isinstance(command, (c.CompareAndAppend, c.Append, c.Insert, c.UpdateAttributes)):
                 keys.update(update.key for update in command.attributes if update.needs_value)
-            elif isinstance(command, c.ResolveTime):
+            elif isinstance(command, (c.ResolveTime, c.TakeCut)):
                 instants.add(command.at_ms)
+            elif isinstance(command, c.SetRungs):
+                instants.update(rung.at_ms for rung in command.rungs)
             elif isinstance(command, c.AgeHistory):
                 instants.add(command.before_ms)
             elif isinstance(command, c.TimeShown):

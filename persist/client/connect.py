@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from blob import without_secrets
-from persist.client.arguments import check_numbers, checked, names
+from persist.client.arguments import check_numbers, checked
+from persist.client.arguments import names as tuple_of
+from persist.client.bulk import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
+from persist.client.cut import Cut
+from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
+from persist.client.telling import Info
 from persist.client.transport import Transport
 from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
@@ -124,7 +129,7 @@ class Client:
         """
         check_shard_name(name)
         settings = None if history is None else ShardSettings(kept_ms(history), version=1)
-        record, follows = ShardSchema(schema, names("key", key)).to_record(), ""
+        record, follows = ShardSchema(schema, tuple_of("key", key)).to_record(), ""
         for _ in range(LIVES_MAX):
             view = self.transport.create(name, record, follows, settings)
             if not view.is_dropped:
@@ -150,6 +155,91 @@ class Client:
         """
         checked("prefix", prefix, str)
         return list(all_names(self.transport.names, prefix))
+
+    def cut(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        prefix: str | None = None,
+        at: datetime | None = None,
+        cursors: Sequence[str] = (),
+        at_once: int = ASKED_AT_ONCE,
+    ) -> Cut:
+        """A frontier for each of many shards. Keep it, and truncate by it later. It changes nothing, and holds nothing.
+
+        Args:
+            names: the shards, at most 10,000.
+            prefix: in the place of names: the shards whose names begin so.
+            at: a wall clock with its zone: all that was there by then lies before the cut, in every shard. None: each
+                shard's upper when it is asked.
+            cursors: names of critical readers, at most 100, in the place of a wall clock: what lies before the cut all
+                of them have passed.
+            at_once: how many shards are asked at once, in [1, 64].
+        Raises: InvalidUsage (no such shards, too many, or a shard has none of that critical reader), UnknownShard,
+            NotReadable (the wall clock is not known any more in a shard), Unavailable (it is to come).
+        """
+        checked("at", at, datetime, type(None))
+        given = None if names is None else tuple_of("names", names)
+        asked = Asked(given, prefix, at, tuple_of("cursors", cursors))
+        return take(self.transport, asked, self._settings, at_once)
+
+    def truncate(
+        self,
+        cut: Cut,
+        *,
+        dry_run: bool = False,
+        retries: int = 0,
+        info: Info | None = None,
+        at_once: int = TRUNCATED_AT_ONCE,
+    ) -> CutTruncated:
+        """Truncate every shard of a cut, as `Shard.truncate` does: shard by shard, not all in one moment.
+
+        An error of one shard is told with its outcome, and the others go on. Repeating it is safe: it completes the
+        rest, and changes nothing in shards that are truncated that far. Memory: of `at_once` truncations.
+
+        Args:
+            cut: what `cut` gave, at this location.
+            dry_run: tell how many rows would go, and change nothing.
+            retries: how often to go on in a shard to which others write meanwhile, up to 1,000.
+            info: as `Shard.insert` says.
+            at_once: how many shards are truncated at once, in [1, 64].
+        Returns: an outcome for each shard; `complete` where none was refused.
+        Raises: InvalidUsage (the cut is of another location, or no argument makes sense; nothing was changed).
+        """
+        return truncate(self.transport, cut, self._settings, Wanted(dry_run, retries, info, at_once))
+
+    def summaries(self, prefix: str = "") -> Iterator[ShardSummary]:
+        """What each shard holds whose name begins with `prefix`: rows, bytes, since, upper, policy. Ascending.
+
+        It asks each shard, a page of 100 at a time; one that is dropped meanwhile is left out. Raises InvalidUsage
+        (`prefix` is no text).
+        """
+        checked("prefix", prefix, str)
+        after: str | None = ""
+        while after is not None:
+            found, after = page(self.transport, self._settings, prefix, after, PAGE_MAX)
+            yield from found
+
+    def drop_shards(
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        prefix: str | None = None,
+        confirm: int | None = None,
+        force: bool = False,
+    ) -> ShardsDropped:
+        """Drop many shards, as `Shard.drop` does, one by one. Repeating it is safe. Needs the scope `admin`.
+
+        Args:
+            names: the shards, at most 1,000.
+            prefix: in the place of names: the shards whose names begin so. It must not be empty.
+            confirm: how many they are. None: only tell which would go.
+            force: also while readers hold them.
+        Returns: an outcome for each shard: what one of them refuses keeps no other.
+        Raises: InvalidUsage (no such shards, too many, or not as many as were confirmed; nothing was dropped).
+        """
+        given = None if names is None else tuple_of("names", names)
+        return drop_all(self.transport, self._settings, Chosen(given, prefix, confirm, force))
 
     def new_token(self) -> Token:
         """A token for one write. Keep it with what is written: with it the write can be repeated. Raises nothing."""

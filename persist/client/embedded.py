@@ -37,6 +37,10 @@ class EmbeddedTransport:
     def listening_moves_since(self) -> bool:
         return True
 
+    def belongs(self) -> tuple[str, int]:
+        binding = self.location.identity.check()
+        return binding.location_id, binding.epoch
+
     def create(
         self,
         name: str,

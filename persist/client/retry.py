@@ -41,6 +41,8 @@ LAPSING = (
     c.TimesShown,
     c.ReadShardSettings,
     c.ReadTags,
+    c.ReadCriticalReaders,
+    c.ReadRetention,
     c.HoldPoint,
 )
 # These claim nothing of what happened, so they are told whatever came before.

@@ -15,8 +15,8 @@ from persist.client.arguments import NUMBER_MAX, checked, checked_wait, names
 from persist.client.critical import CriticalReaderHandle
 from persist.client.listen import Listen
 from persist.client.past import HandleSettings as HandleSettings
-from persist.client.past import Past
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
+from persist.client.retaining import Retaining
 from persist.client.retry import send
 from persist.client.show import html_table
 from persist.client.snapshot import ReadLease, Snapshot, Tagged, check_splits, holding
@@ -45,7 +45,7 @@ from persist.parts import ShardSchema, current_schema
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(Past):
+class Shard(Retaining):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -375,7 +375,7 @@ class Shard(Past):
         version = known.version if expected_version is None else expected_version
         if not 0 <= version <= NUMBER_MAX:
             raise InvalidUsage(f"expected_version is {shown(version)}; it must be in [0, {NUMBER_MAX}]")
-        found = self._send(c.SetSettings(version, history_ms, every_ms))
+        found = self._send(c.SetSettings(version, history_ms, every_ms, known.rows))
         assert isinstance(found, c.SettingsAre)
         return found.settings
 

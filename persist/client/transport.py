@@ -47,6 +47,10 @@ class Transport(Protocol):
         """Whether the shard's since follows its listeners. It does not through a server that asks for no token."""
         ...
 
+    def belongs(self) -> tuple[str, int]:
+        """The id of the location, and its epoch as of now."""
+        ...
+
     def create(
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
     ) -> ShardView:
@@ -119,6 +123,9 @@ class ForwardingTransport:
     @property
     def listening_moves_since(self) -> bool:
         return self.inner.listening_moves_since
+
+    def belongs(self) -> tuple[str, int]:
+        return self.inner.belongs()
 
     def create(
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None

@@ -33,6 +33,7 @@ from persist.core.history_commands import ForgetHistory as ForgetHistory
 from persist.core.history_commands import ForgetTags as ForgetTags
 from persist.core.history_commands import HoldPoint as HoldPoint
 from persist.core.history_commands import LowerSeal as LowerSeal
+from persist.core.history_commands import ReadCriticalReaders as ReadCriticalReaders
 from persist.core.history_commands import ReadShardSettings as ReadShardSettings
 from persist.core.history_commands import ReadTags as ReadTags
 from persist.core.history_commands import RemoveTag as RemoveTag
@@ -42,12 +43,16 @@ from persist.core.history_commands import SetTag as SetTag
 from persist.core.history_commands import TimeShown as TimeShown
 from persist.core.history_commands import TimesShown as TimesShown
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, written
+from persist.core.lease_commands import ForgetLapsed as ForgetLapsed
+from persist.core.lease_commands import Leases as Leases
+from persist.core.lease_commands import RefuseStagedBefore as RefuseStagedBefore
 from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
 from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
 from persist.core.results import Bundled as Bundled
 from persist.core.results import Claimed as Claimed
+from persist.core.results import CriticalReadersAre as CriticalReadersAre
 from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
 from persist.core.results import Finalised as Finalised
@@ -71,12 +76,18 @@ from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered
+from persist.core.retention_commands import CutKept as CutKept
+from persist.core.retention_commands import PassCut as PassCut
+from persist.core.retention_commands import ReadRetention as ReadRetention
+from persist.core.retention_commands import RetentionIs as RetentionIs
+from persist.core.retention_commands import SetRungs as SetRungs
+from persist.core.retention_commands import TakeCut as TakeCut
 from persist.core.rewrite_commands import DropBefore as DropBefore
 from persist.core.rewrite_commands import Restore as Restore
 from persist.core.rewrite_commands import Rewrite as Rewrite
 from persist.core.rewrite_commands import Truncate as Truncate
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
-from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
+from persist.core.state import SchemaRecord
 
 _Digest = Annotated[bytes, Meta(max_length=DIGEST_BYTES)]
 _Writer = Annotated[WriterId, written(WriterId)]
@@ -396,34 +407,6 @@ class ReleaseClaim(Command, frozen=True):
 
     key: str
     owner: str
-
-
-class Leases(Record, frozen=True):
-    """Leases as they are in some State."""
-
-    leased_readers: Mapping[_Reader, LeasedReader] = {}
-    writers: Mapping[_Writer, WriterState] = {}
-    claims: Mapping[str, Claim] = {}
-
-
-class ForgetLapsed(Command, frozen=True):
-    """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
-
-    The caller vouches that those in `silent` lapsed too. One of them that was renewed since, so that it differs from
-    what is given here, is kept.
-    """
-
-    silent: Leases = Leases()
-
-
-class RefuseStagedBefore(Command, frozen=True):
-    """From now on name no blob whose key was minted before `before_ms`, unless it is named already. -> SweptBefore
-
-    Never beyond the committer's own clock. It also forgets what ForgetLapsed does. After it, a commit that was stepped
-    from an earlier State loses its race: so what is that old and is not named now may be deleted.
-    """
-
-    before_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
 class MergeSpec(Record, frozen=True):

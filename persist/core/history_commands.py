@@ -1,4 +1,4 @@
-"""Commands about wall clocks, settings of a shard, its history and its tags. `commands` has all of their names too."""
+"""Commands about wall clocks, settings of a shard, its history, tags and cuts. `commands` has all of their names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Annotated
 
 from persist.core.antichain import Antichain
 from persist.core.command import TIME_MS_MAX, Command, ReadCommand
-from persist.core.ids import ReaderId, SeqNo, written
+from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
 from persist.core.marks import MARKS_PAGE_MAX
 from persist.core.record import Meta
 from persist.core.recorded import EntryFile
+from persist.core.row_policy import RowPolicy
 from persist.core.shard_settings import MARK_EVERY_MS
 from persist.core.tags import KEEP_MS_MAX
+
+CURSORS_MAX = 100  # of which one command asks
 
 
 class ResolveTime(ReadCommand, frozen=True):
@@ -51,12 +54,14 @@ class LowerSeal(Command, frozen=True):
 class SetSettings(Command, frozen=True):
     """Change the shard's settings iff their version is the expected one. -> SettingsAre
 
-    `history_ms` None: for ever; 0: as readers need it. Conflict carries the actual version. A retry is safe.
+    `history_ms` None: for ever; 0: as readers need it. `rows` None: all of them are kept. Conflict carries the actual
+    version. A retry is safe.
     """
 
     expected_version: Annotated[int, Meta(ge=0)]
     history_ms: int | None
     mark_every_ms: int = MARK_EVERY_MS
+    rows: RowPolicy | None = None
 
 
 class ReadShardSettings(ReadCommand, frozen=True):
@@ -136,3 +141,9 @@ class HoldPoint(ReadCommand, frozen=True):
     purpose: str = ""
     tag: str = ""
     time: Annotated[int, Meta(ge=0)] = 0
+
+
+class ReadCriticalReaders(ReadCommand, frozen=True):
+    """What these critical readers hold. -> CriticalReadersAre; changes nothing."""
+
+    readers: Annotated[tuple[Annotated[CriticalReaderId, written(CriticalReaderId)], ...], Meta(max_length=CURSORS_MAX)]

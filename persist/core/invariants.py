@@ -34,6 +34,8 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"the seal of shard {old.name!r} would move back without a repair")
     if new.history_hold < old.history_hold and new.settings == old.settings:
         raise Corruption(f"the history that shard {old.name!r} holds would begin earlier again")
+    if new.cuts is not old.cuts:
+        _check_cuts(old, new)
     if new.tags is not old.tags:
         _check_tags(old, new)
     if new.drops is not old.drops:
@@ -43,6 +45,13 @@ def check_step(old: State, new: State) -> None:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
     if new.rollups is not old.rollups and old.rollups and max(new.rollups, default=0) < max(old.rollups):
         raise Corruption(f"shard {old.name!r} would lose its newest rollup")
+
+
+def _check_cuts(old: State, new: State) -> None:
+    """As for tags: the time before a cut is one that can be read."""
+    for at_ms, cut in new.cuts.items():
+        if at_ms not in old.cuts and not is_kept(old, cut.upper - 1):
+            raise Corruption(f"a cut of shard {old.name!r} would keep the time {cut.upper - 1}, which is forgotten")
 
 
 def _check_tags(old: State, new: State) -> None:

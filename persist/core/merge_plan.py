@@ -31,7 +31,7 @@ from itertools import groupby
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, diff_sum_of
 from persist.core.commands import MergeSpec
-from persist.core.state import Policy, State, kept_below
+from persist.core.state import Policy, State, kept_below, named_times
 from persist.core.trace import Trace
 
 FAN_IN = 4
@@ -145,11 +145,11 @@ def _is_garbage(state: State, batches: Sequence[HollowBatch], largest: int, perc
 
 
 def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
-    """How many times of `[lower, upper)` tags and drops keep apart from later ones.
+    """How many times of `[lower, upper)` tags, cuts and drops keep apart from later ones.
 
     For each, what is left may be there again.
     """
-    times = {*(tag.time for tag in state.tags.values()), *(drop.cut - 1 for drop in state.drops)}
+    times = named_times(state) | {drop.cut - 1 for drop in state.drops}
     within = (time for time in times if lower.less_equal(time) and not upper.less_equal(time + 1))
     return sum(1 for time in within if not state.merge_since.less_equal(time))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey
 from persist.core.batch import Part
-from persist.core.ids import SeqNo
+from persist.core.ids import CriticalReaderId, SeqNo
 from persist.core.marks import Mark
 from persist.core.record import Record
 from persist.core.shard_settings import ShardSettings
@@ -78,6 +78,12 @@ class CriticalReaderState(Result, frozen=True):
     opaque: str
     shard_since: Antichain
     registered: SeqNo = SeqNo(0)
+
+
+class CriticalReadersAre(Result, frozen=True):
+    """What critical readers hold; those that are not there are left out."""
+
+    since: Mapping[CriticalReaderId, Antichain]
 
 
 class HoldGivenUp(Result, frozen=True):

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Record
+from persist.core.row_policy import RowPolicy
 
 MARK_EVERY_MS = 1_000
 MARK_EVERY_MS_MAX = 24 * 3600 * 1000
@@ -17,15 +18,17 @@ HISTORY_MS_MAX = 2**48 - 1
 class ShardSettings(Record, frozen=True):
     """`history_ms`: for so long every time stays readable, by the wall clock. None: for ever; 0: as readers need it.
 
-    `mark_every_ms`: how finely a wall clock names a time. `version` counts the changes. 0: the shard has no settings,
-    as those that are older than settings. Then since goes by the readers alone, and by what `forget` says.
+    `mark_every_ms`: how finely a wall clock names a time. `rows`: which rows it keeps (None: all of them). `version`
+    counts the changes. 0: the shard has no settings, as those that are older than settings. Then since goes by the
+    readers alone, and by what `forget` says.
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("history_ms", "mark_every_ms", "version"), 4)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("history_ms", "mark_every_ms", "version", "rows"), 4)
 
     history_ms: int | None = None
     mark_every_ms: int = MARK_EVERY_MS
     version: int = 0
+    rows: RowPolicy | None = None
 
     @property
     def keeps_history(self) -> bool:
@@ -38,6 +41,8 @@ class ShardSettings(Record, frozen=True):
             raise InvalidUsage(f"history is {self.history_ms} ms; it must be in [0, {HISTORY_MS_MAX}], or for ever")
         if not 0 < self.mark_every_ms <= MARK_EVERY_MS_MAX:
             raise InvalidUsage(f"mark_every_ms is {self.mark_every_ms}; it must be in [1, {MARK_EVERY_MS_MAX}]")
+        if self.rows is not None:
+            self.rows.check()
 
 
 NO_SETTINGS = ShardSettings()

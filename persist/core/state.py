@@ -18,6 +18,7 @@ from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.recorded import NOBODY, Caller, Committed, Entry, EntryFile
+from persist.core.row_policy import NO_RETENTION, KeptCut, Retention
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.tags import Tag
 from persist.core.trace import EMPTY_TRACE, Trace
@@ -32,6 +33,7 @@ LATER = (
 LATER_4 = (
     "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncated",
     "drops", "floor",
+    "cuts", "retention",
 )  # and with level 4  # fmt: skip
 
 
@@ -182,7 +184,8 @@ class State(Record, frozen=True):
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
     `truncated` is the last truncation that was not restored since. `drops` are those truncations by a drop that some
-    readable time comes before, ascending. No row before `floor` is there as of any readable time.
+    readable time comes before, ascending. No row before `floor` is there as of any readable time. `cuts` are those by
+    which the policy of rows will truncate, by the instant whose upper they are; `retention` tells how far it has come.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -240,6 +243,8 @@ class State(Record, frozen=True):
     truncated: Truncation = NOT_TRUNCATED
     drops: tuple[RowDrop, ...] = ()
     floor: int = 0
+    cuts: Mapping[int, KeptCut] = {}
+    retention: Retention = NO_RETENTION
 
     @property
     def lease_now_ms(self) -> int:
@@ -324,14 +329,19 @@ def held_since(state: State, *more: Antichain) -> Antichain:
 def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
     """The times before `since` that a merge of this State keeps apart, ascending. There may be more than 1,000.
 
-    They are the times of tags, those of readers that hold one time alone, and the last times before the cuts of drops.
-    None is ever added before the shard's since. So a merge may ask a later State than the one in which since was found.
-    In a shard that is closed to reads none counts.
+    They are the times of tags and before cuts, those of readers that hold one time alone, and the last times before the
+    cuts of drops. None is ever added before the shard's since. So a merge may ask a later State than the one in which
+    since was found. In a shard that is closed to reads none counts.
     """
     if since.element is None or state.since.is_empty:
         return ()
     found = {*_points(state), *(drop.cut - 1 for drop in state.drops)}
     return tuple(sorted(time for time in found if time < since.element))
+
+
+def named_times(state: State) -> set[int]:
+    """The times that tags keep, and those before cuts."""
+    return {tag.time for tag in state.tags.values()} | {cut.upper - 1 for cut in state.cuts.values()}
 
 
 def is_kept(state: State, time: int) -> bool:
@@ -347,8 +357,8 @@ def earliest_readable(state: State) -> Antichain:
 
 
 def _points(state: State) -> set[int]:
-    """The single times that tags and readers keep."""
-    found = {tag.time for tag in state.tags.values()}
+    """The single times that tags, cuts and readers keep."""
+    found = named_times(state)
     found.update(r.since.element for r in state.leased_readers.values() if r.point and r.since.element is not None)
     return found
 

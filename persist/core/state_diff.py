@@ -21,6 +21,7 @@ from persist.core.marks import Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.recorded import Committed, EntryFile
+from persist.core.row_policy import KeptCut, Retention
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     LATER,
@@ -56,6 +57,7 @@ MAPPINGS = (
     "marks",
     "entries",
     "tags",
+    "cuts",
 )
 SCALARS = (
     "since",
@@ -80,6 +82,7 @@ SCALARS = (
     "truncated",
     "drops",
     "floor",
+    "retention",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs")
@@ -166,6 +169,8 @@ class StateDiff(Record, frozen=True):
     truncated: Truncation | None = None
     drops: tuple[RowDrop, ...] | None = None
     floor: int | None = None
+    cuts: MapDiff[int, KeptCut] | None = None
+    retention: Retention | None = None
 
 
 def diff(

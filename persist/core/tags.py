@@ -19,12 +19,16 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 class Tag(Record, frozen=True):
-    """A time that stays readable, up to the instant `until_ms` (UTC, since 1970); None: until it is taken away."""
+    """A time that stays readable, up to the instant `until_ms` (UTC, since 1970); None: until it is taken away.
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("time", "until_ms"), 4)
+    `laddered`: a policy has set it, and takes it away.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("time", "until_ms", "laddered"), 4)
 
     time: int
     until_ms: int | None = None
+    laddered: bool = False
 
 
 def check_tag_name(name: object) -> str:

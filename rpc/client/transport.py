@@ -69,6 +69,8 @@ class _Location(Struct):
     blob: _BlobAt
     policy: dict[str, int]
     ports: list[int]
+    id: str = ""
+    epoch: int = 0
 
 
 class HttpTransport:
@@ -96,6 +98,12 @@ class HttpTransport:
     def listening_moves_since(self) -> bool:
         """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
         return self._calls.has_token
+
+    def belongs(self) -> tuple[str, int]:
+        found = _location(self._calls.call(_LOCATION))
+        if not found.epoch:
+            raise UpgradeNeeded("the server does not tell which location it serves, and knows no cuts: upgrade it")
+        return found.id, found.epoch
 
     def create(
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None

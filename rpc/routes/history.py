@@ -20,7 +20,7 @@ from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.json_rows import named_once
-from rpc.routes.parameters import Frontier, caller_of, frontier
+from rpc.routes.parameters import Frontier, caller_of, frontier, version_of
 from rpc.service import principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -87,12 +87,14 @@ async def configure(request: Request) -> Response:
     """What is left out has its default. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(ADMIN, name)
-    version = request.headers.get("if-match", "").strip('"')
-    if not version.isdecimal() or len(version) > 18:
-        raise InvalidUsage('the header If-Match must have the version of the settings, as If-Match: "1"')
+    version = version_of(request)
     async with service.body(request, SETTINGS_BYTES_MAX) as data:
         kept_ms, every_ms = _read(data)
-    found = await service.apply(name, c.SetSettings(int(version), kept_ms, every_ms), caller_of(request))
+    known = await service.apply(name, c.ReadShardSettings())
+    assert isinstance(known, c.SettingsAre)
+    # Settings of that version have that policy of rows; of another version the command is refused.
+    wanted = c.SetSettings(version, kept_ms, every_ms, known.settings.rows)
+    found = await service.apply(name, wanted, caller_of(request))
     assert isinstance(found, c.SettingsAre)
     return _settings(found.settings)
 

@@ -17,11 +17,16 @@ router = APIRouter(prefix="/v1", tags=["location"])
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
 
+    `id` and `epoch` tell this location from others; cuts have them.
+
     `ports` are those of the workers of this machine; a client that knows them sends each shard to the same one.
     """
     service = service_of(request)
+    binding = await service.work.run(service.location.identity.check)
     return {
         "version": PROTOCOL_VERSION,
+        "id": binding.location_id,
+        "epoch": binding.epoch,
         "blob": {"url": service.location.blob.url, "proof": service.proof},
         "policy": asdict(service.location.settings.policy),
         "ports": list(service.settings.peers),

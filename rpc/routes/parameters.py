@@ -72,6 +72,14 @@ def caller_of(request: Request) -> Caller:
     return said(request.scope["persist.principal"], request.headers)
 
 
+def version_of(request: Request) -> int:
+    """The version of the settings that the caller knows: `If-Match: "1"`. Raises InvalidUsage."""
+    version = request.headers.get("if-match", "").strip('"')
+    if not (version.isdecimal() and version.isascii()) or len(version) > 18:
+        raise InvalidUsage('the header If-Match must have the version of the settings, as If-Match: "1"')
+    return int(version)
+
+
 def seen_of(request: Request) -> Seen | None:
     """What the caller says it has read before: `Persist-Seen: SEQNO.COMMIT_ID`. Raises InvalidUsage."""
     text = request.headers.get(SEEN)

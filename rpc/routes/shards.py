@@ -8,10 +8,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from persist.client.arguments import names as listed
+from persist.client.bulk import PAGE_MAX, Chosen, drop_all, page
 from persist.client.embedded import EmbeddedTransport
+from persist.client.transport import AsCaller
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ, WRITE
-from persist.core.errors import Forbidden, InvalidUsage, UnknownShard
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
 from persist.core.shard_settings import ShardSettings, history_ms
@@ -51,6 +54,12 @@ _CREATE_BODY = {
         "content": {"application/json": {"schema": {"type": "object"}, "examples": _CREATE_EXAMPLES}},
     }
 }
+_DELETE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "object"}, "example": {"prefix": "tmp/", "confirm": 12}}},
+    }
+}
 _COMMAND_BODY = {
     "requestBody": {"required": True, "content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}
 }
@@ -62,15 +71,49 @@ async def names(
     prefix: Annotated[str, Query(max_length=260)] = "",
     after: Annotated[str, Query(max_length=260, description="The last name of the page before.")] = "",
     limit: Annotated[int, Query(ge=1, le=NAMES_MAX)] = NAMES_MAX,
+    details: Annotated[bool, Query(description="What each holds, at most 100 a page.")] = False,
 ) -> dict[str, Any]:
+    """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after`: the next page."""
     service, principal = service_of(request), principal_of(request)
     principal.require(READ)
-    if not principal.is_unlimited and not prefix.startswith(principal.prefixes):
-        raise Forbidden(
-            f"the token {principal.name!r} may list names with the prefixes {list(principal.prefixes)} only"
-        )
+    principal.require_prefix(prefix)
+    if details:
+        asked = (service.transport, service.handles, prefix, after, min(limit, PAGE_MAX))
+        told, following = await service.work.run(page, *asked)
+        shown = [one.to_json() for one in told]
+        return {"shards": shown, "more": following is not None, **({"after": following} if following else {})}
     found = await service.work.run(service.location.names, prefix, after, limit)
     return {"shards": found, "more": len(found) == limit}
+
+
+@router.post("/shards:delete", summary="Drop many shards, by a list or a prefix", openapi_extra=_DELETE_BODY)
+async def delete_many(request: Request) -> Response:
+    """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
+    service, principal = service_of(request), principal_of(request)
+    principal.require(ADMIN)
+    async with service.body(request, SCHEMA_BYTES_MAX) as data:
+        chosen = _chosen(data)
+    chosen.check()
+    for name in chosen.names or ():
+        principal.require(ADMIN, name)
+    if chosen.prefix is not None:
+        principal.require_prefix(chosen.prefix)
+    asking = AsCaller(service.transport, caller_of(request))
+    done = await service.work.run(drop_all, asking, service.handles, chosen)
+    return _json(done.to_json())
+
+
+def _chosen(data: bytes) -> Chosen:
+    """What a body asks to drop. Raises InvalidUsage."""
+    try:
+        wanted = json.loads(data, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+    if not isinstance(wanted, dict) or wanted.keys() - {"shards", "prefix", "confirm", "force"}:
+        raise InvalidUsage("the body must be a JSON object with shards or prefix, confirm and force")
+    given = wanted.get("shards")
+    shards = None if given is None else listed("shards", given)
+    return Chosen(shards, wanted.get("prefix"), wanted.get("confirm"), wanted.get("force", False))
 
 
 @router.put("/shards/{name}", summary="Create a shard, unless it exists with this schema", openapi_extra=_CREATE_BODY)

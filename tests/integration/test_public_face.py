@@ -32,7 +32,8 @@ SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 PUBLIC = """
     connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ShardTag ListenEvent ReadLease WriteHandle
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
-    EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored Truncated
+    EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored Truncated Cut CutTruncated
+    ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
     Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable

@@ -25,6 +25,7 @@ from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.keys import entries_key, rollup_key
 from persist.core.recorded import EntryFile
+from persist.core.row_policy import Rung
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
@@ -147,6 +148,11 @@ def commands(place: Place) -> list[c.Command]:
         c.SetTag("eom", 2, 1),
         c.RemoveTag("eom"),
         c.ReadTags(),
+        c.ReadCriticalReaders((CRITICAL,)),
+        c.ReadRetention(),
+        c.TakeCut(1),
+        c.PassCut(1, 1),
+        c.SetRungs((Rung("hourly-2026-11-23T04Z", 1),)),
         c.ForgetTags(),
         c.ForgetDropped(),
         c.HoldPoint(POINT, 60_000, time=2),

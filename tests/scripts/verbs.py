@@ -21,6 +21,7 @@ from persist.core.marks import MARKS_PAGE_MAX, Mark
 from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
+from persist.core.row_policy import NO_RETENTION, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State
 from persist.core.tags import Tag
 from tests.scripts.harness import Arguments, ScriptError, print_error
@@ -178,6 +179,7 @@ def show_state(state: State) -> list[str]:
         ("reader", state.leased_readers),
         ("critical", state.critical_readers),
         ("tag", state.tags),
+        ("cut", {str(at_ms): cut for at_ms, cut in state.cuts.items()}),
         ("rollup", {f"v{seqno}": rollup for seqno, rollup in state.rollups.items()}),
         ("claim", state.claims),
         ("outcome", {show_id("i", key): outcome for key, outcome in state.outcomes.items()}),
@@ -195,6 +197,8 @@ def show_state(state: State) -> list[str]:
         lines.append(f"truncated {_fields(state.truncated)}")
     lines += [f"drop {_fields(drop)}" for drop in state.drops]
     lines += [f"floor {state.floor}"] if state.floor else []
+    if state.retention != NO_RETENTION:
+        lines.append(f"retention {_fields(state.retention)}")
     if state.settings.version:
         lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
     if state.seal.sealed_ms:
@@ -214,6 +218,16 @@ def _fields(record: Any) -> str:
 
 
 # --- commands
+
+
+def _row_policy(args: Arguments) -> RowPolicy | None:
+    """`age=` and `rows=` with `cut-every=`, `consumer=` and `consumers-max-age=`; none where no limit is given."""
+    age_ms, rows_max = (_optional_number(args.optional(name)) for name in ("age", "rows"))
+    every_ms, consumer = args.number("cut-every", 1000), args.named("consumer", "")
+    max_age_ms = _optional_number(args.optional("consumers-max-age"))
+    if age_ms is None and rows_max is None:
+        return None
+    return RowPolicy(age_ms, None, rows_max, every_ms, (consumer,) if consumer else (), max_age_ms)
 
 
 def _merge(args: Arguments) -> c.MergeResult:
@@ -407,6 +421,7 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "downgrade-critical": lambda a: c.CompareAndDowngradeSince(
         _critical(a), a.named("expected"), a.named("opaque"), _frontier(a), a.flag("force"), _hold(a)
     ),
+    "read-critical": lambda a: c.ReadCriticalReaders((_critical(a), _critical(a))),
     "expire-critical": lambda a: c.ExpireCriticalReader(_critical(a), a.named("expected"), _hold(a)),
     "resolve-time": lambda a: c.ResolveTime(int(a.next("milliseconds"))),
     "time-shown": lambda a: c.TimeShown(int(a.next("a time"))),
@@ -414,9 +429,14 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
         int(a.next("the first time")), int(a.next("the last time")), a.number("limit", MARKS_PAGE_MAX)
     ),
     "lower-seal": lambda a: c.LowerSeal(),
+    "read-retention": lambda a: c.ReadRetention(),
+    "take-cut": lambda a: c.TakeCut(int(a.next("an instant"))),
+    "pass-cut": lambda a: c.PassCut(int(a.next("an instant")), int(a.next("a time")), overran=a.flag("overran")),
+    "set-rung": lambda a: c.SetRungs((Rung(a.next("a tag"), int(a.next("an instant"))),)),
+    "remove-rung": lambda a: c.SetRungs((), (a.next("a tag"),)),
     "read-settings": lambda a: c.ReadShardSettings(),
     "set-settings": lambda a: c.SetSettings(
-        a.number("expected", 0), _history(a.named("history")), a.number("every", 1000)
+        a.number("expected", 0), _history(a.named("history")), a.number("every", 1000), _row_policy(a)
     ),
     "age-history": lambda a: c.AgeHistory(int(a.next("milliseconds"))),
     "forget-history": lambda a: c.ForgetHistory(_frontier(a)),

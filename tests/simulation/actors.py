@@ -13,6 +13,7 @@ from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
 from tests.simulation.restoring import restorer
+from tests.simulation.retaining import retainer
 from tests.simulation.tagging import tagger
 from tests.simulation.truncating import truncator
 from tests.simulation.writers import advancer, cas_writer, inserter, replica
@@ -37,6 +38,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "tagger": tagger,
     "restorer": restorer,
     "truncator": truncator,
+    "retainer": retainer,
 }
 
 __all__ = ["ROLES"]

@@ -23,6 +23,7 @@ from tests.simulation.historians import ask
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect
 from tests.simulation.readers import read_once
+from tests.simulation.retaining import check_retained
 from tests.simulation.tagging import read_tags
 from tests.simulation.world import CLOCK_JUMP_MS_MAX
 
@@ -144,6 +145,7 @@ def settle(host: Host) -> None:
             _read_back(host, name)
             read_tags(host, name)
         host.run.path("settled")
+    check_retained(host)
     known = read_attributes(host, host.open(MAIN))
     expect(known is not None, "liveness", "the attributes cannot be read in a healed world")
 

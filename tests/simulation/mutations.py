@@ -53,6 +53,7 @@ from tests.simulation import (
     history_mutations,
     narrow_mutations,
     restoring,
+    retaining,
     tagging,
     truncating,
     trusting,
@@ -493,6 +494,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *tagging.BROKEN,
         *restoring.BROKEN,
         *truncating.BROKEN,
+        *retaining.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -516,6 +518,9 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
     "lives_not_told_apart": {"demolisher"},
     "pipeline_without_conditions": {"pipeliner"},
     "refused_while_under_way": {"held_up"},
+    "policy_by_its_own_clock": {"retainer", "wild_clock"},
+    "policy_by_the_newest_cut": {"retainer"},
+    "policy_passes_a_consumer": {"retainer"},
     "restore_ignores_the_upper": {"restorer"},
     "restore_lands_twice": {"restorer"},
     "staged_age_ignored": {"hibernate"},
@@ -531,8 +536,8 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
 }
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
-# their own show the same in a moment: staged_age.txt, test_wrong_clocks.py, test_checked_clock.py, test_outcomes.py,
-# and test_late_requests.py.
+# their own show the same in a moment: staged_age.txt, test_retention.py, test_wrong_clocks.py, test_checked_clock.py,
+# test_outcomes.py, and test_late_requests.py.
 RARE = {
     "clock_compared_at_one_side",
     "staged_age_ignored",
@@ -540,6 +545,7 @@ RARE = {
     "heartbeats_by_the_lease_clock",
     "lost_holds_unnoticed",
     "outcome_files_unread",
+    "policy_by_its_own_clock",
     "refused_while_under_way",
     "sweep_by_its_own_clock",
 }

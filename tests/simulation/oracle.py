@@ -18,7 +18,7 @@ from persist.commit.bundler import keys_in
 from persist.core import state_diff
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
-from persist.core.ids import family_of, incarnation_of
+from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
 from persist.core.keys import is_bundle_key, is_part_key, part_id_of, shard_of
 from persist.core.outcomes import ENDED, RETIRED, Outcome
@@ -59,6 +59,7 @@ class Write:
     landed_seqno: int = 0
     attributes: tuple[AttributeUpdate, ...] = ()
     as_of: int | None = None  # what a restore leads back to, and the last time before the cut of a truncation
+    by_policy: bool = False
 
 
 REWRITES = ("restore", "truncate", "drop")  # kinds of writes whose rows are worked out from the contents
@@ -118,6 +119,23 @@ class ShardTruth:
         for key, value, _, diff in (*written, *self.unwritten):
             going[key, value] = going.get((key, value), 0) + diff
         return [(k, v, time, -going[k, v]) for k, v in sorted(going, key=repr) if going[k, v]]
+
+    def check_policy(self, cut: int, now_ms: int) -> None:
+        """A truncation by the policy lands: nothing goes that is too young, nor what a consumer has not passed."""
+        policy = self.state.settings.rows
+        expect(policy is not None, "retained", f"{self.name} is truncated before {cut} by a policy that is not there")
+        assert policy is not None
+
+        def is_older(age_ms: int) -> bool:
+            return cut <= self.instants.latest(now_ms - age_ms + self.instants.off_ms())
+
+        old = policy.age_ms is not None and is_older(policy.age_ms)
+        expect(old, "retained", f"{self.name} is truncated before {cut}, which is younger than {policy}")
+        for consumer in policy.consumers:
+            hold = self.state.critical_readers.get(critical_reader_id_of(consumer))
+            passed = hold is not None and hold.since >= Antichain(cut)
+            late = policy.consumers_max_age_ms is not None and is_older(policy.consumers_max_age_ms)
+            expect(passed or late, "consumed", f"{self.name} is truncated before {cut}, and {consumer} is at {hold}")
 
     def between(self, lower: int, upper: int) -> dict[tuple[str, Value, int], int]:
         """Updates with times in `[lower, upper)`, summed."""
@@ -312,6 +330,8 @@ class Oracle:
             assert lower is not None
             is_cut = write.kind != "restore"
             again = is_cut and write.as_of < truth.cut
+            if write.by_policy:
+                truth.check_policy(write.as_of + 1, self.clock())
             expect(not again, "truncated", f"#{write.number} truncated before {write.as_of + 1}, after {truth.cut}")
             if write.kind == "drop":
                 truth.unwritten += (going := truth.dropping(write.as_of, lower))

@@ -33,6 +33,7 @@ from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_
 from tests.simulation.oracle import REWRITES, ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
 from tests.simulation.pipelining import check_piped
 from tests.simulation.restoring import RESTORED_SHARE
+from tests.simulation.retaining import RETAINED_SHARE
 from tests.simulation.scheduler import Task, cooperative
 from tests.simulation.tagging import TAGGED_SHARE
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
@@ -118,6 +119,10 @@ class Plan:
             restored = random.Random(f"restores {seed}").random() < RESTORED_SHARE
             role = "restorer" if restored else "truncator"
             shares = tuple((*share, role) if at < 2 else share for at, share in enumerate(shares))
+        roles_dealt = {role for share in shares for role in share}
+        retained = random.Random(f"policies {seed}").random() < RETAINED_SHARE
+        if retained and kept_of(seed) is not None and "chronicler" not in roles_dealt:
+            shares = tuple((*share, "retainer") if at < 2 else share for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:

@@ -62,6 +62,8 @@ PATHS = (
     "truncated",
     "dropped",
     "drop refused",
+    "policy truncated",
+    "policy followed",
     "since moved",
     "snapshot read",
     "upper mismatch",

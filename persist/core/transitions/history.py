@@ -52,6 +52,12 @@ def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tupl
     return state, c.TimeResolved(mark.upper, point_at(command.at_ms, state.settings.mark_every_ms))
 
 
+def upper_at(state: State, at_ms: int, context: Context) -> tuple[State, Antichain]:
+    """The State in which the instant is sealed, and the upper by then. Raises NotReadable, Unavailable."""
+    sealed = _sealing(state, at_ms, context)
+    return sealed, _mark_at(sealed, at_ms, context).upper
+
+
 def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[State, c.ShownFrom]:
     """The first of the marks beyond the time; where there is none yet, the next one will be it."""
     context.check_level("wall clocks", HISTORY_LEVEL)
@@ -218,7 +224,7 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     """Since stays: a shorter history is forgotten by maintenance, and what is forgotten stays so."""
     context.check_level("settings", HISTORY_LEVEL)
     known = state.settings
-    wanted = ShardSettings(command.history_ms, command.mark_every_ms, command.expected_version + 1)
+    wanted = ShardSettings(command.history_ms, command.mark_every_ms, command.expected_version + 1, command.rows)
     wanted.check()
     if known == wanted:  # a retry of what landed
         return state, c.SettingsAre(known)
@@ -238,7 +244,9 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     if wanted.mark_every_ms != known.mark_every_ms:
         seal = with_grid(seal, known.mark_every_ms)
     files = state.entry_files if wanted.keeps_history else ()
-    return replace(state, settings=wanted, history_hold=hold, seal=seal, entry_files=files), c.SettingsAre(wanted)
+    cuts = state.cuts if wanted.rows is not None else {}
+    following = replace(state, settings=wanted, history_hold=hold, seal=seal, entry_files=files, cuts=cuts)
+    return following, c.SettingsAre(wanted)
 
 
 def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[State, c.HistoryMoved]:

@@ -10,6 +10,7 @@ from persist.core.errors import Conflict, InvalidUsage, SchemaMismatch
 from persist.core.ids import INCARNATION_MAX, shard_id_of
 from persist.core.outcomes import births
 from persist.core.record import replace
+from persist.core.row_policy import NO_RETENTION
 from persist.core.state import State, initial_state
 from persist.core.trace import trace_of
 from persist.core.transitions.context import LIVES_LEVEL, Context
@@ -81,6 +82,8 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         truncated=NOT_TRUNCATED,
         drops=(),
         floor=0,
+        cuts={},
+        retention=NO_RETENTION,
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.

@@ -52,6 +52,9 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.RemoveTag: "untag",
     c.ForgetTags: AGE,
     c.ForgetDropped: AGE,
+    c.TakeCut: AGE,
+    c.PassCut: AGE,
+    c.SetRungs: AGE,
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 
@@ -64,6 +67,9 @@ def entry_of(
     A write that changed neither rows nor times nor attributes leaves nothing, so a retry that is answered as before
     makes no second entry.
     """
+    sets_no_tag = isinstance(command, c.SetRungs) and after.tags is before.tags
+    if sets_no_tag or (isinstance(result, c.CutKept) and not result.changed):
+        return None
     kind, said = type(command), caller if caller != NOBODY else None
     operation = OPERATIONS.get(kind)
     if operation is None:

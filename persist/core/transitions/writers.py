@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
-from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
+from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.core.drops import RowDrop, clipped
 from persist.core.entries import with_changes
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
@@ -95,7 +95,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
-    state = with_updates(state, command.attributes, context)
+    state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
     return _push(state, command, result, runs, context)
 
@@ -116,7 +116,14 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
         return _join_insert(state, command, context, context.inserted_at)
     result = c.Appended(state.upper, Antichain(time + 1))
     state = replace(state, service_times=_with_time(state.service_times, time))
-    return _push(state, command, result, _at(command.runs, time), context)
+    return _push(_fed_by_append(state, False, context), command, result, _at(command.runs, time), context)
+
+
+def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
+    """Noted for policies of rows: a truncation would take a time from the writers who own them."""
+    if state.retention.appended == by_append or context.level < HISTORY_LEVEL:
+        return state
+    return replace(state, retention=replace(state.retention, appended=by_append))
 
 
 def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State, c.Appended]:
@@ -126,7 +133,8 @@ def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State
     if before <= state.truncated.before:
         return state, c.Appended(state.upper, state.upper)
     after, result = restore(state, command, context)
-    return replace(after, truncated=Truncation(before, time or 0)), result
+    gone = diff_sum_of(part for run in command.runs for part in run.parts) or 0
+    return replace(after, truncated=Truncation(before, time or 0, state.truncated.removed - gone)), result
 
 
 def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[State, c.Appended]:
@@ -143,7 +151,7 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     state = replace(
         state,
         service_times=_with_time(state.service_times, time),
-        truncated=Truncation(cut, time),
+        truncated=Truncation(cut, time, state.truncated.removed),
         drops=(*state.drops, RowDrop(cut, time)),
     )
     return _push(state, command, result, (), context)

@@ -1,0 +1,332 @@
+"""Row policies as callers set them, and what runs them: maintenance, and whoever asks for it now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from persist.client.arguments import checked, names
+from persist.client.changes import Named
+from persist.client.ladder import due_rungs, outlived
+from persist.client.past import HandleSettings, Past
+from persist.client.retry import send
+from persist.client.telling import info_bytes
+from persist.client.transport import OneShard
+from persist.client.truncate import Truncated, Truncating
+from persist.client.wall_clock import instant_ms, instant_text, kept_ms, shown_instant
+from persist.core import commands as c
+from persist.core import record
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
+from persist.core.marks import point_at
+from persist.core.retention_plan import Facts, next_ms, plan, wanted_cuts
+from persist.core.row_policy import Ladder, RowPolicy, bytes_of, cut_every_of
+from persist.core.shard_settings import history_text
+
+TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
+FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags")
+RUNGS = ("hourly", "daily", "monthly")
+NO_CLOCK = "the clocks of the server and of the blob store do not agree, or cannot be compared"
+
+
+@dataclass(frozen=True)
+class RowRetention:
+    """The policy of rows of a shard (None: it keeps all), and what became of it. `Shard.retention` gives it.
+
+    `policy` is a dict as `Shard.retain` takes it. `version` is that of the settings. `cuts` is how many instants the
+    policy can cut at. `done_before` is the time before which it has done all that it asks for, `done_at` when that was,
+    `removed` how many rows went then (None: not known). `overran` counts truncations that passed a consumer. `due` says
+    before which time it truncates next, now (None: nothing is due), `next` when there may be something to do (None: not
+    before the shard moves). `held_by` has a sentence for everything that holds it back. `rows` are there now (None: not
+    known), `bytes` are stored, with all history.
+    """
+
+    policy: dict[str, Any] | None
+    version: int
+    cuts: int
+    done_before: int
+    done_at: datetime | None
+    removed: int | None
+    overran: int
+    due: int | None
+    next: datetime | None
+    held_by: tuple[str, ...]
+    rows: int | None
+    bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; wall clocks in RFC 3339."""
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in ("done_at", "next"):
+            at = told[name]
+            told[name] = None if at is None else instant_text(instant_ms(name, at))
+        return {**told, "held_by": list(self.held_by)}
+
+
+@dataclass(frozen=True)
+class RetentionRun:
+    """What one run of a policy came to. `Shard.run_retention` gives it.
+
+    `truncated` is what went, or would go (None: nothing was due); `why` which limits asked for it; `passed` which
+    consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken.
+    `at` is the clock by which it went (None: the shard has no policy).
+    """
+
+    truncated: Truncated | None
+    why: tuple[str, ...]
+    passed: tuple[str, ...]
+    held_by: tuple[str, ...]
+    cuts: int
+    at: datetime | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON; the clock in RFC 3339."""
+        return {
+            "truncated": None if self.truncated is None else self.truncated.to_json(),
+            "why": list(self.why),
+            "passed": list(self.passed),
+            "held_by": list(self.held_by),
+            "cuts": self.cuts,
+            "at": None if self.at is None else instant_text(instant_ms("at", self.at)),
+        }
+
+
+# --- policies as they are written
+
+
+def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
+    """The policy that a dict tells, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
+    if unknown := sorted(str(name) for name in wanted.keys() - set(FIELDS)):
+        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join(FIELDS)}")
+    given = {name: value for name, value in wanted.items() if value is not None}
+    age_ms, rows = _age("age", given.get("age")), given.get("rows")
+    checked("rows", rows, int, type(None))
+    policy = RowPolicy(
+        age_ms,
+        None if "bytes" not in given else bytes_of(given["bytes"]),
+        rows,
+        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms),
+        names("consumers", given.get("consumers", ())),
+        _age("consumers_max_age", given.get("consumers_max_age")),
+        _ladder(given.get("tags", {})),
+    )
+    policy.check()
+    return policy
+
+
+def policy_json(policy: RowPolicy) -> dict[str, Any]:
+    """The policy as `read_policy` reads it; limits that it does not have are left out."""
+    told = {
+        "age": None if policy.age_ms is None else history_text(policy.age_ms),
+        "bytes": policy.bytes_max,
+        "rows": policy.rows_max,
+        "cut_every": history_text(policy.cut_every_ms) if policy.cuts else None,
+        "consumers": list(policy.consumers) or None,
+        "tags": {rung: count for rung in RUNGS if (count := getattr(policy.tags, rung))} or None,
+        "consumers_max_age": None if policy.consumers_max_age_ms is None else history_text(policy.consumers_max_age_ms),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _ladder(given: object) -> Ladder:
+    if not isinstance(given, Mapping) or set(given) - set(RUNGS):
+        raise InvalidUsage(f"tags is {shown(given)}; it must be a dict such as {{'hourly': 24}}, of {', '.join(RUNGS)}")
+    for rung in given:
+        checked(rung, given[rung], int)
+    return Ladder(**given)
+
+
+def _age(what: str, given: object) -> int | None:
+    if given is None:
+        return None
+    found = kept_ms(given) if isinstance(given, (str, timedelta)) else 0
+    if not found:
+        raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as '90d' (ms, s, m, h, d or w)")
+    return found
+
+
+# --- what a policy is and does
+
+
+def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetention:
+    """The policy, and what holds it back. Raises what every call may."""
+    found = _read(transport, name, retry_s)
+    facts, done = found.facts, found.facts.done
+    now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
+    planned, following = plan(facts, now_ms), next_ms(facts, now_ms)
+    no_clock = () if found.checked_ms is not None or facts.policy is None else (NO_CLOCK,)
+    return RowRetention(
+        None if facts.policy is None else policy_json(facts.policy),
+        facts.version,
+        len(facts.cuts),
+        done.upper,
+        shown_instant(done.at_ms) if done.at_ms else None,
+        done.removed,
+        done.overran,
+        None if planned.due is None else planned.due.cut.upper,
+        None if following is None else shown_instant(following),
+        (*no_clock, *planned.held_by),
+        facts.rows,
+        facts.stored_bytes,
+    )
+
+
+def run_retention(
+    transport: OneShard, name: str, settings: HandleSettings, *, dry_run: bool = False, retries: int = TRIES
+) -> RetentionRun:
+    """Take the cuts that are due, and truncate by what the policy says now. Repeating it is safe.
+
+    It goes by the clock of who commits, where the blob store agrees with it: by one clock alone nothing goes. Raises
+    UpperMismatch (others wrote meanwhile each time), Unavailable (also: no clock can be trusted), and what every call
+    may.
+    """
+    retry_s, cuts = settings.write.retry_s, 0
+    found = _read(transport, name, retry_s)
+    if found.facts.policy is None:
+        return RetentionRun(None, (), (), (), 0, None)
+    now_ms = _checked_ms(name, found)
+    rungs, gone = due_rungs(found.facts, now_ms), outlived(found.facts)
+    if (rungs or gone) and not dry_run:
+        send(transport, name, c.SetRungs(rungs, gone), retry_s)
+        if rungs and (beyond := outlived(_read(transport, name, retry_s).facts)):
+            send(transport, name, c.SetRungs((), beyond), retry_s)
+    for at_ms in () if dry_run else wanted_cuts(found.facts, now_ms):
+        kept = send(transport, name, c.TakeCut(at_ms), retry_s)
+        assert isinstance(kept, c.CutKept)
+        cuts += kept.changed
+    if cuts:
+        found = _read(transport, name, retry_s)
+        now_ms = _checked_ms(name, found)
+    planned = plan(found.facts, now_ms)
+    due = planned.due
+    if due is None:
+        return RetentionRun(None, (), (), planned.held_by, cuts, shown_instant(now_ms))
+    said = info_bytes("info", {"retention": list(due.why)})
+    truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
+    done = replace(truncating, info=said).run(None, retries, dry_run=dry_run)
+    if not dry_run:
+        send(transport, name, c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes)), retry_s)
+    return RetentionRun(done, due.why, due.passes, planned.held_by, cuts, shown_instant(now_ms))
+
+
+def set_policy(
+    transport: OneShard, name: str, policy: RowPolicy | None, settings: HandleSettings, asked: Asked
+) -> RowRetention:
+    """Change the policy. Raises what `Shard.retain` says."""
+    retry_s = settings.write.retry_s
+    known = send(transport, name, c.ReadShardSettings(), retry_s)
+    assert isinstance(known, c.SettingsAre)
+    now = known.settings
+    if not now.version:
+        raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
+    version = now.version if asked.expected_version is None else asked.expected_version
+    if version != now.version:
+        raise Conflict(
+            f"the settings of shard {name!r} have version {now.version}, not the expected {version}; read them anew",
+            expected=version,
+            actual=now.version,
+        )
+    if policy is not None and not asked.confirm:
+        _guard(transport, name, policy, settings)
+    send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
+    return read_retention(transport, name, retry_s)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """`confirm`: also where more than half of the rows go at once. `expected_version` None: whichever it is."""
+
+    confirm: bool = False
+    expected_version: int | None = None
+
+
+def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSettings) -> None:
+    """Raises InvalidUsage where the policy would take away more than half of the rows as soon as it is set."""
+    found = _read(transport, name, settings.write.retry_s)
+    now_ms, facts = _checked_ms(name, found), found.facts
+    upper = _at_once(transport, name, record.replace(facts, policy=record.replace(policy, consumers=())), now_ms)
+    if not upper or facts.rows == 0:
+        return
+    tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
+    try:
+        removed = tried.run(None, 0, dry_run=True).removed or 0
+    except NotReadable:  # what was forgotten cannot be cut
+        return
+    if removed and (facts.rows is None or 2 * removed > facts.rows):
+        raise InvalidUsage(
+            f"this policy would take away {removed} of the {'' if facts.rows is None else f'{facts.rows} '}rows of "
+            f"shard {name!r} at once; give confirm if that is meant",
+            removed=removed,
+            rows=facts.rows,
+        )
+
+
+def _at_once(transport: OneShard, name: str, facts: Facts, now_ms: int) -> int:
+    """The time before which the first run may truncate; 0: it does not."""
+    due = plan(record.replace(facts, holds={}), now_ms).due
+    upper = 0 if due is None else due.cut.upper
+    policy = facts.policy
+    assert policy is not None
+    if policy.age_ms is not None and (old_ms := point_at(now_ms - policy.age_ms, policy.cut_every_ms)) > 0:
+        try:
+            found = send(transport, name, c.ResolveTime(old_ms), 0.0)
+        except NotReadable:
+            return upper
+        assert isinstance(found, c.TimeResolved)
+        upper = max(upper, found.upper.element or 0)
+    return upper
+
+
+def _read(transport: OneShard, name: str, retry_s: float) -> c.RetentionIs:
+    found = send(transport, name, c.ReadRetention(), retry_s)
+    assert isinstance(found, c.RetentionIs)
+    return found
+
+
+def _checked_ms(name: str, found: c.RetentionIs) -> int:
+    if found.checked_ms is None:
+        raise Unavailable(f"{NO_CLOCK}, so no rows of shard {name!r} go by age; set the clock, or retry")
+    return found.checked_ms
+
+
+class Retaining(Past):
+    """The policy of rows of a shard. `persist.client.shard.Shard` is one."""
+
+    def retention(self) -> RowRetention:
+        """Which rows the shard keeps, and what holds its policy back. Raises what every call may."""
+        return read_retention(self._transport, self.name, self._settings.write.retry_s)
+
+    def retain(
+        self, policy: Mapping[str, Any] | None, *, confirm: bool = False, expected_version: int | None = None
+    ) -> RowRetention:
+        """Say which rows the shard keeps. Maintenance takes the others away, by truncations. Needs the scope `admin`.
+
+        Args:
+            policy: a dict with at least one of `age` (rows older than that go, as `90d`), `bytes` (about so many stay,
+                as `500GiB` or a number), `rows` (at least so many stay) and `tags` (a ladder: so many of each kind are
+                kept, as `{"hourly": 24, "daily": 31, "monthly": 24}`). With `cut_every`: how finely (a hundredth of the
+                age, or an hour). With `consumers`, names of critical readers: nothing goes that one of them has not
+                passed; and `consumers_max_age`: but for what is older than that. None: all rows are kept.
+            confirm: also if the policy takes away more than half of the rows as soon as it is set.
+            expected_version: that the settings must have now; None is the one that they have.
+        Returns: the policy afterwards.
+        Raises: InvalidUsage (no such policy; or it would take away more than half at once), Conflict (somebody else
+            changed the settings), Unavailable (no clock can be trusted, to see what would go).
+        """
+        checked("confirm", confirm, bool)
+        checked("expected_version", expected_version, int, type(None))
+        if policy is not None and not isinstance(policy, Mapping):
+            raise InvalidUsage(f"policy is {shown(policy)}; it must be a dict such as {{'age': '90d'}}, or None")
+        wanted = None if policy is None else read_policy(policy)
+        return set_policy(self._transport, self.name, wanted, self._settings, Asked(confirm, expected_version))
+
+    def run_retention(self, *, dry_run: bool = False) -> RetentionRun:
+        """Do now what the policy asks for. Maintenance does it anyway. Repeating it is safe. Needs the scope `admin`.
+
+        Args:
+            dry_run: only tell what would go, by the cuts that were taken.
+        Raises: UpperMismatch (others wrote meanwhile; repeat it), Unavailable (no clock can be trusted).
+        """
+        checked("dry_run", dry_run, bool)
+        return run_retention(self._transport, self.name, self._settings, dry_run=dry_run)

@@ -1,0 +1,64 @@
+"""Commands of row policies, and their results. `commands` has all of their names too."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from persist.core.command import TIME_MS_MAX, Command, ReadCommand
+from persist.core.record import Meta
+from persist.core.results import Result
+from persist.core.retention_plan import Facts
+from persist.core.row_policy import Rung
+from persist.core.tags import TAGS_MAX
+
+RUNGS_AT_ONCE = 8
+
+
+class ReadRetention(ReadCommand, frozen=True):
+    """The shard's policy of rows, and what it goes by. -> RetentionIs; changes nothing."""
+
+
+class TakeCut(Command, frozen=True):
+    """Keep the upper that the shard had by the instant `at_ms`, for its policy of rows. -> CutKept. A retry is safe.
+
+    Nothing is kept where that is not known or not readable any more, or nothing came since the cut before it.
+    Unavailable: the clock of the committer could not be checked, or the instant is to come.
+    """
+
+    at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class PassCut(Command, frozen=True):
+    """The policy is done with everything before the time `upper`, the cut of `cut_ms`. -> CutKept. A retry is safe.
+
+    Earlier cuts go. `removed` rows went by it (None: not known); `overran`: it has passed a consumer.
+    """
+
+    cut_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
+    upper: Annotated[int, Meta(ge=0)]
+    removed: int | None = None
+    overran: bool = False
+
+
+class SetRungs(Command, frozen=True):
+    """Set tags of the policy's ladder, and take the tags `gone` away, of those that it has set. -> TagsAre
+
+    A tag is set at what was there by its instant. It is left out where that is not known or not readable any more, or
+    where there is one of that name. A retry is safe. Unavailable: no clock can be trusted, or an instant is to come.
+    """
+
+    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)]
+    gone: Annotated[tuple[str, ...], Meta(max_length=TAGS_MAX)] = ()
+
+
+class RetentionIs(Result, frozen=True):
+    """`checked_ms` is the committer's clock, where the blob store agrees with it; None: nobody knows the time."""
+
+    facts: Facts
+    checked_ms: int | None
+
+
+class CutKept(Result, frozen=True):
+    """Whether anything changed."""
+
+    changed: bool

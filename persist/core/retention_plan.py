@@ -1,0 +1,214 @@
+"""What a row policy does now: by which cut to truncate, and what holds that back. Pure.
+
+The closest cut above the threshold, the lowest upper bound: of the cuts after which the limit still stays, the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from persist.core.antichain import Antichain
+from persist.core.ids import critical_reader_id_of
+from persist.core.marks import point_after, point_at
+from persist.core.record import Record
+from persist.core.row_policy import KeptCut, Retention, RowPolicy
+from persist.core.state import State
+from persist.core.tags import Tag
+from persist.core.truncation import Truncation
+
+STEP_MS_MIN = 1_000
+STEP_MS_MAX = 600_000
+
+
+class Facts(Record, frozen=True):
+    """What a plan goes by. `rows` are there now (None: not known), `stored_rows` and `stored_bytes` with all history.
+
+    `holds` are the positions of the policy's consumers; those that are not registered are left out. `tags` are
+    those that its ladder has set.
+    """
+
+    policy: RowPolicy | None
+    version: int
+    since: Antichain
+    upper: Antichain
+    cuts: Mapping[int, KeptCut]
+    done: Retention
+    truncated: Truncation
+    rows: int | None
+    stored_rows: int
+    stored_bytes: int
+    holds: Mapping[str, Antichain]
+    tags: Mapping[str, Tag] = {}
+
+    @property
+    def came(self) -> int | None:
+        """Rows that are there, and those that truncations took away."""
+        return None if self.rows is None else self.rows + self.truncated.removed
+
+    @property
+    def ahead(self) -> list[tuple[int, KeptCut]]:
+        """The cuts that the policy has not come to yet, oldest first."""
+        return [(at_ms, cut) for at_ms, cut in sorted(self.cuts.items()) if cut.upper > self.done.upper]
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Instant and upper of the newest cut, also where the policy is done with it."""
+        known = [(self.done.cut_ms, self.done.upper), *((at_ms, cut.upper) for at_ms, cut in self.cuts.items())]
+        return max(known)
+
+
+class Due(Record, frozen=True):
+    """The cut by which to truncate now, why, and which consumers it passes."""
+
+    cut_ms: int
+    cut: KeptCut
+    why: tuple[str, ...]
+    passes: tuple[str, ...] = ()
+
+
+class Plan(Record, frozen=True):
+    """What is due, and what holds back what the limits ask for; in sentences."""
+
+    due: Due | None
+    held_by: tuple[str, ...] = ()
+
+
+def facts_of(state: State) -> Facts:
+    """What a State tells of its policy."""
+    policy, trace = state.settings.rows, state.trace
+    known = {
+        name: state.critical_readers.get(critical_reader_id_of(name)) for name in (policy.consumers if policy else ())
+    }
+    return Facts(
+        policy,
+        state.settings.version,
+        state.since,
+        state.upper,
+        state.cuts,
+        state.retention,
+        state.truncated,
+        _sum(batch.diff_sum for batch in trace.batches),
+        trace.rows,
+        sum(batch.size for batch in trace.batches),
+        {name: reader.since for name, reader in known.items() if reader is not None},
+        {name: tag for name, tag in state.tags.items() if tag.laddered},
+    )
+
+
+def rows_before(state: State, upper: int) -> int | None:
+    """Rows that had come before a time, as `KeptCut.rows` tells them. A batch across it counts as before."""
+    later = _sum(batch.diff_sum for batch in state.trace.batches if batch.desc.lower >= Antichain(upper))
+    total = facts_of(state).came
+    return None if later is None or total is None else total - later
+
+
+def plan(facts: Facts, now_ms: int) -> Plan:
+    """What the policy does at this instant, which has to be a checked clock's for anything to be done by it."""
+    policy = facts.policy
+    if policy is None:
+        return Plan(None)
+    wanted, why = _wanted(facts, policy, now_ms)
+    if wanted is None:
+        return Plan(None)
+    if facts.upper.element is None or facts.since.is_empty:
+        return Plan(None, ("the shard is closed",))
+    if facts.upper <= facts.since:
+        return Plan(None, (f"nothing can be read before the next write: since and upper are {facts.since}",))
+    if facts.done.appended:
+        return Plan(None, ("the shard is fed by append, whose writer owns the times: a truncation would take one",))
+    last_ms, last = wanted
+    behind = [name for name in policy.consumers if not _has_passed(facts, name, last.upper)]
+    held_by = tuple(_told(facts, name, last.upper) for name in behind)
+    for at_ms, cut in reversed([found for found in facts.ahead if found[0] <= last_ms]):
+        passes = tuple(name for name in policy.consumers if not _has_passed(facts, name, cut.upper))
+        max_age_ms = policy.consumers_max_age_ms
+        if not passes or (max_age_ms is not None and at_ms <= now_ms - max_age_ms):
+            return Plan(Due(at_ms, cut, why, passes), held_by)
+    return Plan(None, held_by)
+
+
+def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:
+    """The instants for which a cut should be taken now, oldest first: one that is old enough, and that of the grid.
+
+    None where nothing came since the newest one. An old one is asked for where none was taken in time: of a policy
+    that is new, or after maintenance was away.
+    """
+    policy = facts.policy
+    if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
+        return
+    every_ms, (newest_ms, newest_upper) = policy.cut_every_ms, facts.newest
+    now_point = point_at(now_ms, every_ms)
+    if now_point <= newest_ms or facts.upper.element in (0, newest_upper):
+        return
+    if policy.age_ms is not None and (old_ms := point_at(now_ms - policy.age_ms, every_ms)) > 0:
+        known = max((at_ms for at_ms in (facts.done.cut_ms, *facts.cuts) if at_ms <= old_ms), default=0)
+        if known <= old_ms - every_ms:
+            yield old_ms
+    yield now_point
+
+
+def next_ms(facts: Facts, now_ms: int) -> int | None:
+    """The next instant at which there may be something to do, if nothing moves the shard; None: there is none."""
+    policy = facts.policy
+    if policy is None or not policy.cuts or facts.upper.element is None or facts.since.is_empty:
+        return None
+    found = []
+    newest_ms, newest_upper = facts.newest
+    if facts.upper.element not in (0, newest_upper):
+        found.append(point_after(max(newest_ms, now_ms), policy.cut_every_ms))
+    ages = [age for age in (policy.age_ms, policy.consumers_max_age_ms) if age is not None]
+    found += [at_ms + age for at_ms, _ in facts.ahead for age in ages if at_ms + age > now_ms]
+    return min(found, default=None)
+
+
+def step_ms(policy: RowPolicy) -> int:
+    """How often, at most, a shard is looked at again for its policy."""
+    return max(STEP_MS_MIN, min(STEP_MS_MAX, policy.cut_every_ms // 10))
+
+
+def _wanted(facts: Facts, policy: RowPolicy, now_ms: int) -> tuple[tuple[int, KeptCut] | None, tuple[str, ...]]:
+    """The latest cut that one of the limits asks for, and which limits do."""
+    found: dict[str, tuple[int, KeptCut]] = {}
+    ahead = facts.ahead
+    if policy.age_ms is not None:
+        old = [known for known in ahead if known[0] <= now_ms - policy.age_ms]
+        found |= {"age": old[-1]} if old else {}
+    if policy.rows_max is not None and facts.rows is not None and facts.rows > policy.rows_max:
+        left = _leaving(facts, ahead, policy.rows_max)
+        found |= {"rows": left} if left else {}
+    if policy.bytes_max is not None and facts.stored_bytes > policy.bytes_max:
+        left = _leaving(facts, ahead, -(-policy.bytes_max * facts.stored_rows // facts.stored_bytes))
+        found |= {"bytes": left} if left else {}
+    latest = max(found.values(), default=None, key=lambda known: known[0])
+    return latest, tuple(found)
+
+
+def _leaving(facts: Facts, ahead: list[tuple[int, KeptCut]], rows: int) -> tuple[int, KeptCut] | None:
+    """The latest cut after which at least so many rows have come."""
+    came = facts.came
+    if came is None:
+        return None
+    return next(
+        (known for known in reversed(ahead) if known[1].rows is not None and came - known[1].rows >= rows), None
+    )
+
+
+def _has_passed(facts: Facts, name: str, upper: int) -> bool:
+    hold = facts.holds.get(name)
+    return hold is not None and (hold.element is None or hold.element >= upper)
+
+
+def _told(facts: Facts, name: str, upper: int) -> str:
+    hold = facts.holds.get(name)
+    if hold is None:
+        return f"consumer {name!r} has no critical reader yet, so nobody knows what it has read"
+    return f"consumer {name!r} is at {hold}, and the policy would truncate before {upper}"
+
+
+def _sum(values: Iterator[int | None]) -> int | None:
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total

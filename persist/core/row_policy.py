@@ -1,0 +1,167 @@
+"""Row policies: which rows a shard keeps, and what its State remembers of that. Pure.
+
+A policy goes by cuts that maintenance takes as time passes: at an instant of a grid, the upper that the shard had by
+then. A cut is truncated by once the policy says so. Until then the time before it stays readable, as that of a tag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from persist.core.errors import InvalidUsage, shown
+from persist.core.record import Meta, Record
+
+CUTS_MAX = 1_000  # of a shard; beyond that every other one goes
+CUTS_OF_AN_AGE_MAX = 900  # so that a policy by age finds one that is old enough
+CUTS_OF_AN_AGE = 100  # unless the policy says otherwise
+CUT_EVERY_MS_MIN = 1_000
+CUT_EVERY_MS_MAX = 366 * 24 * 3600 * 1000
+CUT_EVERY_MS = 3_600_000  # of a policy without an age
+AGE_MS_MAX = 2**47
+NUMBER_MAX = 2**62
+CONSUMERS_MAX = 100
+RUNG_MAX = 200  # tags of one kind in a ladder
+CURSOR_CHARS_MAX = 256
+_BYTES = re.compile(r"([0-9]{1,18})(B|[KMGTP]iB|[kMGTP]B)?")
+_UNITS: dict[str, int] = {unit + "iB": 1024**power for power, unit in enumerate("KMGTP", 1)}
+_UNITS |= {unit + "B": 1000**power for power, unit in enumerate("kMGTP", 1)} | {"B": 1}
+
+
+class Ladder(Record, frozen=True):
+    """How many tags of hours, days and months are kept."""
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("hourly", "daily", "monthly"), 4)
+
+    hourly: int = 0
+    daily: int = 0
+    monthly: int = 0
+
+    def check(self) -> None:
+        """Raises InvalidUsage where a number makes no sense."""
+        for rung in ("hourly", "daily", "monthly"):
+            count = getattr(self, rung)
+            if not 0 <= count <= RUNG_MAX:
+                raise InvalidUsage(f"{rung} is {count}; it must be in [0, {RUNG_MAX}]")
+
+
+class Rung(Record, frozen=True):
+    """A tag of a ladder: its name, and the instant by which it shows what was there."""
+
+    tag: str
+    at_ms: Annotated[int, Meta(ge=0, le=2**48 - 1)]
+
+
+NO_LADDER = Ladder()
+
+
+class RowPolicy(Record, frozen=True):
+    """Rows older than `age_ms` go, and the oldest ones beyond `bytes_max` or `rows_max`; None: no such limit.
+
+    `cut_every_ms` is how finely: what goes was there before an instant of that grid. Nothing goes that one of the
+    critical readers `consumers` has not passed, unless it is older than `consumers_max_age_ms` (None: in any case).
+    `tags` is the ladder of tags that maintenance sets and takes away.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
+        ("age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms", "tags"), 4
+    )
+
+    age_ms: int | None = None
+    bytes_max: int | None = None
+    rows_max: int | None = None
+    cut_every_ms: int = CUT_EVERY_MS
+    consumers: tuple[str, ...] = ()
+    consumers_max_age_ms: int | None = None
+    tags: Ladder = NO_LADDER
+
+    @property
+    def cuts(self) -> bool:
+        """Whether rows go by it: else it only sets tags."""
+        return self.age_ms is not None or self.bytes_max is not None or self.rows_max is not None
+
+    def check(self) -> None:
+        """Raises InvalidUsage where a limit makes no sense."""
+        self.tags.check()
+        if not self.cuts and self.tags == NO_LADDER:
+            raise InvalidUsage("a policy needs an age, bytes, rows or tags; to keep all rows take the policy away")
+        if not self.cuts and self.consumers:
+            raise InvalidUsage("consumers are for a policy with an age, bytes or rows")
+        for what, value, most in (
+            ("age", self.age_ms, AGE_MS_MAX),
+            ("bytes", self.bytes_max, NUMBER_MAX),
+            ("rows", self.rows_max, NUMBER_MAX),
+            ("consumers_max_age", self.consumers_max_age_ms, AGE_MS_MAX),
+        ):
+            if value is not None and not 0 < value <= most:
+                raise InvalidUsage(f"{what} is {value}; it must be in [1, {most}]")
+        if not CUT_EVERY_MS_MIN <= self.cut_every_ms <= CUT_EVERY_MS_MAX:
+            raise InvalidUsage(
+                f"cut_every is {self.cut_every_ms} ms; it must be in [{CUT_EVERY_MS_MIN}, {CUT_EVERY_MS_MAX}]"
+            )
+        longest = max(self.age_ms or 0, self.consumers_max_age_ms or 0)
+        if longest > CUTS_OF_AN_AGE_MAX * self.cut_every_ms:
+            raise InvalidUsage(
+                f"cut_every is {self.cut_every_ms} ms; for an age of {longest} ms it must be at least "
+                f"{-(-longest // CUTS_OF_AN_AGE_MAX)} ms"
+            )
+        if self.consumers_max_age_ms is not None and not self.consumers:
+            raise InvalidUsage("consumers_max_age is given without consumers")
+        if len(self.consumers) > CONSUMERS_MAX or len(set(self.consumers)) < len(self.consumers):
+            raise InvalidUsage(f"a policy has at most {CONSUMERS_MAX} consumers, each of them once")
+        for consumer in self.consumers:
+            if not 1 <= len(consumer) <= CURSOR_CHARS_MAX:
+                raise InvalidUsage(
+                    f"a consumer is a cursor of 1 to {CURSOR_CHARS_MAX} characters, not {consumer!r:.300}"
+                )
+
+
+def cut_every_of(age_ms: int | None) -> int:
+    """How finely rows of that age go, unless the policy says otherwise."""
+    if age_ms is None:
+        return CUT_EVERY_MS
+    return min(CUT_EVERY_MS_MAX, max(CUT_EVERY_MS_MIN, age_ms // CUTS_OF_AN_AGE))
+
+
+def bytes_of(given: object) -> int:
+    """The bytes that a number or a text means, such as `500GiB` or `20MB`. Raises InvalidUsage."""
+    if type(given) is int:
+        return given
+    if isinstance(given, str) and (found := _BYTES.fullmatch(given)):
+        return int(found[1]) * _UNITS[found[2] or "B"]
+    raise InvalidUsage(f"bytes is {shown(given)}; it must be a number, or a text such as '500GiB'")
+
+
+class KeptCut(Record, frozen=True):
+    """An upper that the shard had by an instant. `rows` had come by then, without what was taken away by others.
+
+    None: that is not known. Rows that truncations took away count as if they were there still.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("upper", "rows"), 4)
+
+    upper: int
+    rows: int | None = None
+
+
+class Retention(Record, frozen=True):
+    """How far the policy has come: everything before the time `upper`, which is the cut of the instant `cut_ms`.
+
+    That was at `at_ms`, by a checked clock, and took `removed` rows away (None: not known). `overran` counts the
+    truncations that passed a consumer. `appended`: the last rows came by `append`, whose writer owns the times.
+    """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
+        ("cut_ms", "upper", "at_ms", "removed", "overran", "appended"), 4
+    )
+
+    cut_ms: int = 0
+    upper: int = 0
+    at_ms: int = 0
+    removed: int | None = None
+    overran: int = 0
+    appended: bool = False
+
+
+NO_RETENTION = Retention()

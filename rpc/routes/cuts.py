@@ -1,0 +1,112 @@
+"""Cuts: a frontier for each of many shards, and truncating all of them by it."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from persist.client.arguments import names
+from persist.client.cut import SHARDS_MAX, TEXT_CHARS_MAX, Cut
+from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, Wanted, take, truncate
+from persist.client.rewriting import RETRIES_MAX
+from persist.client.transport import AsCaller
+from persist.client.wall_clock import read_instant
+from persist.core.commands import READ, WRITE
+from persist.core.errors import InvalidUsage
+from rpc.auth import Principal
+from rpc.json_rows import named_once
+from rpc.routes.parameters import caller_of
+from rpc.service import principal_of, service_of
+
+router = APIRouter(prefix="/v1", tags=["history"])
+_KNOWN = ("shards", "prefix", "at", "cursors")
+
+
+def _body(example: object) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+_ASKED = _body({"prefix": "eu/", "at": "2030-01-01T12:00:00Z"})
+_CUT = _body({"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upper", "shards": {"orders": [7]}, "crc": 0})
+
+
+@router.post(
+    "/cuts", summary="A frontier for each of many shards, by which they can be truncated", openapi_extra=_ASKED
+)
+async def cut(request: Request) -> Response:
+    """Changes nothing. Give `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
+    service, principal = service_of(request), principal_of(request)
+    principal.require(READ)
+    async with service.body(request, TEXT_CHARS_MAX) as data:
+        asked = _asked(_json(data))
+    asked.check()
+    for name in asked.names or ():
+        principal.require(READ, name)
+    if asked.prefix is not None:
+        principal.require_prefix(asked.prefix)
+    found = await service.work.run(partial(take, service.transport, asked, service.handles, ASKED_AT_ONCE))
+    return Response(found.to_json(), media_type="application/json")
+
+
+@router.post("/truncate", summary="Truncate every shard of a cut", openapi_extra=_CUT)
+async def truncate_all(
+    request: Request,
+    dry_run: Annotated[bool, Query(description="Tell how many rows would go, and change nothing.")] = False,
+    retries: Annotated[int, Query(ge=0, le=RETRIES_MAX, description="How often, if others write meanwhile.")] = 0,
+) -> Response:
+    """The body is the cut. An outcome for each shard; where `complete` is false, the same again does the rest.
+
+    Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
+    """
+    service, principal = service_of(request), principal_of(request)
+    principal.require(WRITE)
+    async with service.body(request, TEXT_CHARS_MAX) as data:
+        given = Cut.of(_json(data))
+    _require(principal, given)
+    asking = AsCaller(service.transport, caller_of(request))
+    work = partial(truncate, asking, given, service.handles, Wanted(dry_run, retries))
+    service.snapshots.take(TRUNCATED_AT_ONCE)  # each takes as much memory as one
+    try:
+        found = await service.work.run(work)
+    finally:
+        service.snapshots.give_back(TRUNCATED_AT_ONCE)
+    return Response(json.dumps(found.to_json(), separators=(",", ":")), media_type="application/json")
+
+
+def _require(principal: Principal, given: Cut) -> None:
+    for name in given.shards:
+        principal.require(WRITE, name)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+
+
+def _asked(wanted: Any) -> Asked:
+    """What a body asks for. Raises InvalidUsage."""
+    if not isinstance(wanted, dict):
+        raise InvalidUsage('the body must be a JSON object such as {"prefix": "eu/"}')
+    if unknown := sorted(wanted.keys() - set(_KNOWN)):
+        raise InvalidUsage(f"there is no {unknown[0]!r:.100} here; there is {', '.join(_KNOWN)}")
+    given = wanted.get("shards")
+    if isinstance(given, list) and len(given) > SHARDS_MAX:
+        raise InvalidUsage(f"a cut has at most {SHARDS_MAX} shards, not {len(given)}")
+    shards = None if given is None else names("shards", given)
+    return Asked(shards, wanted.get("prefix"), _at(wanted.get("at")), names("cursors", wanted.get("cursors", ())))
+
+
+def _at(given: object) -> datetime | None:
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise InvalidUsage("at must be an instant with its zone, such as 2030-01-01T12:00:00Z")
+    return read_instant("at", given)

@@ -1,0 +1,525 @@
+"""Policies of rows: what goes, what never goes, what holds them back; over stores whose clocks the tests move."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+import persist
+from compactor.metering import Metrics
+from compactor.tasks import retention_task
+from compactor.worker import Worker
+from persist.cli.__main__ import main
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.client.wall_clock import shown_instant
+from persist.commit.aging import age
+from persist.core.antichain import Antichain
+from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture
+def world() -> World:
+    found = World()
+    found.true_ms = START_MS // DAY_MS * DAY_MS
+    return found
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="1d")
+
+
+def ids(shard: Shard) -> list[int]:
+    found: list[int] = shard.snapshot().to_arrow()["id"].to_pylist()
+    return found
+
+
+def keeper(machine: Machine, metrics: Metrics | None = None) -> Any:
+    task = retention_task(machine.location, EmbeddedTransport(machine.location), metrics)
+
+    def keep(name: str) -> float | None:
+        machine.location.machine(name).refresh()  # as merging does before it
+        return task(name)
+
+    return keep
+
+
+def days(world: World, machine: Machine, shard: Shard, first: int, last: int) -> None:
+    """A row at noon of each day, and maintenance after midnight."""
+    task = keeper(machine)
+    for day in range(first, last):
+        world.pass_ms(12 * HOUR_MS)
+        shard.insert([{"id": day}])
+        world.pass_ms(12 * HOUR_MS + 60_000)
+        task(NAME)
+        age(machine.location.machine(NAME), machine.clock)
+        Worker(machine.location).run(NAME, idle=True)
+        world.pass_ms(-60_000)
+
+
+# --- by age
+
+
+def test_rows_live_between_the_age_and_one_period_more(world: World, machine: Machine, shard: Shard) -> None:
+    """Also where history is shorter than the age: the time before each cut stays readable."""
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 8)
+    assert shard.since() > Antichain(3)
+    assert ids(shard) == [5, 6, 7], "what came at noon five days ago was cut at midnight after it"
+    assert shard.retention().cuts <= 4
+
+
+def test_a_policy_that_is_new_goes_by_marks_of_before(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="forever")
+    for number in range(6):
+        shard.insert([{"id": number}])
+        world.pass_ms(DAY_MS)
+    shard.retain({"age": "3d", "cut_every": "1d"}, confirm=True)
+    done = shard.run_retention()
+    assert done.truncated is not None
+    assert (done.truncated.removed, done.why, ids(shard)) == (3, ("age",), [3, 4, 5]), "what came before that instant"
+    assert shard.run_retention().truncated is None
+
+
+def test_a_worker_that_was_away_catches_up_with_one_truncation(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 3)
+    world.pass_ms(30 * DAY_MS)
+    before, metrics = shard.upper().element, Metrics()
+    keeper(machine, metrics)(NAME)
+    assert (ids(shard), shard.upper()) == ([], Antichain((before or 0) + 1))
+    assert (metrics.counters.retention_runs, metrics.counters.retention_rows) == (1, 3)
+
+
+def test_a_shard_at_rest_costs_nothing(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 2)
+    task, committer = keeper(machine), machine.location.machine(NAME)
+    waits: list[float | None] = []
+    seqnos = []
+    for _ in range(60):
+        waits.append(task(NAME))
+        seqnos.append(committer.state().seqno)
+        if waits[-1] is None:
+            break
+        world.pass_ms(int(waits[-1] * 1000))
+    assert waits[-1] is None, "it is not looked at again before it moves"
+    assert ids(shard) == []
+    assert len(set(seqnos)) < 12
+
+
+def test_a_wrong_clock_takes_no_rows(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 2)
+    for off_ms in (400 * DAY_MS, -400 * DAY_MS):
+        wrong = world.machine(off_ms)
+        if off_ms > 0:
+            with pytest.raises(Unavailable, match="do not agree"):
+                keeper(wrong)(NAME)
+        else:
+            keeper(wrong)(NAME)
+        with pytest.raises(Unavailable, match="do not agree"):
+            wrong.shard(NAME).run_retention()
+        assert "do not agree" in wrong.shard(NAME).retention().held_by[0]
+    assert ids(shard) == [0, 1]
+
+
+def test_what_an_unchecked_writer_brings_is_not_older_than_it_is(world: World, machine: Machine, shard: Shard) -> None:
+    """A writer whose clock is 400 days behind, or ahead, seals nothing: its rows count from the next checked commit."""
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    for off_ms in (-400 * DAY_MS, 400 * DAY_MS):
+        world.machine(off_ms).shard(NAME).insert([{"id": off_ms}])
+    for _ in range(2):
+        world.pass_ms(DAY_MS)
+        keeper(machine)(NAME)
+    assert len(ids(shard)) == 2
+    for _ in range(3):
+        world.pass_ms(DAY_MS)
+        keeper(machine)(NAME)
+    assert ids(shard) == []
+
+
+# --- by rows and bytes
+
+
+def test_at_least_so_many_rows_stay(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"rows": 25, "cut_every": "1h"})
+    task, kept = keeper(machine), []
+    for hour in range(12):
+        shard.insert([{"id": 10 * hour + number} for number in range(10)])
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+        kept.append(len(ids(shard)))
+    assert kept[:4] == [10, 20, 30, 30], "three hours are the least that has 25 rows"
+    assert set(kept[3:]) == {30}
+    assert min(ids(shard)) == 90
+
+
+def test_rows_that_change_keep_more_than_the_limit_and_never_less(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"rows": 5, "cut_every": "1h"})
+    task = keeper(machine)
+    shard.insert([{"id": number} for number in range(8)])
+    for _ in range(6):
+        world.pass_ms(HOUR_MS)
+        shard.insert([{"id": 0, "__diff": -1}, {"id": 0, "__diff": 1}, {"id": 1, "__diff": -1}])
+        shard.insert([{"id": 1}])
+        task(NAME)
+        assert len(ids(shard)) >= 5
+
+
+def test_about_so_many_bytes_stay(world: World, machine: Machine, shard: Shard) -> None:
+    task, sizes = keeper(machine), []
+    for hour in range(10):
+        shard.insert([{"id": 100 * hour + number} for number in range(100)])
+        if not hour:
+            shard.retain({"bytes": 3 * shard.retention().bytes, "cut_every": "1h"})
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+        sizes.append(len(ids(shard)))
+    assert 300 <= sizes[-1] <= 500
+    assert shard.run_retention().truncated is None, "the same bytes are not taken away twice"
+
+
+# --- consumers
+
+
+def test_it_never_passes_a_consumer_and_says_so(world: World, machine: Machine, shard: Shard) -> None:
+    reader = shard.critical_reader("billing")
+    shard.retain({"age": "3d", "cut_every": "1d", "consumers": ["billing"]})
+    days(world, machine, shard, 0, 8)
+    assert ids(shard) == list(range(8))
+    [told] = shard.retention().held_by
+    assert "consumer 'billing' is at [0]" in told
+    reader.downgrade_since(2)
+    keeper(machine)(NAME)
+    assert ids(shard) == list(range(2, 8))
+    reader.downgrade_since(7)
+    keeper(machine)(NAME)
+    assert min(ids(shard)) == 5
+    assert shard.retention().held_by == ()
+
+
+def test_a_consumer_that_was_never_registered_holds_everything(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "1d", "cut_every": "1d", "consumers": ["billing"]})
+    days(world, machine, shard, 0, 4)
+    assert ids(shard) == [0, 1, 2, 3]
+    assert "has no critical reader yet" in shard.retention().held_by[0]
+
+
+def test_a_consumer_that_is_behind_for_too_long_is_passed_and_counted(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    shard.critical_reader("billing")
+    shard.retain({"age": "2d", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "4d"})
+    days(world, machine, shard, 0, 8)
+    assert ids(shard) == [4, 5, 6, 7]
+    assert shard.retention().overran > 0
+
+
+# --- who owns the times, and who writes meanwhile
+
+
+def test_a_shard_that_is_fed_by_append_is_left_alone(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "1d", "cut_every": "1d"})
+    for time in range(4):
+        shard.append(pa.table({"id": [time]}), time, time + 1)
+        world.pass_ms(DAY_MS)
+        keeper(machine)(NAME)
+    assert (len(shard.snapshot().to_arrow()), shard.upper()) == (4, Antichain(4))
+    assert "fed by append" in shard.retention().held_by[0]
+    shard.insert([{"id": 7}])
+    assert shard.retention().held_by == ()
+    keeper(machine)(NAME)
+    assert ids(shard) != []
+
+
+def test_where_nothing_can_be_read_the_policy_waits_for_a_write(world: World, machine: Machine) -> None:
+    """A consumer that has read all of a shard without history has brought since to the upper."""
+    shard = machine.client.create_shard("plain", SCHEMA, ["id"], history="none")
+    shard.retain({"age": "1d", "cut_every": "1d", "consumers": ["billing"]})
+    reader, task = shard.critical_reader("billing"), keeper(machine)
+    shard.insert([{"id": 1}])
+    world.pass_ms(DAY_MS)
+    task("plain")
+    reader.downgrade_since(1)
+    world.pass_ms(2 * DAY_MS)
+    task("plain")
+    assert "nothing can be read before the next write" in shard.retention().held_by[0]
+    shard.insert([{"id": 2}])
+    task("plain")
+    assert ids(shard) == [2]
+
+
+def test_a_closed_shard_is_left_alone(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "1d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 1)
+    shard.advance_upper(None)
+    world.pass_ms(5 * DAY_MS)
+    assert keeper(machine)(NAME) is None
+    assert shard.run_retention().held_by == ("the shard is closed",)
+    assert ids(shard) == [0]
+
+
+def test_a_restore_brings_the_rows_back_until_they_are_old_again(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "2d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 3)
+    assert ids(shard) == [1, 2]
+    shard.restore((shard.retention().done_before or 0) + 1)
+    keeper(machine)(NAME)
+    assert 0 in ids(shard)
+
+
+def test_settings_of_history_leave_the_policy_alone(shard: Shard) -> None:
+    shard.retain({"age": "3d"})
+    shard.configure(history="2d")
+    assert shard.retention().policy == {"age": "3d", "cut_every": "2592s"}
+    assert shard.retain(None).policy is None
+    assert shard.settings.history_ms == 2 * DAY_MS
+
+
+# --- what is refused
+
+REFUSED: list[dict[str, Any]] = [
+    {},
+    {"age": "long"},
+    {"age": "none"},
+    {"age": "forever"},
+    {"age": 7},
+    {"bytes": "many"},
+    {"bytes": 0},
+    {"bytes": True},
+    {"bytes": 1.5},
+    {"rows": 0},
+    {"rows": "7"},
+    {"rows": True},
+    {"cut_every": "1d"},
+    {"age": "90d", "cut_every": "1s"},
+    {"age": "90d", "cut_every": "1ms"},
+    {"age": "1d", "consumers": "billing"},
+    {"age": "1d", "consumers": [""]},
+    {"age": "1d", "consumers": ["a", "a"]},
+    {"age": "1d", "consumers": [7]},
+    {"age": "1d", "consumers": [f"c{number}" for number in range(101)]},
+    {"age": "1d", "consumers_max_age": "2d"},
+    {"age": "1d", "column": "ts"},
+    {"tags": {}},
+    {"tags": {"hourly": 0}},
+    {"tags": {"hourly": 201}},
+    {"tags": {"hourly": -1}},
+    {"tags": {"hourly": True}},
+    {"tags": {"weekly": 1}},
+    {"tags": ["hourly"]},
+    {"tags": {"hourly": 1}, "consumers": ["billing"]},
+]
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+PATH = f"/v1/shards/{NAME}/retention"
+
+
+@pytest.mark.parametrize("policy", REFUSED)
+def test_what_is_refused_of_a_policy(machine: Machine, shard: Shard, http: TestClient, policy: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsage):
+        shard.retain(policy)
+    answer = http.put(PATH, json=policy, headers={"if-match": '"1"'})
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+    assert shard.retention().version == 1
+
+
+def test_what_would_take_more_than_half_at_once_needs_confirm(world: World, machine: Machine, http: TestClient) -> None:
+    shard = machine.client.create_shard("old", SCHEMA, ["id"], history="forever")
+    for number in range(4):
+        shard.insert([{"id": number}])
+        world.pass_ms(DAY_MS)
+    path = "/v1/shards/old/retention"
+    with pytest.raises(InvalidUsage, match="3 of the 4 rows"):
+        shard.retain({"age": "1d", "cut_every": "1d"})
+    answer = http.put(path, json={"age": "1d", "cut_every": "1d"}, headers={"if-match": '"1"'})
+    assert (answer.status_code, answer.json()["details"]) == (400, {"removed": 3, "rows": 4})
+    assert shard.retention().version == 1
+    assert shard.retain({"age": "2d", "cut_every": "1d"}).version == 2, "two of four are not more than half"
+    assert shard.retain({"age": "1d", "cut_every": "1d"}, confirm=True).version == 3
+
+
+def test_other_wrong_requests_are_refused(machine: Machine, shard: Shard, http: TestClient) -> None:
+    for body, match, status in (
+        ("[]", '"1"', 400),
+        ("{", '"1"', 400),
+        ('{"age": "1d", "age": "2d"}', '"1"', 400),
+        ('{"age": "1d"}', "", 400),
+        ('{"age": "1d"}', '"7"', 409),
+    ):
+        assert http.put(PATH, content=body, headers={"if-match": match}).status_code == status
+    for wrong in ({"policy": 7}, {"policy": {"age": "1d"}, "confirm": 1}):
+        with pytest.raises(InvalidUsage):
+            shard.retain(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(Conflict):
+        shard.retain({"age": "1d"}, expected_version=7)
+    with pytest.raises(InvalidUsage):
+        shard.run_retention(dry_run=1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match="no settings yet"):
+        machine.client.create_shard("plain", SCHEMA, ["id"]).retain({"age": "1d"})
+    assert http.get("/v1/shards/nobody/retention").status_code == 404
+    assert shard.retention().version == 1
+
+
+def test_over_http(world: World, machine: Machine, shard: Shard, http: TestClient) -> None:
+    told = http.get(PATH)
+    assert (told.json()["policy"], told.headers["etag"]) == (None, '"1"')
+    assert http.post(f"{PATH}/run").json()["truncated"] is None
+    policy = {"age": "3d", "bytes": "20MB", "cut_every": "1d"}
+    done = http.put(PATH, json=policy, headers={"if-match": told.headers["etag"]})
+    assert (done.json()["policy"], done.headers["etag"]) == ({**policy, "bytes": 20_000_000}, '"2"')
+    days(world, machine, shard, 0, 3)
+    world.pass_ms(DAY_MS)
+    tried = http.post(f"{PATH}/run", params={"dry_run": True}).json()
+    assert (tried["truncated"]["removed"], tried["why"]) == (1, ["age"])
+    assert http.get(PATH).json()["due"] == 1
+    assert http.post(f"{PATH}/run").json()["truncated"]["removed"] == 1
+    found = http.get(PATH).json()
+    assert (found["done_before"], found["removed"], found["due"], found["rows"]) == (1, 1, None, 2)
+    assert found["done_at"] == shown_instant(world.true_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    kept = http.put(f"/v1/shards/{NAME}/settings", json={"history": "2d"}, headers={"if-match": '"2"'})
+    assert kept.status_code == 200
+    assert http.get(PATH).json()["policy"]["age"] == "3d"
+    assert http.put(PATH, content="null", headers={"if-match": '"3"'}).json()["policy"] is None
+
+
+def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "data")]
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1}])
+    assert main(["retention", "set", "a", "--age", "90d", "--consumer", "billing", *where]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["shard"], told["policy"]["age"], told["policy"]["consumers"]) == ("a", "90d", ["billing"])
+    assert main(["retention", "run", "a", "--dry-run", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["truncated"] is None
+    assert main(["retention", "set", "a", "--keep-all", *where]) == 0
+    assert main(["retention", "show", "a", *where]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["policy"] is None
+    for wrong in (
+        ["set", "a"],
+        ["set", "a", "--age", "1d", "--keep-all"],
+        ["set", "a", "--cut-every", "1d"],
+        ["show", "a", "--age", "1d"],
+        ["show", "a", "--dry-run"],
+        ["set", "nobody", "--age", "1d"],
+    ):
+        assert main(["retention", *wrong, *where]) == 1
+
+
+def test_a_truncation_by_a_policy_tells_why(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({"age": "1d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 3)
+    entries = [entry for entry in shard.history() if entry.operation == "truncate"]
+    assert entries
+    assert entries[0].info == {"retention": ["age"]}
+
+
+def test_others_that_write_each_time_make_it_come_again_later(
+    world: World, machine: Machine, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.retain({"age": "1d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 1)
+    world.pass_ms(3 * DAY_MS)
+    from persist.client.write import WriteHandle
+
+    real = WriteHandle.commit_truncation
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs:
+            shard.insert([{"id": 9}])
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    metrics = Metrics()
+    with monkeypatch.context() as patched:
+        patched.setattr(WriteHandle, "commit_truncation", commit)
+        with pytest.raises(PersistError):
+            keeper(machine, metrics)(NAME)
+    assert metrics.counters.retention_failed == 1
+    assert 0 in ids(shard)
+    keeper(machine)(NAME)
+    assert 0 not in ids(shard)
+
+
+# --- a ladder of tags
+
+
+def test_a_ladder_sets_and_takes_away_its_own_tags(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="2h")
+    shard.retain({"tags": {"hourly": 3, "daily": 2}})
+    task = keeper(machine)
+    for hour in range(50):
+        shard.insert([{"id": hour}])
+        if hour == 30:
+            shard.tag("hourly-1999-01-01T00Z")
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+        age(machine.location.machine(NAME), machine.clock)
+        Worker(machine.location).run(NAME, idle=True)
+    tags = shard.tags()
+    hourly = sorted(tag for tag in tags if tag.startswith("hourly"))
+    assert [tag[-3:] for tag in hourly] == ["00Z", "00Z", "01Z", "02Z"], "and the one of the user"
+    assert [tags[tag].time for tag in hourly] == [30, 47, 48, 49]
+    daily = sorted(tag for tag in tags if tag.startswith("daily"))
+    assert len(daily) == 2
+    assert [tags[tag].time for tag in daily] == [23, 47]
+    assert shard.snapshot(tag=daily[0]).to_arrow().num_rows == 24, "though since has passed it"
+    assert shard.since() > Antichain(40)
+    shard.retain(None)
+    task(NAME)
+    assert sorted(shard.tags()) == sorted(tags)
+
+
+def test_a_ladder_at_rest_costs_nothing_and_a_wrong_clock_takes_no_tag(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="2h")
+    shard.retain({"tags": {"hourly": 3, "monthly": 1}})
+    shard.insert([{"id": 1}])
+    task, waits = keeper(machine), []
+    for _ in range(1_000):
+        waits.append(task(NAME))
+        if waits[-1] is None:
+            break
+        world.pass_ms(int(waits[-1] * 1000))
+    assert waits[-1] is None
+    tags = shard.tags()
+    assert [tag.partition("-")[0] for tag in tags] == ["hourly", "monthly"]
+    shard.insert([{"id": 2}])
+    for off_ms in (400 * DAY_MS, -400 * DAY_MS):
+        wrong = world.machine(off_ms)
+        with pytest.raises(Unavailable):
+            wrong.shard(NAME).run_retention()
+    assert shard.tags() == tags
+
+
+def test_a_ladder_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "data")]
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1}])
+    assert main(["retention", "set", "a", "--tags", "hourly=24,monthly=12", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == {"tags": {"hourly": 24, "monthly": 12}}
+    with pytest.raises(SystemExit):
+        main(["retention", "set", "a", "--tags", "hourly", *where])
