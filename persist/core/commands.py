@@ -49,6 +49,7 @@ from persist.core.results import Bundled as Bundled
 from persist.core.results import Claimed as Claimed
 from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
+from persist.core.results import ErasuresAre as ErasuresAre
 from persist.core.results import Finalised as Finalised
 from persist.core.results import Flushed as Flushed
 from persist.core.results import HistoryMoved as HistoryMoved
@@ -70,6 +71,11 @@ from persist.core.results import TagsAre as TagsAre
 from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered
+from persist.core.rewriting_commands import Erase as Erase
+from persist.core.rewriting_commands import NoteRewritten as NoteRewritten
+from persist.core.rewriting_commands import ProveErasure as ProveErasure
+from persist.core.rewriting_commands import ReadErasures as ReadErasures
+from persist.core.rewriting_commands import Rewrite as Rewrite
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.state import Claim, LeasedReader, SchemaRecord, WriterState
 
@@ -143,20 +149,6 @@ class Insert(WriteCommand, frozen=True):
     token: _Token
     runs: tuple[Run, ...]
     attributes: tuple[AttributeUpdate, ...] = ()
-    digest: _Digest = b""
-
-
-class Rewrite(WriteCommand, frozen=True):
-    """Append rows at the next time iff the shard's upper is `expected_upper`. -> Appended
-
-    The writer has worked them out from the contents as of `as_of`. UpperMismatch carries the actual upper.
-    """
-
-    writer: _Writer
-    token: _Token
-    expected_upper: Antichain
-    as_of: int
-    runs: tuple[Run, ...]
     digest: _Digest = b""
 
 

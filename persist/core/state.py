@@ -12,6 +12,7 @@ from typing import ClassVar
 from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
+from persist.core.erasure import Erasure
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
 from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
@@ -30,6 +31,7 @@ LATER = (
 )  # fmt: skip
 LATER_4 = (
     "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncated",
+    "erasures",
 )  # and with level 4  # fmt: skip
 
 
@@ -179,7 +181,7 @@ class State(Record, frozen=True):
     `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
-    `truncated` is the last truncation that was not restored since.
+    `truncated` is the last truncation that was not restored since. `erasures` are rows that were to go for good, by id.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -235,6 +237,7 @@ class State(Record, frozen=True):
     info_bytes: int = 0
     tags: Mapping[str, Tag] = {}
     truncated: Truncation = NOT_TRUNCATED
+    erasures: Mapping[str, Erasure] = {}
 
     @property
     def lease_now_ms(self) -> int:

@@ -14,6 +14,7 @@ from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import HollowBatch
 from persist.core.entries import difference, with_changes
+from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
 from persist.core.marks import Seal
@@ -55,6 +56,7 @@ MAPPINGS = (
     "marks",
     "entries",
     "tags",
+    "erasures",
 )
 SCALARS = (
     "since",
@@ -161,6 +163,7 @@ class StateDiff(Record, frozen=True):
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
     truncated: Truncation | None = None
+    erasures: MapDiff[str, Erasure] | None = None
 
 
 def diff(

@@ -22,6 +22,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
+from persist.core.erasure import Doomed, Proof
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.keys import entries_key, rollup_key
 from persist.core.recorded import EntryFile
@@ -114,6 +115,10 @@ def commands(place: Place) -> list[c.Command]:
         c.Insert(WRITER, TOKEN, ()),
         c.Restore(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.Truncate(WRITER, TOKEN, Antichain(UPPER), 0, ()),
+        c.Erase(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), erasure="e" + "1" * 32),
+        c.ReadErasures(),
+        c.NoteRewritten("e" + "1" * 32, Doomed()),
+        c.ProveErasure("e" + "1" * 32, Proof(1, SeqNo(1), 1, 1, 1)),
         c.AdvanceUpper(Antichain(UPPER + 5)),
         c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
         c.ReadAttributes((KEY,)),

@@ -17,6 +17,7 @@ from persist.core.state import State
 from persist.core.transitions import (
     attributes,
     bundling,
+    erasures,
     history,
     leases,
     lifecycle,
@@ -44,6 +45,10 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Insert: writers.insert,
     c.Restore: writers.restore,
     c.Truncate: writers.truncate,
+    c.Erase: erasures.erase,
+    c.NoteRewritten: erasures.note_rewritten,
+    c.ProveErasure: erasures.prove,
+    c.ReadErasures: erasures.read,
     c.AdvanceUpper: writers.advance_upper,
     c.UpdateAttributes: writers.update_attributes,
     c.ReadAttributes: attributes.read,

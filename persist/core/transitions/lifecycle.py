@@ -79,6 +79,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         info_bytes=0,
         tags={},
         truncated=NOT_TRUNCATED,
+        erasures={},
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.

@@ -36,6 +36,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.CompareAndAppend: "compare_and_append",
     c.Restore: "restore",
     c.Truncate: "truncate",
+    c.Erase: "erase",
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -50,6 +51,8 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.SetTag: "tag",
     c.RemoveTag: "untag",
     c.ForgetTags: AGE,
+    c.NoteRewritten: AGE,
+    c.ProveErasure: "erased",
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 

@@ -8,7 +8,7 @@ from persist.core import commands as c
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of
 from persist.core.entries import with_changes
-from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
+from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
@@ -147,11 +147,24 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
         )
     if not 0 <= command.as_of < time:
         raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
+    if isinstance(command, c.Restore):
+        _check_not_erased(state, command.as_of)
     result = c.Appended(lower, Antichain(time + 1))
     undone = command.as_of < state.truncated.at and not isinstance(command, c.Truncate)
     truncated = NOT_TRUNCATED if undone else state.truncated
     state = replace(state, service_times=_with_time(state.service_times, time), truncated=truncated)
     return _push(state, command, result, _at(command.runs, time), context)
+
+
+def _check_not_erased(state: State, as_of: int) -> None:
+    """Who has read before an erasure must not bring back what that took away."""
+    at = max((erasure.at for erasure in state.erasures.values()), default=0)
+    if as_of < at:
+        raise NotReadable(
+            f"rows of shard {state.name!r} were erased at time {at}: what was there at {as_of} cannot come back",
+            as_of=[as_of],
+            since=state.since.to_json(),
+        )
 
 
 def _no_time_left(state: State) -> UpperMismatch:
