@@ -287,6 +287,10 @@ class WriteHandle:
         expected = frontier(expected_upper)
         return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
 
+    def commit_rewrite(self, command: Callable[[WriterId, Token], c.Rewrite], token: Token | None) -> c.Appended:
+        """Commit a rewrite that is made with the writer and the token. Raises what `compare_and_append` says."""
+        return self._appended(command, token)
+
     def close(self) -> None:
         """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.
 

@@ -32,7 +32,12 @@ def is_rewritten(state: State, at: int) -> bool:
 
 
 def is_merged(state: State, at: int) -> bool:
-    """Whether all that was written up to `at` is one batch in which each insert has met its retraction."""
+    """Whether all that was written up to `at` is one batch in which each insert has met its retraction.
+
+    A State from before all of that was written shows less, but later ones may show more: so it does not count.
+    """
+    if state.upper.less_equal(at):
+        return False
     held = [batch for batch in stretch(state, at) if batch.runs]
     if len(held) != 1:
         return not held
