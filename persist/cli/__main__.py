@@ -21,6 +21,8 @@ COMMANDS = {
     "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
     "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
     "truncate": ("persist.cli.truncate", "take away what was in a shard before a time and still is"),
+    "erase": ("persist.cli.erase", "take rows of a shard away for good"),
+    "erased": ("persist.cli.erased", "what still shows rows that are gone, or the receipt that nothing does"),
     "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),

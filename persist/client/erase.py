@@ -200,8 +200,6 @@ class Erasing(Rewriting):
 
     def _tried(self, token: Token) -> int | None:
         view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        if view.upper.element == 0:
-            raise InvalidUsage(f"nothing was written to shard {self.name!r} yet, so there is nothing to erase")
         upper = check_complete(self.name, 0, view, "erased")
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, upper - 1, None, asked, self.read) as found:

@@ -104,3 +104,10 @@ def _stale(state: State) -> Iterator[Claim]:
     for key, claim in state.claims.items():
         if key.startswith(MERGE_CLAIM) and not all(state.trace.holds(part) for part in claim.inputs):
             yield claim
+
+
+def gone_at(state: State, before: int) -> int:
+    """By which time rows were gone that went before `before`, or by a truncation before that time or a later one."""
+    if 0 < before <= state.truncated.before:
+        return state.truncated.at
+    return max(before - 1, 0)

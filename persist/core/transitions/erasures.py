@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.antichain import MINIMUM, Antichain
 from persist.core.entries import with_changes
 from persist.core.erasing import is_rewritten, states_held, waits
 from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure
@@ -21,6 +21,8 @@ def erase(state: State, command: c.Erase, context: Context) -> tuple[State, c.Ap
     context.check_level("erasures", HISTORY_LEVEL)
     if len(command.reason) > REASON_CHARS_MAX:
         raise InvalidUsage(f"the reason has {len(command.reason)} characters; at most {REASON_CHARS_MAX} are kept")
+    if state.upper == MINIMUM:
+        raise InvalidUsage(f"nothing was written to shard {state.name!r} yet, so there is nothing to erase")
     if command.erasure in state.erasures:
         raise InvalidUsage(f"shard {state.name!r} has an erasure {command.erasure} already; take another id")
     state = _with_room(state)
