@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from persist.client.changes import Changes, ChangesSplit
     from persist.client.connect import Client, Connection, connect
     from persist.client.critical import CriticalReaderHandle
+    from persist.client.erase import ErasureStatus
     from persist.client.listen import Listen, ListenEvent
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["connect", "Client", "Connection", "Shard", "ShardSchema", "Snapshot", "SnapshotSplit", "Listen", "ShardTag"]
 __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "CriticalReaderHandle", "Attributes"]
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
-__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated"]
+__all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "ErasureStatus"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -55,7 +56,7 @@ __all__ += ["__version__"]
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
-_HOMES += ["client.restore", "client.truncate", "client.shard", "attributes"]
+_HOMES += ["client.restore", "client.truncate", "client.erase", "client.shard", "attributes"]
 
 
 def _check_neighbours() -> None:

@@ -11,6 +11,7 @@ from persist.client.erase import ErasureStatus
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
 from persist.core.antichain import Antichain
+from persist.core.erasure import Scanned
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.ids import WriterId, token_of_key
 from persist.core.keys import part_key
@@ -356,3 +357,48 @@ def test_a_status_tells_no_row(shard: Shard) -> None:
     told = shard.erase(where=f"id = '{secret}'")
     assert isinstance(told, ErasureStatus)
     assert secret not in repr(told) + repr(shard.erasures()) + str(told.to_json())
+
+
+# --- broken builds: the search of the tests above finds what they leave
+
+
+def test_a_build_that_forgets_rollups_is_caught(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    told = shard.erase(keys=[secret])
+    monkeypatch.setattr("compactor.erasing.Eraser._may_collect", lambda *_: False)
+    monkeypatch.setattr("compactor.erasing.scanned", _clean(machine))
+    Maintenance(machine).step()
+    assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
+    machine.location.machine(NAME)
+    monkeypatch.setattr("persist.core.transitions.erasures.min", lambda _: 2**62, raising=False)
+    Maintenance(machine).step()
+    assert shard.erased(told.id).done
+    assert {place.split()[0] for place in found(world, secret)} >= {"log"}
+
+
+def test_a_build_that_forgets_parts_and_their_bounds_is_caught(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    padded(shard, secret, "b")
+    told = shard.erase(keys=[secret])
+    for module in ("persist.core.transitions.erasures", "persist.commit.erased", "compactor.erasing"):
+        monkeypatch.setattr(f"{module}.is_rewritten", lambda *_: True)
+    monkeypatch.setattr("persist.core.merge_plan.to_rewrite", lambda _: None)
+    collector = Collector(machine.location)
+    for _ in range(5):
+        Eraser(machine.location, collector).run(NAME)
+        collector.run(NAME)
+    assert shard.erased(told.id).done
+    assert {place.split()[0] for place in found(world, secret)} == {"blob", "log"}, "a part, and its bound in the State"
+
+
+def _clean(machine: Machine) -> object:
+    def scanned(*_: object) -> Scanned:
+        state = machine.location.machine(NAME).refresh()
+        return Scanned(1, state.seqno, 1, 1, 1, rewritten=True)
+
+    return scanned
