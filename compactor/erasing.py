@@ -91,7 +91,7 @@ class Eraser:
             return LOOK_AGAIN_S
         found = self._scanned(machine, erasure)
         for _ in range(self._settings.epochs_max):
-            if found.is_clean or not self._may_collect(machine, erasure, found):
+            if not self._may_collect(machine, erasure, found):
                 break
             self._roll_up(machine)
             self._collector.run(machine.name)
@@ -102,7 +102,7 @@ class Eraser:
                 return min(SWEEP_AGAIN_S, max(LOOK_AGAIN_S, due_ms / 1000 + 1))
             Sweeper(self._location, self._settings.sweep).sweep(machine.name)
             found = self._scanned(machine, erasure)
-        if not found.is_clean:
+        if not found.is_clean or found.horizon < erasure.rewritten:
             return LOOK_AGAIN_S
         with translated():
             left = self._location.consensus.scrub()

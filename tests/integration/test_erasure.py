@@ -393,7 +393,7 @@ def test_a_build_that_forgets_parts_and_their_bounds_is_caught(
         Eraser(machine.location, collector).run(NAME)
         collector.run(NAME)
     assert shard.erased(told.id).done
-    assert {place.split()[0] for place in found(world, secret)} == {"blob", "log"}, "a part, and its bound in the State"
+    assert {place.rpartition(".")[2] for place in found(world, secret)} == {"parquet", "rollup"}, "rows, and bounds"
 
 
 def _clean(machine: Machine) -> object:
