@@ -21,8 +21,10 @@ def stamped(state: State, base_upper: Antichain, checked_ms: int | None, policy:
     """The State with the seal of the commit that makes it. `base_upper` is that of the State before the commit.
 
     The same State object where nothing is to be noted. Where too many marks wait for the index no clock counts as
-    checked: instants are sealed later then.
+    checked: instants are sealed later then. A tombstone has no index any more, and nobody asks it for an instant.
     """
+    if state.tombstone:
+        return state
     seal, every_ms = state.seal, state.settings.mark_every_ms
     if checked_ms is not None and len(state.marks) < policy.marks_overlay_max:
         following = sealed_by(seal, base_upper, checked_ms, every_ms)
