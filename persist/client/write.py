@@ -288,7 +288,7 @@ class WriteHandle:
         return self._appended(lambda w, t: c.Truncate(w, t, expected, as_of, tuple(runs)), token)
 
     def commit_rewrite(self, command: Callable[[WriterId, Token], c.Rewrite], token: Token | None) -> c.Appended:
-        """Commit the rewrite that `command` makes of the writer and the `token`. Raises what `compare_and_append` says."""
+        """Commit what `command` makes of the writer and the `token`. Raises what `compare_and_append` says."""
         return self._appended(command, token)
 
     def close(self) -> None:

@@ -9,13 +9,16 @@ from compactor.erasing import Eraser
 from compactor.worker import Worker
 from persist.client.erase import ErasureStatus
 from persist.client.shard import Shard
+from persist.client.write import WriteHandle
 from persist.commit.collector import Collector
+from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasure import Scanned
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.ids import WriterId, token_of_key
 from persist.core.keys import part_key
 from persist.core.state import Policy
+from persist.formats.state_frames import Build
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.markers import in_memory, marker, uncompressed, where
 
@@ -213,8 +216,6 @@ def test_writers_go_on_all_the_while(world: World, machine: Machine, shard: Shar
 def test_a_write_that_comes_between_is_erased_too(
     monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
 ) -> None:
-    from persist.client.write import WriteHandle
-
     secret = marker()
     shard.insert([{"id": secret, "v": "1"}, {"id": secret, "v": "2"}])
     real, left = WriteHandle.commit_rewrite, [1, 2]
@@ -255,8 +256,6 @@ def test_what_was_retracted_before_goes_with_an_erasure_of_nothing(
 
 
 def test_a_restore_cannot_bring_it_back(machine: Machine, shard: Shard) -> None:
-    from persist.core import commands as c
-
     shard.insert([{"id": "a", "v": "1"}])
     shard.insert([{"id": "b", "v": "1"}])
     shard.erase(keys=["a"])
@@ -357,6 +356,48 @@ def test_a_status_tells_no_row(shard: Shard) -> None:
     told = shard.erase(where=f"id = '{secret}'")
     assert isinstance(told, ErasureStatus)
     assert secret not in repr(told) + repr(shard.erasures()) + str(told.to_json())
+
+
+def test_a_merge_under_way_is_waited_for_and_what_it_wrote_goes(world: World, machine: Machine, shard: Shard) -> None:
+    secret = marker()
+    padded(shard, secret, "b")
+    padded(shard, "c")
+    committer = machine.location.machine(NAME)
+    inputs = tuple(part.id for part in committer.refresh().trace.parts())
+    committer.apply(c.TakeClaim("merge:[0]", "another", 60_000, inputs))
+    told = shard.erase(keys=[secret])
+    Maintenance(machine).step()
+    assert shard.erased(told.id).phase == "retracted", "nobody takes its parts away"
+    assert {part.id for part in committer.refresh().trace.parts()} >= set(inputs)
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done, "its claim has lapsed"
+    assert found(world, secret) == []
+    assert rows(shard) == ["b", "c"]
+
+
+def test_a_location_of_an_older_level_refuses_it() -> None:
+    old = World(build=Build(levels=(2, 3)), policy=Policy()).machine()
+    shard = old.client.create_shard(NAME, SCHEMA, ["id"])
+    shard.insert([{"id": "a", "v": "1"}])
+    with pytest.raises(InvalidUsage, match="erasures need level 4"):
+        shard.erase(keys=["a"])
+
+
+def test_in_a_program_that_embeds_it_an_inline_row_goes_with_its_own_merges(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    """A batch that since has passed as a whole needs no worker; the log is cut by whoever collects."""
+    secret = marker()
+    for number in range(5):
+        shard.insert([{"id": secret, "v": str(number)}])
+    told = shard.erase(keys=[secret])
+    assert told.removed == 5
+    collector = Collector(machine.location)
+    Worker(machine.location).run(NAME)
+    for _ in range(3):
+        Eraser(machine.location, collector).run(NAME)
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
 
 
 # --- broken builds: the search of the tests above finds what they leave

@@ -86,6 +86,15 @@ def test_after_a_truncation_it_is_told_who_holds_the_rows(machine: Machine, shar
     assert (told["phase"], told["blobs_to_delete"]["count"], told["unnamed_blobs"]["count"]) == ("erased", 0, 0)
 
 
+def test_after_a_drop_it_is_told_when_nothing_is_left(machine: Machine, shard: Shard, http: TestClient) -> None:
+    shard.erase(keys=["margaret"])
+    shard.drop()
+    assert http.get(f"{PATH}/erasures", params={"before": 2}).json()["phase"] != "erased"
+    maintained(machine)
+    told = http.get(f"{PATH}/erasures", params={"before": 2}).json()
+    assert (told["phase"], told["blobs_to_delete"]["count"], told["waits"]) == ("erased", 0, [])
+
+
 WRONG: dict[str, tuple[str, str, Any]] = {
     "a body that is no JSON object": ("POST", "erasures", [1]),
     "a field that an erasure does not have": ("POST", "erasures", {"key": ["margaret"]}),
