@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import pyarrow as pa
 import pytest
 
@@ -272,6 +275,39 @@ class Killed(Exception):
     pass
 
 
+def fused(real: Callable[..., object], left: list[int]) -> Callable[..., object]:
+    """A call of which one raises, after so many of all that share `left`."""
+
+    def call(*given: object, **named: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        return real(*given, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_who_is_killed_in_the_commit_asks_again_with_the_token(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
+) -> None:
+    secret, token, left = marker(), token_of_key("dsr-3"), [step]
+    padded(shard, secret, "b")
+    for store, name in ((world.blob, "put"), (world.consensus, "compare_and_set")):
+        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+    with suppress(Killed):
+        shard.erase(keys=[secret], token=token)
+    left[0] = 0
+    world.pass_ms(10 * 60_000)
+    other = world.machine()
+    told = other.shard(NAME).erase(keys=[secret], token=token)
+    assert (len(other.shard(NAME).erasures()), told.at) == (1, 1)
+    Maintenance(other).run(most_h=40)
+    assert other.shard(NAME).erased(told.id).done
+    assert found(world, secret) == []
+    assert rows(other.shard(NAME)) == ["b"]
+
+
 @pytest.mark.parametrize("step", range(1, 21))
 def test_who_is_killed_at_any_step_is_followed_by_another(
     monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
@@ -283,22 +319,13 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
     told = shard.erase(keys=[secret])
     left = [step]
 
-    def killed(real: object) -> object:
-        def call(*given: object, **named: object) -> object:
-            left[0] -= 1
-            if left[0] == 0:
-                raise Killed
-            return real(*given, **named)  # type: ignore[operator]
-
-        return call
-
     for store, name in (
         (world.blob, "put"),
         (world.blob, "delete"),
         (world.consensus, "compare_and_set"),
         (world.consensus, "truncate"),
     ):
-        monkeypatch.setattr(store, name, killed(getattr(store, name)))
+        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
     try:
         Maintenance(machine).run()
     except Killed:
