@@ -206,6 +206,9 @@ class EtcdConsensus(Consensus):
         reply = self._range(key=start, range_end=end, limit=limit, keys_only=True)
         return [kv.key[len(base) :].decode() for kv in reply.kvs]
 
+    def scrub(self) -> str:
+        return "etcd keeps deleted keys until it is compacted: run etcdctl compact REVISION, then etcdctl defrag"
+
     def check(self) -> None:
         """A linearizable read (needs a majority) and a transaction that writes nothing (needs the right to)."""
         messages = self._endpoints.messages

@@ -36,6 +36,9 @@ class ForwardingConsensus(Consensus):
     def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
         return self._inner.keys(prefix, after, limit, with_ended)
 
+    def scrub(self) -> str:
+        return self._inner.scrub()
+
     def check(self) -> None:
         self._inner.check()
 

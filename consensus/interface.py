@@ -136,6 +136,13 @@ class Consensus(ABC):
         Fewer only if there are no more. Without `with_ended`, a key is left out whose head begins with `ENDED`.
         """
 
+    def scrub(self) -> str:
+        """Remove the bytes of deleted entries from where the store keeps its data, as far as it is safe at any time.
+
+        Returns what may be left all the same, and the command that removes it; "" if nothing is. Repeating it is safe.
+        """
+        return ""
+
     @abstractmethod
     def check(self) -> None:
         """Probe the store at start-up and make what it needs (its table).

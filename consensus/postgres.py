@@ -112,6 +112,12 @@ class PostgresConsensus(SqlConsensus):
         port = f":{self._location.port}" if self._location.port else ""
         return f"postgresql://{user}{self._location.host or ''}{port}/{self._location.database}"
 
+    def scrub(self) -> str:
+        return (
+            f"PostgreSQL keeps deleted rows until it rewrites the table: run VACUUM FULL {TABLE.name}, and let its "
+            "write-ahead log and its archive of that go on"
+        )
+
     def close(self) -> None:
         super().close()
         self._announcer.close()

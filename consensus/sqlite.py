@@ -163,6 +163,16 @@ class SqliteConsensus(SqlConsensus):
     def _committed(self, key: str) -> None:
         self._notifier.publish((key,))
 
+    def scrub(self) -> str:
+        """Entries were overwritten as they were deleted. Pages of before are in the write-ahead log: it is emptied."""
+        with self._connection("write") as connection:
+            is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if not is_busy:
+            return ""
+        return (
+            f"readers kept {self._path}-wal from being emptied: run PRAGMA wal_checkpoint(TRUNCATE) when they are done"
+        )
+
     def close(self) -> None:
         with self._write_lock:
             writer, self._writer = self._writer, None
@@ -252,6 +262,7 @@ def _open_alone(path: str) -> _Connection:
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA journal_mode = WAL")
             return connection
         except sqlite3.Error as error:
@@ -273,6 +284,7 @@ def _use_wal(connection: sqlite3.Connection, timeout_s: float) -> None:
     for tries in range(WAL_TRIES_MAX):
         try:
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten with zeros
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:

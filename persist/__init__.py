@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from persist.client.critical import CriticalReaderHandle
     from persist.client.cut import Cut
     from persist.client.cutting import CutTruncated, ShardTruncated
+    from persist.client.erase import ErasureStatus
     from persist.client.listen import Listen, ListenEvent
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
@@ -50,7 +51,7 @@ __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "Criti
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
 __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
-__all__ += ["ShardsDropped"]
+__all__ += ["ShardsDropped", "ErasureStatus"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -61,8 +62,8 @@ __all__ += ["__version__"]
 # Where names live, in the order in which they are looked for: what needs Arrow comes last.
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
-_HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.shard"]
-_HOMES += ["client.bulk", "attributes"]
+_HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
+_HOMES += ["client.bulk", "client.shard", "attributes"]
 
 
 def _check_neighbours() -> None:

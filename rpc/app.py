@@ -18,7 +18,7 @@ from persist.formats.store_errors import translated
 from rpc import errors
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
-from rpc.routes import blobs, cuts, health, history, listen, past, retention, rows, shards, tags
+from rpc.routes import blobs, cuts, erasures, health, history, listen, past, retention, rows, shards, tags
 from rpc.routes import location as locations
 from rpc.routes.parameters import only_known
 from rpc.service import Service
@@ -76,6 +76,6 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
     app.state.service = service
     app.edge = Edge(super(_App, app).__call__, service)
     errors.install(app)
-    for module in (health, locations, shards, cuts, history, past, tags, retention, rows, listen, blobs):
+    for module in (health, locations, shards, cuts, history, past, tags, retention, erasures, rows, listen, blobs):
         app.include_router(module.router, dependencies=[] if module is health else [Depends(only_known)])
     return app

@@ -1,7 +1,7 @@
 """Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
 
 After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
-After the verb tags the name of a tag may come, and after retention the word run.
+After the verbs tags and erasures the name of one of them may come, and after retention the word run.
 `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard that is itself
 called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 """
@@ -33,8 +33,10 @@ VERBS = frozenset(
         "truncate",
         "tags",
         "retention",
+        "erasures",
     }
 )
+OF_ONE = ("tags", "erasures")  # after these a name may come, of one of them
 # What the router sees instead of the name's slash. No name holds it.
 _JOINT = ":"
 
@@ -45,7 +47,7 @@ def split(raw: str) -> tuple[str, str] | None:
         return None
     segments = raw[len(PREFIX) :].split("/")
     verb = ""
-    if len(segments) > 2 and segments[-2] == "tags":
+    if len(segments) > 2 and segments[-2] in OF_ONE:
         verb = "/".join(segments[-2:])
         del segments[-2:]
     elif len(segments) > 2 and segments[-2:] == ["retention", "run"]:

@@ -10,6 +10,7 @@ from blob import optional
 from compactor.cli import running
 from compactor.committing import through_server
 from compactor.engine import Engine, EngineSettings
+from compactor.erasing import erasure_task
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
@@ -90,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
         tasks = [merging, history_task(location, committer_of), keeping]
         if arguments.gc:
-            tasks.append(gc_task(location, Collector(location, metrics=metrics, committer_of=committer_of)))
+            collector = Collector(location, metrics=metrics, committer_of=committer_of)
+            tasks += [erasure_task(location, collector, committer_of), gc_task(location, collector)]
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, in_turn(tasks), loop_settings, per_shard=arguments.concurrency)

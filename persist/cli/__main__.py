@@ -24,6 +24,8 @@ COMMANDS = {
     "truncate": ("persist.cli.truncate", "take away what was in a shard before a time and still is"),
     "drop": ("persist.cli.drop", "drop shards, by names or a prefix"),
     "retention": ("persist.cli.retention", "which rows a shard keeps, and what holds its policy back"),
+    "erase": ("persist.cli.erase", "take rows of a shard away for good"),
+    "erased": ("persist.cli.erased", "what still shows rows that are gone, or the receipt that nothing does"),
     "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),

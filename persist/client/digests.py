@@ -20,6 +20,8 @@ from persist.parts.digest import MODULUS
 def digest_of(command: Written) -> bytes:
     """The digest of a command. Raises InvalidUsage where a part does not tell the digest of its rows."""
     said: list[object] = [type(command).__name__]
+    if isinstance(command, c.Erase):  # whichever time it finds
+        return _digest([*said, command.question.hex(), command.tags])
     if isinstance(command, c.Rewrite):  # a retry finds other rows: those that differ by then
         return _digest([*said, command.as_of])
     if isinstance(command, c.CompareAndAppend):

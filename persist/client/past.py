@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from persist.client.arguments import checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
+from persist.client.erase import (
+    Erasing,
+    ErasureStatus,
+    Question,
+    checked_deadline,
+    checked_reason,
+    read_erasures,
+    status_of,
+)
 from persist.client.restore import Restored, Restoring
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.snapshot import ReadSettings, check_splits
@@ -146,6 +155,58 @@ class Past:
             return replace(dropping, info=said).run(token, dry_run=dry_run)
         truncating = Truncating.of(self._transport, self.name, cut, settings.write, settings.read)
         return replace(truncating, info=said).run(token, retries, dry_run=dry_run)
+
+    def erase(
+        self,
+        *,
+        keys: Sequence[Any] | None = None,
+        where: str | None = None,
+        deadline: timedelta | str | None = None,
+        reason: str = "",
+        tags: bool = False,
+        token: Token | None = None,
+    ) -> ErasureStatus:
+        """Take rows away for good: by one commit at the next time, and then from every byte of both stores.
+
+        The latest contents are without them at once. The shard lets the history before that commit go, and its commit
+        history too; what readers hold, and tags, it waits for. Maintenance (`persist compactor --gc`) rewrites and
+        deletes what showed the rows, and proves it: `erased` tells how far it is, and gives the receipt. With neither
+        `keys` nor `where` no row is taken away: what was retracted or truncated before goes for good. Scope `admin`.
+
+        Args:
+            keys: up to 1,000 keys: tuples in key order, or the values themselves where there is one key column.
+            where: a predicate, as the Spark option `where` says.
+            deadline: by when it should have ended, such as `30d`; it is only told.
+            reason: what the receipt tells, up to 256 characters. It must not name the rows.
+            tags: take away all tags of earlier times too; else it waits for them.
+            token: as `insert` says; it stands for this erasure, and gives it its id.
+        Returns: how far it is: see `ErasureStatus`.
+        Raises: UpperMismatch (others wrote all the time, or the shard is closed, or no time is left: nothing was
+            changed), InvalidUsage (no such key or column, nothing was written yet, or a row is there over 2**32 times),
+            TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not happen), Indeterminate (it may have
+            happened: repeat it with the token).
+        """
+        checked("tags", tags, bool)
+        question, settings, _ = Question.of(keys, where), self._settings, _checked(token, 0, None)
+        erasing = Erasing.of(self._transport, self.name, Named(None), settings.write, settings.read)
+        return replace(
+            erasing,
+            question=question,
+            deadline_ms=checked_deadline(deadline),
+            reason=checked_reason(reason),
+            tags=tags,
+        ).run(token)
+
+    def erased(self, erasure: str) -> ErasureStatus:
+        """How far an erasure is, for what it waits, and, once nothing is left, the receipt. Scope `admin`.
+
+        Raises: InvalidUsage (the shard has no erasure of this id, or has forgotten it: it keeps the last 100).
+        """
+        return status_of(self._transport, self.name, erasure, self._settings.read.retry_s)
+
+    def erasures(self) -> dict[str, ErasureStatus]:
+        """The shard's erasures by id, the oldest first. Scope `admin`. Raises what every call may."""
+        return read_erasures(self._transport, self.name, self._settings.read.retry_s)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.

@@ -295,6 +295,10 @@ class WriteHandle:
         """
         return self._appended(lambda w, t: c.DropBefore(w, t, EMPTY, as_of, ()), token)
 
+    def commit_rewrite(self, command: Callable[[WriterId, Token], c.Rewrite], token: Token | None) -> c.Appended:
+        """Commit what `command` makes of the writer and the `token`. Raises what `compare_and_append` says."""
+        return self._appended(command, token)
+
     def close(self) -> None:
         """Retire the writer; without it, its lease lapses in the end. What is written by it afterwards registers anew.
 

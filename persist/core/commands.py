@@ -26,6 +26,10 @@ from persist.core.command import Command as Command
 from persist.core.command import ReadCommand as ReadCommand
 from persist.core.command import WriteCommand as WriteCommand
 from persist.core.command import kinds as kinds
+from persist.core.erasure_commands import Erase as Erase
+from persist.core.erasure_commands import NoteRewritten as NoteRewritten
+from persist.core.erasure_commands import ProveErasure as ProveErasure
+from persist.core.erasure_commands import ReadErasures as ReadErasures
 from persist.core.history_commands import AgeHistory as AgeHistory
 from persist.core.history_commands import FlushEntries as FlushEntries
 from persist.core.history_commands import ForgetDropped as ForgetDropped
@@ -55,6 +59,7 @@ from persist.core.results import Claimed as Claimed
 from persist.core.results import CriticalReadersAre as CriticalReadersAre
 from persist.core.results import CriticalReaderState as CriticalReaderState
 from persist.core.results import Done as Done
+from persist.core.results import ErasuresAre as ErasuresAre
 from persist.core.results import Finalised as Finalised
 from persist.core.results import Flushed as Flushed
 from persist.core.results import HistoryMoved as HistoryMoved

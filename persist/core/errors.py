@@ -69,7 +69,7 @@ class TokenReused(InvalidUsage):
 
 
 class NegativeMultiplicity(InvalidUsage):
-    """Details: `row`, as text."""
+    """It does not quote the row: messages come to logs, and a row may have to be erased."""
 
     kind = "negative_multiplicity"
 

@@ -16,6 +16,8 @@ these are few (`left_batches_max`).
 - Claims: what another is at work on (`taken`, ids of parts) is left alone. A plan names parts by id, so it cannot
   conflict with writers.
 
+An erasure comes before all of these: what was written up to its time becomes one batch.
+
 The worker has four more rules, each of which rewrites a row a bounded number of times. Where too many batches are left
 that are not due, the youngest are merged with one that they outweigh: a logarithm of them is left whatever their sizes.
 A batch whose history since has passed is collapsed. A batch of an older schema is written in the current one. Where a
@@ -31,11 +33,11 @@ from itertools import groupby
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, diff_sum_of
 from persist.core.commands import MergeSpec
+from persist.core.erasing import MERGE_CLAIM, stretch, to_rewrite
 from persist.core.state import Policy, State, kept_below, named_times
 from persist.core.trace import Trace
 
 FAN_IN = 4
-MERGE_CLAIM = "merge:"
 
 # --- the committer's policy
 SMALL_ROWS = 32_768  # a batch beyond either of these two is the workers'
@@ -267,6 +269,12 @@ def plan(state: State, policy: MergePolicy, *, now_ms: int, idle: bool = False) 
             taken.update(spec.inputs)
             specs.append(spec)
     batches = state.trace.batches
+    if (at := to_rewrite(state)) is not None:
+        whole = stretch(state, at)
+        parts = [part.id for batch in whole for part in batch.parts()]
+        if taken.isdisjoint(parts):  # else when those have ended who are at work on it: nobody else begins there
+            specs.append(_spec(state, whole))
+        taken.update(parts)
     batches = batches[: len(batches) - _left_to_committer(batches, policy.left_batches_max)]
     for is_taken, segment in groupby(batches, lambda batch: _is_taken(batch, taken)):
         if not is_taken:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeKey
 from persist.core.batch import Part
+from persist.core.erasure import Erasure, Wait
 from persist.core.ids import CriticalReaderId, SeqNo
 from persist.core.marks import Mark
 from persist.core.record import Record
@@ -148,6 +149,13 @@ class TagRemoved(Result, frozen=True):
     """The tag that was there; None: there was none."""
 
     tag: Tag | None
+
+
+class ErasuresAre(Result, frozen=True):
+    """The shard's erasures by id, and for what those wait that have not ended: `()` is for the next collection."""
+
+    erasures: Mapping[str, Erasure]
+    waits: Mapping[str, tuple[Wait, ...]]
 
 
 class SchemaRegistered(Result, frozen=True):

@@ -13,6 +13,7 @@ from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain, meet
 from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
 from persist.core.drops import RowDrop
+from persist.core.erasure import Erasure
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
 from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
@@ -34,6 +35,7 @@ LATER_4 = (
     "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncated",
     "drops", "floor",
     "cuts", "retention",
+    "erasures",
 )  # and with level 4  # fmt: skip
 
 
@@ -186,6 +188,7 @@ class State(Record, frozen=True):
     `truncated` is the last truncation that was not restored since. `drops` are those truncations by a drop that some
     readable time comes before, ascending. No row before `floor` is there as of any readable time. `cuts` are those by
     which the policy of rows will truncate, by the instant whose upper they are; `retention` tells how far it has come.
+    `erasures` are rows that were to go for good, by id.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -245,6 +248,7 @@ class State(Record, frozen=True):
     floor: int = 0
     cuts: Mapping[int, KeptCut] = {}
     retention: Retention = NO_RETENTION
+    erasures: Mapping[str, Erasure] = {}
 
     @property
     def lease_now_ms(self) -> int:

@@ -15,6 +15,7 @@ from persist.core.attribute import AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import HollowBatch
 from persist.core.drops import RowDrop
 from persist.core.entries import difference, with_changes
+from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
 from persist.core.marks import Seal
@@ -58,6 +59,7 @@ MAPPINGS = (
     "entries",
     "tags",
     "cuts",
+    "erasures",
 )
 SCALARS = (
     "since",
@@ -171,6 +173,7 @@ class StateDiff(Record, frozen=True):
     floor: int | None = None
     cuts: MapDiff[int, KeptCut] | None = None
     retention: Retention | None = None
+    erasures: MapDiff[str, Erasure] | None = None
 
 
 def diff(

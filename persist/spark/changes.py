@@ -24,9 +24,9 @@ from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, KeyRange, ShardSchema, current_schema
+from persist.parts.pruning import Filter
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
-from persist.spark.pruning import Filter
 from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"

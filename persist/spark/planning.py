@@ -21,10 +21,10 @@ from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema, encode_key, plan_splits
 from persist.parts.given import column_of
 from persist.parts.keycodec import successor
+from persist.parts.pruning import Filter
 from persist.parts.reader import PartReader
 from persist.spark import executors
 from persist.spark.options import ReadOptions, Target
-from persist.spark.pruning import Filter
 
 SPLIT_BYTES = 32 * 1024 * 1024  # encoded bytes that one partition reads when nobody says how many there should be
 SMALL_BYTES = 1024 * 1024  # a read of fewer encoded bytes is one partition

@@ -77,7 +77,7 @@ def test_multiplicities_are_kept(shard: Shard) -> None:
     assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [3, 2]
 
 
-def test_a_negative_multiplicity_is_told_with_its_row(shard: Shard) -> None:
+def test_a_negative_multiplicity_is_told(shard: Shard) -> None:
     shard.insert([{"id": 1, "name": "a", "__diff": -1}])
     with pytest.raises(NegativeMultiplicity, match="there -1 times"):
         rows_of(shard)

@@ -22,6 +22,7 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
+from persist.core.erasure import Doomed, Proof
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.keys import entries_key, rollup_key
 from persist.core.recorded import EntryFile
@@ -116,6 +117,10 @@ def commands(place: Place) -> list[c.Command]:
         c.Restore(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.Truncate(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.DropBefore(WRITER, TOKEN, EMPTY, 0, ()),
+        c.Erase(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), erasure="e" + "1" * 32),
+        c.ReadErasures(),
+        c.NoteRewritten("e" + "1" * 32, Doomed()),
+        c.ProveErasure("e" + "1" * 32, Proof(1, SeqNo(1), 1, 1, 1)),
         c.AdvanceUpper(Antichain(UPPER + 5)),
         c.UpdateAttributes(WRITER, TOKEN, (AttributeUpdate.replace(KEY, 8),)),
         c.ReadAttributes((KEY,)),
@@ -192,7 +197,7 @@ def test_no_route_changes_anything_for_others(place: Place) -> None:
     tried = 0
     for path, verbs in place.app.openapi()["paths"].items():
         for verb in verbs:
-            full = path.replace("{name}", NAME).replace("{key}", "a").replace("{tag}", "eom")
+            full = path.replace("{name}", NAME).replace("{key}", "a").replace("{tag}", "eom").replace("{erasure}", "e1")
             if full.endswith("/listen"):
                 continue  # it never ends; below
             for query in (

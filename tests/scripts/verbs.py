@@ -15,6 +15,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
 from persist.core.batch import HollowBatch, Part, Run
+from persist.core.erasure import Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of, writer_of
 from persist.core.marks import MARKS_PAGE_MAX, Mark
@@ -156,9 +157,24 @@ def show_result(result: c.Result | PersistError) -> str:
         return short(print_error(result))
     if isinstance(result, c.TagsAre):
         return " ".join(["tags-are", *(f"{name}={show(tag)}" for name, tag in sorted(result.tags.items()))])
+    if isinstance(result, c.ErasuresAre):
+        return "\n".join(["erasures-are", *(show_erasure(*found, result.waits) for found in result.erasures.items())])
     name = re.sub(r"(?<!^)(?=[A-Z])", "-", type(result).__name__).lower()
     fields = {key: value for key, value in asdict(result).items() if key != "following" or value is not None}
     return " ".join([name, *(show_field(*field) for field in fields.items())])
+
+
+def show_erasure(name: str, found: Erasure, waits: Mapping[str, tuple[Wait, ...]]) -> str:
+    """An erasure by its number, and for what it waits."""
+    told = [f"erasure {name.lstrip('e0')} {found.phase} at={found.at}"]
+    if found.deadline_ms is not None:
+        told.append(f"deadline={found.deadline_ms}")
+    if found.rewritten:
+        told.append(f"rewritten=v{found.rewritten} doomed={found.doomed.blobs}")
+    if found.proof is not None:
+        told.append(f"horizon=v{found.proof.horizon}")
+    told += [f"{wait.kind}:{wait.name}:{wait.time}" for wait in waits.get(name, ())]
+    return " ".join(told)
 
 
 def show_field(name: str, value: Any) -> str:
@@ -199,6 +215,7 @@ def show_state(state: State) -> list[str]:
     lines += [f"floor {state.floor}"] if state.floor else []
     if state.retention != NO_RETENTION:
         lines.append(f"retention {_fields(state.retention)}")
+    lines += [show_erasure(key, state.erasures[key], {}) for key in sorted(state.erasures)]
     if state.settings.version:
         lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
     if state.seal.sealed_ms:
@@ -357,6 +374,10 @@ def _flush(args: Arguments) -> c.FlushAttributes:
     return c.FlushAttributes(IndexRoot(before), IndexRoot(after), {}, values)
 
 
+def _erasure(number: str) -> str:
+    return f"e{number.zfill(32)}"
+
+
 def _history(word: str) -> int | None:
     return {"none": 0, "forever": None}[word] if word in ("none", "forever") else int(word)
 
@@ -390,6 +411,22 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     ),
     "drop-before": lambda a: c.DropBefore(
         *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
+    ),
+    "erase": lambda a: c.Erase(
+        *parse_written(a),
+        _frontier(a),
+        a.number("as-of", 0),
+        erasure=_erasure(a.named("id")),
+        question=a.named("question", "").encode(),
+        deadline_ms=_optional_number(a.optional("deadline")),
+        reason=a.named("reason", ""),
+        tags=a.flag("tags"),
+        runs=parse_runs(a.rest()),
+    ),
+    "read-erasures": lambda a: c.ReadErasures(),
+    "note-rewritten": lambda a: c.NoteRewritten(_erasure(a.next("a number")), Doomed(a.number("blobs", 0))),
+    "prove-erasure": lambda a: c.ProveErasure(
+        _erasure(a.next("a number")), Proof(0, SeqNo(a.number("horizon", 1)), 1, 1, 1)
     ),
     "advance-upper": lambda a: c.AdvanceUpper(_frontier(a)),
     "update-attributes": lambda a: c.UpdateAttributes(

@@ -255,7 +255,7 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
     if not settings.version or settings.history_ms is None or state.since.is_empty:
         return state, _moved(state)
     if not settings.history_ms:
-        return _forgotten(state, latest_time(state), context)
+        return forgotten(state, latest_time(state), context)
     if command.before_ms > checked(context, state) - settings.history_ms:  # the clock was set, or the settings changed
         return state, _moved(state)
     state = without_outlived(state, command.before_ms, checked(context, state))
@@ -274,7 +274,7 @@ def age_history(state: State, command: c.AgeHistory, context: Context) -> tuple[
 
 def forget_history(state: State, command: c.ForgetHistory, context: Context) -> tuple[State, c.HistoryMoved]:
     check_forgettable(state, command.before)
-    return _forgotten(state, command.before, context)
+    return forgotten(state, command.before, context)
 
 
 def check_forgettable(state: State, before: Antichain) -> None:
@@ -288,7 +288,7 @@ def check_forgettable(state: State, before: Antichain) -> None:
         )
 
 
-def _forgotten(state: State, before: Antichain, context: Context) -> tuple[State, c.HistoryMoved]:
+def forgotten(state: State, before: Antichain, context: Context) -> tuple[State, c.HistoryMoved]:
     """History before `before` is not held by the shard itself any more."""
     if state.since.is_empty:
         return state, _moved(state)

@@ -84,6 +84,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         floor=0,
         cuts={},
         retention=NO_RETENTION,
+        erasures={},
         left={},
         # A minted token that landed in this life is not to land in the next one. A birth in the future would hold up
         # all others until that time: such tokens are remembered one by one.

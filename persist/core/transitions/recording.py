@@ -37,6 +37,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Restore: "restore",
     c.Truncate: "truncate",
     c.DropBefore: "drop_before",
+    c.Erase: "erase",
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -55,6 +56,8 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.TakeCut: AGE,
     c.PassCut: AGE,
     c.SetRungs: AGE,
+    c.NoteRewritten: AGE,
+    c.ProveErasure: "erased",
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.entries import with_changes
+from persist.core.erasing import erased_at
 from persist.core.errors import NotReadable, Unavailable
 from persist.core.record import replace
 from persist.core.retention_plan import facts_of, rows_before
@@ -32,7 +33,9 @@ def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State,
     except NotReadable:
         return state, c.CutKept(False)
     upper = found.element
-    if not upper or not is_kept(state, upper - 1) or upper <= max(state.retention.upper, _before(state, at_ms)):
+    if not upper or upper - 1 < erased_at(state) or not is_kept(state, upper - 1):
+        return sealed, c.CutKept(False)
+    if upper <= max(state.retention.upper, _before(state, at_ms)):
         return sealed, c.CutKept(False)  # rows that came by an unchecked clock show from the next point on
     cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
     if len(cuts) > CUTS_MAX:
@@ -70,7 +73,7 @@ def set_rungs(state: State, command: c.SetRungs, context: Context) -> tuple[Stat
         except NotReadable:
             continue
         known = check_tag_name(rung.tag) in tags or len(tags) >= TAGS_MAX
-        if not known and upper.element and is_kept(state, upper.element - 1):
+        if not known and upper.element and upper.element > erased_at(state) and is_kept(state, upper.element - 1):
             tags[rung.tag] = Tag(upper.element - 1, laddered=True)
     for name in command.gone:
         if name in tags and tags[name].laddered:

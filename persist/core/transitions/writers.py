@@ -9,7 +9,8 @@ from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.core.drops import RowDrop, clipped
 from persist.core.entries import with_changes
-from persist.core.errors import Expired, InlineBudget, InvalidUsage, Overloaded, UpperMismatch
+from persist.core.erasing import erased_at
+from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
@@ -168,6 +169,8 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     assert time is not None
     if not 0 <= command.as_of < time:
         raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
+    if isinstance(command, c.Restore):
+        _check_not_erased(state, command.as_of)
     result = c.Appended(lower, Antichain(time + 1))
     undone = command.as_of < state.truncated.at and not isinstance(command, c.Truncate)
     truncated = NOT_TRUNCATED if undone else state.truncated
@@ -181,6 +184,17 @@ def _check_upper(state: State, expected: Antichain) -> None:
             f"shard {state.name!r} has upper {state.upper}, not the expected {expected}; read it and decide anew",
             expected=expected.to_json(),
             actual=state.upper.to_json(),
+        )
+
+
+def _check_not_erased(state: State, as_of: int) -> None:
+    """Who has read before an erasure must not bring back what that took away."""
+    at = erased_at(state)
+    if as_of < at:
+        raise NotReadable(
+            f"rows of shard {state.name!r} were erased at time {at}: what was there at {as_of} cannot come back",
+            as_of=[as_of],
+            since=state.since.to_json(),
         )
 
 

@@ -15,9 +15,9 @@ from pyspark.errors import PySparkException
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
+from persist.parts.pruning import Filter
 from persist.spark.batch_read import SnapshotReader
 from persist.spark.options import Options, ReadOptions, Target
-from persist.spark.pruning import Filter
 from persist.spark.schemas import spark_schema
 
 pytestmark = pytest.mark.spark

@@ -39,9 +39,13 @@ def test_more_rows_than_fit_are_refused_whatever_their_sum_wraps_to(diffs: tuple
         list(expanded(table(*diffs)))
 
 
-def test_a_negative_row_is_named() -> None:
-    with pytest.raises(NegativeMultiplicity, match=r"a row is there -2 times.*\{'id': 1\}"):
-        list(expanded(table(1, -2, 2**63 - 1)))
+def test_a_negative_row_is_told_without_its_values() -> None:
+    with pytest.raises(NegativeMultiplicity, match="a row is there -2 times") as refused:
+        list(expanded(pa.table({"v": ["ann", "bob"], "__diff": [1, -2]})))
+    assert "bob" not in f"{refused.value} {refused.value.details}"
+    with pytest.raises(InvalidUsage, match="rows would be repeated") as refused_too:
+        list(expanded(pa.table({"v": ["ann"], "__diff": [2**40]})))
+    assert "ann" not in f"{refused_too.value} {refused_too.value.details}"
 
 
 def test_no_piece_holds_much_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

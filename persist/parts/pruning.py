@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts import ALL_KEYS, KeyRange, ShardSchema, encode_key
-from persist.parts.keycodec import successor
-from persist.spark import predicate as p
+from persist.parts import predicate as p
+from persist.parts.keycodec import ALL_KEYS, KeyRange, encode_key, successor
+from persist.parts.schema import ShardSchema
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FLOAT_EXACT, DOUBLE_EXACT = 2**24, 2**53

@@ -1,0 +1,62 @@
+"""`persist erase NAME`: take rows away for good. Prints JSON; `persist erased` tells when nothing is left of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from persist.cli.where import add_arguments as add_where
+from persist.cli.where import where_of
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.core.errors import InvalidUsage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    add_where(parser)
+    parser.add_argument(
+        "--keys", metavar="FILE", help='keys as a JSON list, such as [["ann"], ["bob"]]; - is the input'
+    )
+    parser.add_argument("--where", metavar="PREDICATE", help="rows for which it is true, such as \"customer = 'ann'\"")
+    parser.add_argument("--gone", action="store_true", help="no rows: what was retracted or truncated before")
+    parser.add_argument("--deadline", metavar="AGE", help="by when it should have ended: 30d")
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="", help="what the receipt tells; it must not name the rows"
+    )
+    parser.add_argument("--tags", action="store_true", help="take earlier tags away; else it waits for them")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if sum((arguments.keys is not None, arguments.where is not None, arguments.gone)) != 1:
+        raise InvalidUsage("give one of --keys, --where and --gone")
+    keys = None if arguments.keys is None else _keys(arguments.keys)
+    location = where_of(arguments).open(must_exist=True)
+    try:
+        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+        done = shard.erase(
+            keys=keys,
+            where=arguments.where,
+            deadline=arguments.deadline,
+            reason=arguments.reason,
+            tags=arguments.tags,
+        )
+    finally:
+        location.close()
+    print(json.dumps({"shard": arguments.name, **done.to_json()}))
+    return 0
+
+
+def _keys(path: str) -> list[object]:
+    try:
+        if path == "-":
+            found = json.load(sys.stdin)
+        else:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+    except (OSError, ValueError) as error:
+        raise InvalidUsage(f"--keys cannot be read as a JSON list: {type(error).__name__}") from error
+    if not isinstance(found, list):
+        raise InvalidUsage('--keys must hold a JSON list of keys, such as [["ann"], ["bob"]]')
+    return found

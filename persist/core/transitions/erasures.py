@@ -1,0 +1,93 @@
+"""Transitions of erasures: one commit retracts the rows and lets history go; maintenance tells how far the rest is."""
+
+from __future__ import annotations
+
+from persist.core import commands as c
+from persist.core.antichain import MINIMUM, Antichain
+from persist.core.entries import with_changes
+from persist.core.erasing import is_rewritten, states_held, waits
+from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure
+from persist.core.errors import InvalidUsage, Overloaded
+from persist.core.ids import SeqNo
+from persist.core.record import replace
+from persist.core.state import State
+from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.history import forgotten
+from persist.core.transitions.writers import restore
+
+
+def erase(state: State, command: c.Erase, context: Context) -> tuple[State, c.Appended]:
+    """The commit history before it may tell of the rows (what callers said), so it goes as well."""
+    context.check_level("erasures", HISTORY_LEVEL)
+    if len(command.reason) > REASON_CHARS_MAX:
+        raise InvalidUsage(f"the reason has {len(command.reason)} characters; at most {REASON_CHARS_MAX} are kept")
+    if state.upper == MINIMUM:
+        raise InvalidUsage(f"nothing was written to shard {state.name!r} yet, so there is nothing to erase")
+    if command.erasure in state.erasures:
+        raise InvalidUsage(f"shard {state.name!r} has an erasure {command.erasure} already; take another id")
+    state = _with_room(state)
+    state, result = restore(state, command, context)
+    at = result.lower.element or 0
+    now_ms = context.checked_ms or context.now_ms
+    deadline_ms = None if command.deadline_ms is None else now_ms + command.deadline_ms
+    erasure = Erasure(at, command.question, now_ms, deadline_ms, command.reason)
+    state = replace(
+        state,
+        erasures=with_changes(state.erasures, {command.erasure: erasure}),
+        entries={},
+        entry_files=(),
+        info_bytes=0,
+        cuts={at_ms: cut for at_ms, cut in state.cuts.items() if cut.upper > at},
+        tags={name: tag for name, tag in state.tags.items() if tag.time >= at} if command.tags else state.tags,
+    )
+    return forgotten(state, Antichain(at), context)[0], result
+
+
+def read(state: State, command: c.ReadErasures, context: Context) -> tuple[State, c.ErasuresAre]:
+    return state, _told(state)
+
+
+def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> tuple[State, c.ErasuresAre]:
+    known = state.erasures.get(command.erasure)
+    if known is None or known.rewritten or not is_rewritten(state, known.at):
+        return state, _told(state)
+    now_ms = context.checked_ms or context.now_ms
+    noted = replace(known, rewritten=SeqNo(state.seqno + 1), rewritten_ms=now_ms, doomed=command.doomed)
+    return _with(state, command.erasure, noted)
+
+
+def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.ErasuresAre]:
+    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more."""
+    known = state.erasures.get(command.erasure)
+    if known is None or known.proof is not None or not known.rewritten:
+        return state, _told(state)
+    if min([command.proof.horizon, *state.rollups, *state.long_diffs]) < known.rewritten:
+        return state, _told(state)
+    return _with(state, command.erasure, replace(known, proof=command.proof))
+
+
+def _with(state: State, name: str, erasure: Erasure) -> tuple[State, c.ErasuresAre]:
+    state = replace(state, erasures=with_changes(state.erasures, {name: erasure}))
+    return state, _told(state)
+
+
+def _told(state: State) -> c.ErasuresAre:
+    found = {}
+    for name, erasure in state.erasures.items():
+        if erasure.proof is None:
+            left = states_held(state, erasure.rewritten) if erasure.rewritten else waits(state, erasure.at)
+            found[name] = left
+    return c.ErasuresAre(dict(state.erasures), found)
+
+
+def _with_room(state: State) -> State:
+    """The State without the oldest erasure that has ended, where it has as many as it may."""
+    if len(state.erasures) < ERASURES_MAX:
+        return state
+    ended = [(erasure.at, name) for name, erasure in state.erasures.items() if erasure.proof is not None]
+    if not ended:
+        raise Overloaded(
+            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended; run a compactor with --gc",
+            retry_after_s=RETRY_LATER_S,
+        )
+    return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))

@@ -1,0 +1,104 @@
+"""Erasures: rows that are taken away for good, how far that is, and the receipt."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from persist.client.erase import ErasureStatus, statuses
+from persist.client.erased_before import erased_before
+from persist.client.shard import Shard
+from persist.client.transport import AsCaller
+from persist.core import commands as c
+from persist.core.antichain import TIME_MAX
+from persist.core.commands import ADMIN
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from persist.core.view import ViewRequest
+from rpc.json_rows import named_once
+from rpc.routes.parameters import IdempotencyToken, caller_of, token_of
+from rpc.service import Service, principal_of, service_of, shard_of
+
+router = APIRouter(prefix="/v1/shards", tags=["history"])
+BODY_BYTES_MAX = 1024 * 1024
+FIELDS = ("keys", "where", "deadline", "reason", "tags")
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {"type": "object"},
+                "example": {"keys": [["ann"]], "deadline": "30d", "reason": "dsr-4711"},
+            }
+        },
+    },
+}
+
+
+@router.post("/{name}/erasures", summary="Take rows away for good", openapi_extra=_BODY)
+async def erase(request: Request, token: IdempotencyToken = None) -> Response:
+    """`keys` or `where` say which; with neither, what was retracted or truncated before. The answer has its `id`."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(ADMIN, name)
+    given, asking = token_of(request, token), AsCaller(service.transport, caller_of(request))
+    async with service.body(request, BODY_BYTES_MAX) as data:
+        wanted = _read(data)
+
+    def done() -> ErasureStatus:
+        view = asking.view(name, ViewRequest(with_batches=False))
+        return Shard(asking, name, view, service.handles).erase(**wanted, token=given)
+
+    with service.snapshots:  # it takes as much memory as one
+        return _json((await service.work.run(done)).to_json())
+
+
+@router.get("/{name}/erasures", summary="How far erasures are, or what still shows rows that were gone before a time")
+async def erasures(
+    request: Request,
+    before: Annotated[
+        int | None, Query(ge=0, le=TIME_MAX, description="Rows retracted or truncated before it.")
+    ] = None,
+) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(ADMIN, name)
+    if before is not None:
+        return _json(await service.work.run(partial(erased_before, service.location, name, before)))
+    found = await _statuses(service, name)
+    return _json({"erasures": [status.to_json() for status in found.values()]})
+
+
+@router.get("/{name}/erasures/{erasure}", summary="How far one erasure is: the receipt, once nothing is left")
+async def one(request: Request, erasure: str) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(ADMIN, name)
+    found = (await _statuses(service, name)).get(erasure)
+    if found is None:
+        raise InvalidUsage(f"shard {name!r} has no erasure {erasure!r:.80}")
+    return _json(found.to_json())
+
+
+async def _statuses(service: Service, name: str) -> dict[str, ErasureStatus]:
+    found = await service.apply(name, c.ReadErasures())
+    assert isinstance(found, c.ErasuresAre)
+    return statuses(found)
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    """The question of a body. Raises InvalidUsage, which does not repeat it."""
+    try:
+        wanted = json.loads(data, object_pairs_hook=named_once)
+    except (ValueError, RecursionError):
+        raise InvalidUsage("the body cannot be read as JSON") from None
+    if not isinstance(wanted, dict):
+        raise InvalidUsage('the body must be a JSON object such as {"keys": [["ann"]]}')
+    if wanted.keys() - set(FIELDS):
+        raise InvalidUsage(f"the body has a field that is none of {', '.join(FIELDS)}")
+    return wanted
+
+
+def _json(value: dict[str, Any]) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")), media_type="application/json")

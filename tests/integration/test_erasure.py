@@ -1,0 +1,472 @@
+"""Erasure: rows that were erased are in no byte of either store, and the receipt says so only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pyarrow as pa
+import pytest
+
+from compactor.erasing import Eraser
+from compactor.worker import Worker
+from persist.client.erase import ErasureStatus
+from persist.client.shard import Shard
+from persist.client.write import WriteHandle
+from persist.commit.collector import Collector
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.erasure import Scanned
+from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
+from persist.core.ids import WriterId, token_of_key
+from persist.core.keys import part_key
+from persist.core.state import Policy
+from persist.formats.state_frames import Build
+from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.markers import in_memory, marker, uncompressed, where
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.string()), ("v", pa.string())])
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    uncompressed(monkeypatch)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=Policy())
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="7d")
+
+
+class Maintenance:
+    """What `persist compactor --gc` does with one shard, step after step."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._world = machine.world
+        self._worker = Worker(machine.location)
+        collector = Collector(machine.location)
+        self._eraser = Eraser(machine.location, collector)
+        self._collector = collector
+
+    def step(self) -> float | None:
+        self._worker.run(NAME)
+        wait = self._eraser.run(NAME)
+        self._collector.run(NAME)
+        return wait
+
+    def run(self, most_h: float = 1.0) -> int:
+        """Steps until it rests, at most for so many hours; how many there were."""
+        until = self._world.true_ms + int(most_h * HOUR_MS)
+        for steps in range(1, 10_000):
+            wait = self.step()
+            if wait is None or self._world.true_ms > until:
+                return steps
+            self._world.pass_ms(int(wait * 1000) + 1)
+        raise AssertionError("it never rests")
+
+
+def found(world: World, wanted: str) -> list[str]:
+    return where(in_memory(world.blob, world.consensus), wanted)
+
+
+def rows(shard: Shard, as_of: int | None = None) -> list[str]:
+    return [row["id"] for row in shard.snapshot(as_of).to_arrow().to_pylist()]
+
+
+def padded(shard: Shard, *ids: str, value: str = "x") -> None:
+    """Rows that are too large to lie inline."""
+    shard.insert([{"id": one, "v": value + "." * 70_000} for one in ids])
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("asked", ["keys", "where"])
+def test_no_byte_of_either_store_has_it_any_more(
+    world: World, machine: Machine, shard: Shard, large: bool, asked: str
+) -> None:
+    secret, value = marker(), marker()
+    shard.insert([{"id": "a", "v": "1"}], info={"of": secret})
+    write = padded if large else lambda shard, *ids, value: shard.insert([{"id": one, "v": value} for one in ids])
+    write(shard, "b", secret, "z", value=value)
+    for number in range(40):
+        shard.insert([{"id": f"n{number:03}", "v": "1"}])
+    assert found(world, secret)
+    kept = sorted(one for one in rows(shard) if one != secret)
+    question = {"keys": [secret]} if asked == "keys" else {"where": f"id = '{secret}'"}
+    told = shard.erase(**question, deadline="30d", reason="dsr-1")
+    assert (told.phase, told.removed, told.reason) == ("retracted", 1, "dsr-1")
+    assert sorted(rows(shard)) == kept, "the latest contents are without it at once"
+    Maintenance(machine).run()
+    receipt = shard.erased(told.id)
+    assert receipt.phase == "erased", receipt
+    assert found(world, secret) == []
+    assert sorted(rows(shard)) == kept
+    shown = receipt.to_json()
+    assert shown["proof"]["horizon_seqno"] >= shown["rewritten"]["seqno"]
+    assert shown["blobs_deleted"]["count"] > 0
+    assert secret not in str(shown)
+
+
+def test_it_is_one_of_the_bounds_of_its_part_and_not_of_the_next_one(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    first, last = "!" + marker(), "~" + marker()
+    padded(shard, first, "m", last)
+    padded(shard, "b", "c")
+    told = shard.erase(keys=[first, last])
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, first[1:]) + found(world, last[1:]) == []
+    assert rows(shard) == ["b", "c", "m"]
+
+
+def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    key = part_key(shard.view().shard_id, WriterId("w" + "1" * 32), f"p{machine.location.ids.uuid7()}")  # type: ignore[arg-type]
+    world.blob.put(key, secret.encode())
+    told = shard.erase(keys=[secret])
+    Maintenance(machine).run(most_h=12)
+    assert shard.erased(told.id).phase == "rewritten", "it waits: a writer may still be about to name it"
+    assert [place.split()[0] for place in found(world, secret)] == ["blob"]
+    Maintenance(machine).run(most_h=30)
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
+def test_a_tag_is_named_until_it_goes(world: World, machine: Machine, shard: Shard) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    shard.tag("eom", 0)
+    told = shard.erase(keys=[secret])
+    Maintenance(machine).run()
+    waiting = shard.erased(told.id)
+    assert waiting.phase == "retracted"
+    assert [(wait.kind, wait.name, wait.time) for wait in waiting.waits] == [("tag", "eom", 0)]
+    assert shard.snapshot(tag="eom").to_arrow().num_rows == 1, "what is kept is readable all the while"
+    shard.untag("eom")
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
+def test_tags_go_where_that_is_asked_for(world: World, machine: Machine, shard: Shard) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    shard.tag("eom", 0)
+    told = shard.erase(keys=[secret], tags=True)
+    assert shard.tags() == {}
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
+def test_a_reader_is_named_and_reads_on(world: World, machine: Machine, shard: Shard) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    held = shard.snapshot(0, purpose="report")
+    told = shard.erase(keys=[secret])
+    Maintenance(machine).step()
+    waiting = shard.erased(told.id)
+    assert (waiting.phase, [wait.name for wait in waiting.waits]) == ("retracted", ["report"])
+    assert held.to_arrow().num_rows == 1, "what it holds shows what it did"
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+    with pytest.raises(NotReadable):
+        shard.snapshot(0)
+
+
+def test_a_cursor_is_named(machine: Machine, shard: Shard) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    cursor = shard.critical_reader("billing")
+    told = shard.erase(keys=["a"])
+    Maintenance(machine).step()
+    [wait] = shard.erased(told.id).waits
+    assert (wait.kind, wait.name, wait.until_ms) == ("cursor", "billing", None)
+    cursor.expire()
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+
+
+def test_writers_go_on_all_the_while(world: World, machine: Machine, shard: Shard) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    told = shard.erase(keys=[secret])
+    maintenance = Maintenance(machine)
+    for number in range(100):
+        shard.insert([{"id": f"{number:03}", "v": "1"}])
+        if number % 10 == 0:
+            maintenance.step()
+            world.pass_ms(1_000)
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+    assert len(rows(shard)) == 100
+
+
+def test_a_write_that_comes_between_is_erased_too(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}, {"id": secret, "v": "2"}])
+    real, left = WriteHandle.commit_rewrite, [1, 2]
+
+    def commit(handle: WriteHandle, *given: object) -> object:
+        if left:
+            left.pop()
+            shard.insert([{"id": secret, "v": "new"}, {"id": secret, "v": "1", "__diff": -1}])
+            shard.insert([{"id": secret, "v": "1"}, {"id": "other", "v": "x"}])
+        return real(handle, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
+    token = token_of_key("dsr-2")
+    told = shard.erase(keys=[(secret,), secret], token=token)
+    assert rows(shard) == ["other"]
+    assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [2]
+    assert (told.removed, told.at) == (4, 5)
+    assert shard.erase(keys=[(secret,), secret], token=token).id == told.id, "a retry is told of the first one"
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
+def test_what_was_retracted_before_goes_with_an_erasure_of_nothing(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    shard.insert([{"id": "b", "v": "1"}])
+    shard.truncate(1)
+    told = shard.erase()
+    assert told.removed == 0
+    assert found(world, secret)
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+    assert rows(shard) == ["b"]
+
+
+def test_a_restore_cannot_bring_it_back(machine: Machine, shard: Shard) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    shard.insert([{"id": "b", "v": "1"}])
+    shard.erase(keys=["a"])
+    with pytest.raises(NotReadable):
+        shard.restore(0)
+    token, committer = token_of_key("back"), machine.location.machine(NAME)
+    writer = WriterId("w" + token[1:])
+    committer.apply(c.RegisterWriter(writer, 60_000))
+    with pytest.raises(NotReadable, match="were erased at time 2"):
+        committer.apply(c.Restore(writer, token, Antichain(3), 0, ()))
+
+
+class Killed(Exception):
+    pass
+
+
+def fused(real: Callable[..., object], left: list[int]) -> Callable[..., object]:
+    """A call of which one raises, after so many of all that share `left`."""
+
+    def call(*given: object, **named: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        return real(*given, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_who_is_killed_in_the_commit_asks_again_with_the_token(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
+) -> None:
+    secret, token, left = marker(), token_of_key("dsr-3"), [step]
+    padded(shard, secret, "b")
+    for store, name in ((world.blob, "put"), (world.consensus, "compare_and_set")):
+        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+    with suppress(Killed):
+        shard.erase(keys=[secret], token=token)
+    left[0] = 0
+    world.pass_ms(10 * 60_000)
+    other = world.machine()
+    told = other.shard(NAME).erase(keys=[secret], token=token)
+    assert (len(other.shard(NAME).erasures()), told.at) == (1, 1)
+    Maintenance(other).run(most_h=40)
+    assert other.shard(NAME).erased(told.id).done
+    assert found(world, secret) == []
+    assert rows(other.shard(NAME)) == ["b"]
+
+
+@pytest.mark.parametrize("step", range(1, 21))
+def test_who_is_killed_at_any_step_is_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard, step: int
+) -> None:
+    secret = marker()
+    padded(shard, secret, "b")
+    for number in range(3):
+        shard.insert([{"id": f"n{number}", "v": "1"}])
+    told = shard.erase(keys=[secret])
+    left = [step]
+
+    for store, name in (
+        (world.blob, "put"),
+        (world.blob, "delete"),
+        (world.consensus, "compare_and_set"),
+        (world.consensus, "truncate"),
+    ):
+        monkeypatch.setattr(store, name, fused(getattr(store, name), left))
+    try:
+        Maintenance(machine).run()
+    except Killed:
+        world.pass_ms(10 * 60_000)
+    left[0] = 0
+    other = world.machine()
+    Maintenance(other).run(most_h=40)
+    assert other.shard(NAME).erased(told.id).done
+    assert found(world, secret) == []
+    assert rows(other.shard(NAME)) == ["b", "n0", "n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"keys": []}, "keys must be a list of keys"),
+        ({"keys": "a"}, "keys must be a list of keys"),
+        ({"keys": [("a", "b")]}, "a key has 2 values"),
+        ({"keys": [1]}, "a key has a value that its key column cannot hold"),
+        ({"keys": ["a"] * 1_001}, "there are 1001 keys; at most 1000"),
+        ({"keys": ["a"], "where": "id = 'a'"}, "give keys or where, not both"),
+        ({"where": ""}, "where is no text, or empty"),
+        ({"where": "nobody = 'a'"}, "names 'nobody', which the shard has not"),
+        ({"deadline": "soon"}, "it must be an age such as"),
+        ({"deadline": "none"}, "deadline must be an age"),
+        ({"reason": "x" * 257}, "reason must be a text of at most 256"),
+        ({"reason": 1}, "reason must be a text"),
+        ({"tags": 1}, "tags"),
+        ({"token": "x"}, "Token is"),
+    ],
+)
+def test_what_is_wrong_is_refused(machine: Machine, shard: Shard, asked: dict[str, object], sentence: str) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(InvalidUsage, match=sentence):
+        shard.erase(**asked)  # type: ignore[arg-type]
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace, after.erasures, after.since) == (before.trace, before.erasures, before.since)
+
+
+def test_nothing_can_be_erased_where_nothing_was_written_or_can_be(shard: Shard) -> None:
+    with pytest.raises(InvalidUsage, match="nothing was written to shard 'orders' yet"):
+        shard.erase(keys=["a"])
+    shard.insert([{"id": "a", "v": "1"}])
+    shard.advance_upper(None)
+    with pytest.raises(UpperMismatch, match="is closed"):
+        shard.erase(keys=["a"])
+    with pytest.raises(InvalidUsage, match="has no erasure 'e1'"):
+        shard.erased("e1")
+
+
+def test_a_status_tells_no_row(shard: Shard) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    told = shard.erase(where=f"id = '{secret}'")
+    assert isinstance(told, ErasureStatus)
+    assert secret not in repr(told) + repr(shard.erasures()) + str(told.to_json())
+
+
+def test_a_merge_under_way_is_waited_for_and_what_it_wrote_goes(world: World, machine: Machine, shard: Shard) -> None:
+    secret = marker()
+    padded(shard, secret, "b")
+    padded(shard, "c")
+    committer = machine.location.machine(NAME)
+    inputs = tuple(part.id for part in committer.refresh().trace.parts())
+    committer.apply(c.TakeClaim("merge:[0]", "another", 60_000, inputs))
+    told = shard.erase(keys=[secret])
+    Maintenance(machine).step()
+    assert shard.erased(told.id).phase == "retracted", "nobody takes its parts away"
+    assert {part.id for part in committer.refresh().trace.parts()} >= set(inputs)
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done, "its claim has lapsed"
+    assert found(world, secret) == []
+    assert rows(shard) == ["b", "c"]
+
+
+def test_a_location_of_an_older_level_refuses_it() -> None:
+    old = World(build=Build(levels=(2, 3)), policy=Policy()).machine()
+    shard = old.client.create_shard(NAME, SCHEMA, ["id"])
+    shard.insert([{"id": "a", "v": "1"}])
+    with pytest.raises(InvalidUsage, match="erasures need level 4"):
+        shard.erase(keys=["a"])
+
+
+def test_in_a_program_that_embeds_it_an_inline_row_goes_with_its_own_merges(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    """A batch that since has passed as a whole needs no worker; the log is cut by whoever collects."""
+    secret = marker()
+    for number in range(5):
+        shard.insert([{"id": secret, "v": str(number)}])
+    told = shard.erase(keys=[secret])
+    assert told.removed == 5
+    collector = Collector(machine.location)
+    Worker(machine.location).run(NAME)
+    for _ in range(3):
+        Eraser(machine.location, collector).run(NAME)
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
+# --- broken builds: the search of the tests above finds what they leave
+
+
+def test_a_build_that_forgets_rollups_is_caught(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    told = shard.erase(keys=[secret])
+    monkeypatch.setattr("compactor.erasing.Eraser._may_collect", lambda *_: False)
+    monkeypatch.setattr("compactor.erasing.scanned", _clean(machine))
+    Maintenance(machine).step()
+    assert shard.erased(told.id).phase == "rewritten", "the State itself refuses: it names a rollup of before"
+    machine.location.machine(NAME)
+    monkeypatch.setattr("persist.core.transitions.erasures.min", lambda _: 2**62, raising=False)
+    Maintenance(machine).step()
+    assert shard.erased(told.id).done
+    assert {place.split()[0] for place in found(world, secret)} >= {"log"}
+
+
+def test_a_build_that_forgets_parts_and_their_bounds_is_caught(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    secret = marker()
+    padded(shard, secret, "b")
+    told = shard.erase(keys=[secret])
+    for module in ("persist.core.transitions.erasures", "persist.commit.erased", "compactor.erasing"):
+        monkeypatch.setattr(f"{module}.is_rewritten", lambda *_: True)
+    monkeypatch.setattr("persist.core.merge_plan.to_rewrite", lambda _: None)
+    collector = Collector(machine.location)
+    for _ in range(5):
+        Eraser(machine.location, collector).run(NAME)
+        collector.run(NAME)
+    assert shard.erased(told.id).done
+    assert {place.rpartition(".")[2] for place in found(world, secret)} == {"parquet", "rollup"}, "rows, and bounds"
+
+
+def _clean(machine: Machine) -> object:
+    def scanned(*_: object) -> Scanned:
+        state = machine.location.machine(NAME).refresh()
+        return Scanned(1, state.seqno, 1, 1, 1, rewritten=True)
+
+    return scanned

@@ -1,0 +1,206 @@
+"""Erasure over HTTP and by commands, on files, with what is wrong as docs/erasure.md tells it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+import persist
+from compactor.erasing import Eraser
+from compactor.worker import Worker
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.commit.collector import Collector
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.support.clocks import Machine, World
+from tests.support.markers import in_files, marker, uncompressed, where
+from tests.support.pages import page
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.string()), ("v", pa.string())])
+PATH = f"/v1/shards/{NAME}"
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return World().machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    found = machine.client.create_shard(NAME, SCHEMA, ["id"])
+    found.insert([{"id": "margaret", "v": "1"}, {"id": "bob", "v": "2"}])
+    return found
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def maintained(machine: Machine) -> None:
+    collector = Collector(machine.location)
+    for _ in range(3):
+        Worker(machine.location).run(NAME)
+        Eraser(machine.location, collector).run(NAME)
+        collector.run(NAME)
+
+
+def test_over_http_rows_go_for_good(machine: Machine, shard: Shard, http: TestClient) -> None:
+    body = {"keys": [["margaret"]], "deadline": "30d", "reason": "dsr-1"}
+    answer = http.post(f"{PATH}/erasures", json=body, headers={"idempotency-key": "dsr-1"})
+    told = answer.json()
+    assert (answer.status_code, told["phase"], told["removed"], told["at"]) == (200, "retracted", 1, 1)
+    assert http.post(f"{PATH}/erasures", json=body, headers={"idempotency-key": "dsr-1"}).json()["id"] == told["id"]
+    left = http.get(f"{PATH}/erasures", params={"before": 2}).json()
+    assert (left["phase"], left["at"]) == ("retracted", 1)
+    maintained(machine)
+    receipt = http.get(f"{PATH}/erasures/{told['id']}").json()
+    assert receipt["phase"] == "erased"
+    assert receipt["proof"]["horizon_seqno"] >= receipt["rewritten"]["seqno"]
+    assert http.get(f"{PATH}/erasures").json()["erasures"] == [receipt]
+    assert http.get(f"{PATH}/erasures", params={"before": 2}).json()["phase"] == "erased"
+    assert "margaret" not in answer.text + json.dumps(receipt)
+
+
+def test_after_a_truncation_it_is_told_who_holds_the_rows(machine: Machine, shard: Shard, http: TestClient) -> None:
+    shard.tag("eom", 0)
+    shard.truncate(1)
+    shard.forget(1)
+    told = http.get(f"{PATH}/erasures", params={"before": 1}).json()
+    assert (told["phase"], told["at"]) == ("retracted", 1)
+    assert ("tag", "eom") in [(wait["kind"], wait["name"]) for wait in told["waits"]]
+    shard.untag("eom")
+    shard.erase()
+    maintained(machine)
+    told = http.get(f"{PATH}/erasures", params={"before": 1}).json()
+    assert (told["phase"], told["blobs_to_delete"]["count"], told["unnamed_blobs"]["count"]) == ("erased", 0, 0)
+
+
+def test_after_a_drop_it_is_told_when_nothing_is_left(machine: Machine, shard: Shard, http: TestClient) -> None:
+    shard.erase(keys=["margaret"])
+    shard.drop()
+    assert http.get(f"{PATH}/erasures", params={"before": 2}).json()["phase"] != "erased"
+    maintained(machine)
+    told = http.get(f"{PATH}/erasures", params={"before": 2}).json()
+    assert (told["phase"], told["blobs_to_delete"]["count"], told["waits"]) == ("erased", 0, [])
+
+
+WRONG: dict[str, tuple[str, str, Any]] = {
+    "a body that is no JSON object": ("POST", "erasures", [1]),
+    "a field that an erasure does not have": ("POST", "erasures", {"key": ["margaret"]}),
+    "`keys` and `where` together": ("POST", "erasures", {"keys": ["margaret"], "where": "id = 'margaret'"}),
+    "no key, or over 1,000 keys": ("POST", "erasures", {"keys": []}),
+    "a key of another length or type": ("POST", "erasures", {"keys": [["margaret", "b"]]}),
+    "a predicate that cannot be read": ("POST", "erasures", {"where": "id ="}),
+    "a deadline that is no age": ("POST", "erasures", {"keys": ["margaret"], "deadline": "soon"}),
+    "a reason of over 256 characters": ("POST", "erasures", {"keys": ["margaret"], "reason": "x" * 257}),
+    "an erasure where nothing was written yet": ("POST", "erasures", {"keys": ["margaret"]}),
+    "an erasure in a shard that is closed to writes": ("POST", "erasures", {"keys": ["margaret"]}),
+    "an erasure in a shard that was dropped": ("POST", "erasures", {"keys": ["margaret"]}),
+    "an erasure that the shard does not have": ("GET", "erasures/e1", None),
+    "`before` beyond the upper": ("GET", "erasures?before=9", None),
+    "a restore to a time before an erasure": ("POST", "restore?as_of=0", None),
+}
+
+
+def documented() -> dict[str, tuple[str, int]]:
+    rows = re.findall(r"^\| (.*?) \| `(\w+)` \| (\d+) \|$", page("docs/erasure.md"), re.MULTILINE)
+    return {row: (kind, int(status)) for row, kind, status in rows}
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    assert list(documented()) == list(WRONG)
+
+
+@pytest.mark.parametrize("row", WRONG)
+def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
+    machine: Machine, shard: Shard, http: TestClient, row: str
+) -> None:
+    path = PATH
+    if "nothing was written" in row:
+        machine.client.create_shard("empty", SCHEMA, ["id"])
+        path = "/v1/shards/empty"
+    elif "closed to writes" in row:
+        shard.advance_upper(None)
+    elif "dropped" in row:
+        shard.drop()
+    elif "a restore" in row:
+        shard.erase(keys=["margaret"])
+    before = machine.location.machine(NAME).refresh()
+    verb, asked, body = WRONG[row]
+    answer = http.request(verb, f"{path}/{asked}", json=body)
+    assert (answer.json()["kind"], answer.status_code) == documented()[row], answer.text
+    assert "margaret" not in answer.text
+    after = machine.location.machine(NAME).refresh()
+    assert (after.upper, after.since, after.leased_readers, after.erasures) == (
+        before.upper, before.since, before.leased_readers, before.erasures,
+    )  # fmt: skip
+
+
+# --- commands, on files
+
+
+def told(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> list[dict[str, Any]]:
+    assert main(list(arguments)) == code
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_commands_erase_and_no_file_has_a_byte_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uncompressed(monkeypatch)
+    one, two, directory = marker(), marker(), tmp_path / "data"
+    with persist.connect(f"persist://{directory}") as client:
+        shard = client.create_shard(NAME, SCHEMA, ["id"])
+        shard.insert([{"id": one, "v": "inline"}], info={"who": one})
+        shard.insert([{"id": number, "v": "." * 70_000} for number in ("a", two, "z")])
+        for number in range(50):
+            shard.insert([{"id": f"n{number}", "v": f"{one}{number}"}])
+            shard.insert([{"id": f"n{number}", "v": f"{one}{number}", "__diff": -1}])
+    assert where(in_files(directory), one)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps([[one], [two]]))
+    at = ("--dir", str(directory))
+    [done] = told(capsys, 0, "erase", NAME, *at, "--keys", str(keys), "--reason", "dsr-1")
+    assert (done["removed"], done["phase"]) == (2, "retracted")
+    assert told(capsys, 3, "erased", NAME, *at, "--id", done["id"])[0]["phase"] == "retracted"
+    assert told(capsys, 3, "erased", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] != "erased"
+    for _ in range(3):
+        assert main(["compactor", *at, "--once", "--gc"]) == 0
+    capsys.readouterr()
+    [receipt] = told(capsys, 0, "erased", NAME, *at)
+    assert receipt["proof"]["left_by_the_consensus_store"] == ""
+    assert [where(in_files(directory), wanted) for wanted in (one, two)] == [[], []]
+    assert told(capsys, 0, "erased", NAME, *at, "--before", str(done["at"] + 1))[0]["phase"] == "erased"
+    with persist.connect(f"persist://{directory}") as client:
+        assert [row["id"] for row in client.shard(NAME).snapshot().to_arrow().to_pylist()] == ["a", "z"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["erase", NAME], "give one of --keys, --where and --gone"),
+        (["erase", NAME, "--gone", "--where", "id = 'a'"], "give one of --keys"),
+        (["erase", NAME, "--keys", "nothing.json"], "--keys cannot be read as a JSON list: FileNotFoundError"),
+        (["erased", NAME, "--id", "e1"], "has no erasure 'e1'"),
+        (["erased", NAME, "--id", "e1", "--before", "1"], "give --id or --before, not both"),
+        (["erased", NAME, "--before", "7"], "time 6 of shard 'orders' is not complete"),
+    ],
+)
+def test_commands_say_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        client.create_shard(NAME, SCHEMA, ["id"]).insert([{"id": "a", "v": "1"}])
+    assert main([*arguments, "--dir", str(tmp_path / "data")]) == 1
+    assert sentence in capsys.readouterr().err
