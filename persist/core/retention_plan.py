@@ -47,8 +47,13 @@ class Facts(Record, frozen=True):
 
     @property
     def ahead(self) -> list[tuple[int, KeptCut]]:
-        """The cuts that the policy has not come to yet, oldest first."""
-        return [(at_ms, cut) for at_ms, cut in sorted(self.cuts.items()) if cut.upper > self.done.upper]
+        """The cuts that the policy has not come to yet, oldest first.
+
+        Those that lie before the last truncation do not count. What was there before such a cut holds the rows that
+        this truncation took, and equal ones that came since would go in their place.
+        """
+        done = max(self.done.upper, self.truncated.at)
+        return [(at_ms, cut) for at_ms, cut in sorted(self.cuts.items()) if cut.upper > done]
 
     @property
     def newest(self) -> tuple[int, int]:

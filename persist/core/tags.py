@@ -33,6 +33,6 @@ class Tag(Record, frozen=True):
 
 def check_tag_name(name: object) -> str:
     """The name as it is. Raises InvalidUsage where no tag can have it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):  # a path cannot hold these
         raise InvalidUsage(f"tag {name!r:.200} is no name of a tag: use 1 to 128 of the characters A-Z a-z 0-9 . _ -")
     return name

@@ -194,6 +194,7 @@ def test_a_shard_has_a_thousand_tags_at_most(shard: Shard) -> None:
 
 BAD: dict[str, tuple[type[PersistError], Callable[[Shard], object]]] = {
     'shard.tag("eom 10")': (InvalidUsage, lambda shard: shard.tag("eom 10")),
+    'shard.tag("..")': (InvalidUsage, lambda shard: shard.tag("..")),
     'shard.tag("x", at=10)': (InvalidUsage, lambda shard: shard.tag("x", at=10)),
     'shard.tag("x", at=7)': (NotReadable, lambda shard: shard.tag("x", at=7)),
     'shard.tag("x", at="noon")': (InvalidUsage, lambda shard: shard.tag("x", at="noon")),  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> 
 
 def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:
     """Whether the outputs of a merge hold rows that were dropped for good since it was begun."""
-    return any(begins(part) < state.floor for run in outputs for part in run.parts)
+    return any(begins(part) < state.floor for run in outputs for part in run.parts) if state.floor else False
 
 
 def _above(batch: HollowBatch, floor: int) -> HollowBatch:
