@@ -27,8 +27,7 @@ from persist.core.errors import (
     Expired,
     InvalidUsage,
     NotReadable,
-    Overloaded,
-    Unavailable,
+    PersistError,
     UnknownShard,
     UpperMismatch,
 )
@@ -41,8 +40,6 @@ from persist.parts import DIFF, ShardSchema, current_schema
 RETRIES_MAX = 1_000
 READ_BYTES = 64 * 1024 * 1024  # memory of the reads: it writes at the same time
 BUFFER_BYTES = 32 * 1024 * 1024  # rows that it buffers for a part
-# Why what is only told of it may not be known. That it happened stays true.
-UNTOLD = (Expired, NotReadable, Overloaded, Unavailable, UnknownShard)
 
 # These tell that nothing was changed, and are not told where another try of the token has landed.
 REFUSED = (Expired, NotReadable, UnknownShard, UpperMismatch)
@@ -153,7 +150,7 @@ class Rewriting(ABC):
                 for _ in count.of(found.splits(1, None)[0].read(self.transport)):
                     pass
             found.held.lease.close()
-        except UNTOLD:
+        except PersistError:  # it has happened, whatever cannot be told of it
             return None
         return count
 
@@ -162,7 +159,7 @@ class Rewriting(ABC):
             return self.to.timestamp
         try:
             found = send(self.transport, self.name, c.TimeShown(as_of), self.read.retry_s)
-        except UNTOLD:
+        except PersistError:  # it has happened, whatever cannot be told of it
             return None
         assert isinstance(found, c.ShownFrom)
         return None if found.at_ms is None else shown_instant(found.at_ms)

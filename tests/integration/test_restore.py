@@ -19,6 +19,8 @@ from persist.client.shard import Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.wall_clock import shown_instant
 from persist.client.write import WriteHandle
+from persist.commit.blob_worker import merged
+from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import (
     Conflict,
@@ -33,6 +35,7 @@ from persist.core.errors import (
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
 from persist.core.view import ViewRequest
+from persist.formats.state_frames import Build
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -461,3 +464,54 @@ def test_a_restore_says_what_is_wrong_and_writes_nothing(
     assert state.upper == Antichain(4) or state.upper.is_empty
     assert not state.leased_readers
     assert not state.outcomes
+
+
+# --- what an attack has shown
+
+
+def test_a_restore_to_a_tag_with_retries_is_exact_though_since_passes_what_it_has_read(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine
+) -> None:
+    """The lease of a tag holds one time. What was staged up to a time that is merged away since would come twice."""
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="forever")
+    for number in range(6):
+        shard.insert([{"id": number, "v": "a"}])
+    shard.tag("eom", at=1)
+    shard.forget(4)
+    _merge_all(machine)
+    real, others = WriteHandle.commit_restore, [10, 11]
+
+    def commit(handle: WriteHandle, *given: Any, **named: Any) -> c.Appended:
+        if others:
+            other = world.machine()
+            for number in (others.pop(), others.pop()):
+                other.client.shard(NAME).insert([{"id": number, "v": "a"}])
+            other.client.shard(NAME).forget(7)
+            _merge_all(other)
+        return real(handle, *given, **named)
+
+    monkeypatch.setattr(WriteHandle, "commit_restore", commit)
+    done = shard.restore(1, retries=5)
+    assert shard.snapshot().to_arrow().column("id").to_pylist() == [0, 1]
+    assert done.changed
+
+
+def test_a_restore_of_a_location_below_level_4_is_told_as_done() -> None:
+    """Its wall clock cannot be told there. It was refused for that after it had happened."""
+    world = World(build=Build(levels=(2, 3)))
+    shard = world.machine().client.create_shard(NAME, SCHEMA, ["id"])
+    for number in range(3):
+        shard.insert([{"id": number, "v": "a"}])
+    token = token_of_key("undo")
+    done = shard.restore(0, token=token)
+    assert (done.timestamp, done.removed) == (None, 2)
+    assert shard.restore(0, token=token) == done
+    assert shard.snapshot().to_arrow().column("id").to_pylist() == [0]
+
+
+def _merge_all(machine: Machine) -> None:
+    location = machine.location
+    state = location.machine(NAME).refresh()
+    merge = merged(state, state.trace.batches, location.blob, location.ids)
+    assert merge is not None
+    location.machine(NAME).apply(merge)
