@@ -11,13 +11,14 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from persist.client.tags import ShardTag, keep_ms, set_tag
+from persist.client.transport import AsCaller, Transport
 from persist.client.wall_clock import as_of_at, instant_ms, instant_text, resolved
 from persist.core import commands as c
 from persist.core.commands import ADMIN, READ
 from persist.core.errors import NotReadable
 from persist.core.ids import check_shard_name
 from persist.core.tags import Tag, check_tag_name
-from rpc.routes.parameters import At
+from rpc.routes.parameters import At, caller_of
 from rpc.service import Service, principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -52,7 +53,9 @@ async def put(
     """A tag that is there keeps its time, and gets this `keep`. 409 where it is at another time."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(ADMIN, name)
-    found = await service.work.run(partial(_set, service, name, check_tag_name(tag), at, keep_ms(keep)))
+    asking = AsCaller(service.transport, caller_of(request))
+    wait_s = service.limits.wait_s_max
+    found = await service.work.run(partial(_set, asking, name, check_tag_name(tag), at, keep_ms(keep), wait_s))
     return _json(_shown(found))
 
 
@@ -61,16 +64,17 @@ async def delete(request: Request, tag: str) -> Response:
     """`removed` tells whether it was there. Repeating it is safe."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(ADMIN, name)
-    found = await service.apply(name, c.RemoveTag(check_tag_name(tag)))
+    found = await service.apply(name, c.RemoveTag(check_tag_name(tag)), caller_of(request))
     assert isinstance(found, c.TagRemoved)
     return _json({"tag": tag, "removed": found.tag is not None})
 
 
-def _set(service: Service, name: str, tag: str, at: int | datetime | None, kept: int | None) -> ShardTag:
-    wait_s = service.limits.wait_s_max
+def _set(
+    transport: Transport, name: str, tag: str, at: int | datetime | None, kept: int | None, wait_s: float
+) -> ShardTag:
     if isinstance(at, datetime):
-        at = as_of_at(name, resolved(service.transport, name, at, 0.0, wait_s))
-    return set_tag(service.transport, name, tag, at, kept, wait_s)
+        at = as_of_at(name, resolved(transport, name, at, 0.0, wait_s))
+    return set_tag(transport, name, tag, at, kept, wait_s)
 
 
 async def _tags(service: Service, name: str) -> dict[str, Tag]:

@@ -516,6 +516,19 @@ def test_over_http_the_token_says_who(place: Place) -> None:
     }
 
 
+def test_tags_by_their_own_routes_say_who(place: Place) -> None:
+    """Taking a tag away lets history go, so who did that has to be told."""
+    told = {"persist-purpose": "audit"}
+    assert place.call("write", "POST", INSERT, content=b'{"id": 1}\n').status_code == 200
+    assert place.call("admin", "PUT", f"/v1/shards/{NAME}/tags/eom?at=0", headers=told).status_code == 200
+    assert place.call("admin", "DELETE", f"/v1/shards/{NAME}/tags/eom", headers=told).status_code == 200
+    entries = place.call("read", "GET", f"{HISTORY}?limit=2").json()["entries"]
+    assert [(e["operation"], e["who"], e["purpose"]) for e in entries] == [
+        ("untag", "adminr", "audit"),
+        ("tag", "adminr", "audit"),
+    ]
+
+
 def test_rich_clients_say_the_same_over_http(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
         shard = client.create_shard(NAME, SCHEMA, ["id"])
