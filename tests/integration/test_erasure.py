@@ -13,6 +13,7 @@ from compactor.worker import Worker
 from persist.client.erase import ErasureStatus
 from persist.client.shard import Shard
 from persist.client.write import WriteHandle
+from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -470,3 +471,24 @@ def _clean(machine: Machine) -> object:
         return Scanned(1, state.seqno, 1, 1, 1, rewritten=True)
 
     return scanned
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_an_erasure_waits_for_a_drop_and_what_was_dropped_goes_with_it(
+    world: World, machine: Machine, shard: Shard, large: bool
+) -> None:
+    """While the drop stands, merges keep what lies before its cut apart."""
+    dropped, erased = marker(), marker()
+    write = padded if large else lambda shard, *ids: shard.insert([{"id": one, "v": "x"} for one in ids])
+    write(shard, dropped, "a")
+    write(shard, erased, "b")
+    shard.truncate(1, mode="drop")
+    assert rows(shard) == sorted(["b", erased])
+    told = shard.erase(keys=[erased])
+    Maintenance(machine).run()
+    assert not shard.erased(told.id).done
+    forget_dropped(machine.location.machine(NAME))
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, dropped) + found(world, erased) == []
+    assert rows(shard) == ["b"]
