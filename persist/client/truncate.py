@@ -89,7 +89,8 @@ class Truncating(Rewriting):
         if not before:  # nothing was there before the first time
             upper = self.transport.view(self.name, ViewRequest(with_batches=False)).upper
             return self._said(c.Appended(upper, upper), 0)
-        asking = mint(Token, self.transport.ids) if token is None else token  # whether it was truncated that far
+        # A dry run asks whether the shard was truncated that far, and not what the token came to.
+        asking = mint(Token, self.transport.ids) if token is None or dry_run else token
         return self._settled(before - 1, asking, lambda: self._tried(before, token, retries, dry_run), self._told)
 
     def _tried(self, before: int, token: Token | None, retries: int, dry_run: bool) -> Truncated:

@@ -11,6 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from persist.client.telling import HistoryEntry, entries_told, entry_shown
 from persist.client.transport import OneShard
+from persist.core.errors import InvalidUsage
 from persist.core.recorded import PAGE_MAX
 from persist.spark import executors
 from persist.spark.options import HistoryOptions, Target
@@ -38,6 +39,13 @@ class HistoryReader(DataSourceReader):
     """Reads it in one task, page by page. What is committed meanwhile is not in it."""
 
     def __init__(self, target: Target, options: HistoryOptions, schema: StructType) -> None:
+        known = {field.name: field.dataType for field in SCHEMA}
+        for field in schema:
+            if known.get(field.name) != field.dataType:
+                raise InvalidUsage(
+                    f"readHistory has no column {field.name!r} of type {field.dataType.simpleString()}; it has "
+                    + ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+                )
         self._target = target
         self._options = options
         self._schema = schema
