@@ -34,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     by_cut = arguments.cut is not None
     if by_cut == (arguments.name is not None) or by_cut == (arguments.before is not None):
         raise InvalidUsage("give either a shard and --before, or --cut")
+    if by_cut and arguments.mode != RETRACT:
+        raise InvalidUsage(f"--mode {arguments.mode} is for one shard; a cut is truncated by retractions")
     cut = read_cut(arguments.cut) if by_cut else None
     before = None if by_cut else read_point("--before", arguments.before)
     location = where_of(arguments).open(must_exist=True)

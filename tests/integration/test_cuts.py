@@ -366,6 +366,7 @@ def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ["truncate", "a", "--cut", "-"],
         ["truncate", "--cut", "-", "--before", "1"],
         ["truncate", "--cut", "nowhere.json"],
+        ["truncate", "--cut", "-", "--mode", "drop"],
         ["cut"],
         ["cut", "a", "--prefix", "a"],
         ["cut", "a", "--at", "noon"],
