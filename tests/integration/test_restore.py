@@ -466,7 +466,7 @@ def test_a_restore_says_what_is_wrong_and_writes_nothing(
     assert not state.outcomes
 
 
-# --- what an attack has shown
+# --- retries that others come between, and locations of an older level
 
 
 def test_a_restore_to_a_tag_with_retries_is_exact_though_since_passes_what_it_has_read(
