@@ -27,7 +27,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
-from persist.core.errors import InvalidUsage, PersistError, UpperMismatch
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
@@ -221,17 +221,8 @@ class Erasing(Rewriting):
             high = (view.upper.element or 0) - 1
             going = self._writable(high, picked.rows(found, low, high))
             runs = (*runs, *self._staged(view, count.of(going)))
-            handle = self._writer(view)
-            try:
-                done = self._commit(handle, runs, high, view.upper, token)
-            except UpperMismatch as error:
-                if error.details.get("expected") is None:  # no time is left
-                    raise
-                if not left:
-                    raise self._overtaken(error) from error
-            else:
-                with suppress(PersistError):
-                    handle.close()
+            done = self._committed(runs, high, view, token, left)
+            if done is not None:
                 removed = count.removed - count.added if done.lower == view.upper else None
                 return removed, done.lower.element or 0
             low = high

@@ -6,7 +6,6 @@ condition that the upper is still the one that was compared with.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, ClassVar
@@ -19,7 +18,6 @@ from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.errors import PersistError, UpperMismatch
 from persist.core.ids import Token
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
@@ -95,17 +93,8 @@ class Restoring(Rewriting):
             first_try = lead_to == as_of
             if not runs or not (first_try or self._differs(found)):
                 return self._unchanged(as_of, view, token)
-            handle = self._writer(view)
-            try:
-                done = self._commit(handle, runs, as_of, view.upper, token)
-            except UpperMismatch as error:
-                if error.details.get("expected") is None:  # no time is left
-                    raise
-                if not left:
-                    raise self._overtaken(error) from error
-            else:
-                with suppress(PersistError):
-                    handle.close()
+            done = self._committed(runs, as_of, view, token, left)
+            if done is not None:
                 if not first_try or done.lower != view.upper:  # other rows landed than those of one comparison
                     return self._told(as_of, done)
                 return Restored(as_of, self._timestamp(as_of), done.lower, done.upper, count.added, count.removed)

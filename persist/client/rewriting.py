@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar, Self, TypeVar
@@ -100,6 +101,26 @@ class Rewriting(ABC):
             if len(table) and (most := max(-found["min"], found["max"])) > DIFF_MAX:
                 raise InvalidUsage(self._too_often(as_of, most))
             yield table
+
+    def _committed(
+        self, runs: tuple[Run, ...], as_of: int, view: ShardView, token: Token | None, left: int
+    ) -> c.Appended | None:
+        """The commit of the staged rows; None: somebody else wrote since the view, and tries are `left`.
+
+        Raises UpperMismatch where none is, or no time.
+        """
+        handle = self._writer(view)
+        try:
+            done = self._commit(handle, runs, as_of, view.upper, token)
+        except UpperMismatch as error:
+            if error.details.get("expected") is None:  # no time is left
+                raise
+            if not left:
+                raise self._overtaken(error) from error
+            return None
+        with suppress(PersistError):
+            handle.close()
+        return done
 
     @abstractmethod
     def _too_often(self, as_of: int, most: int) -> str:

@@ -29,7 +29,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.drops import check_droppable, contents, until
-from persist.core.errors import InvalidUsage, PersistError, UpperMismatch
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
@@ -117,17 +117,8 @@ class Truncating(Rewriting):
             runs = self._staged(view, count.of(self._writable(as_of, self._going(found))))
             if not runs:
                 return self._unchanged(as_of, view, token)
-            handle = self._writer(view)
-            try:
-                done = self._commit(handle, runs, as_of, view.upper, token)
-            except UpperMismatch as error:
-                if error.details.get("expected") is None:  # no time is left
-                    raise
-                if not left:
-                    raise self._overtaken(error) from error
-            else:
-                with suppress(PersistError):
-                    handle.close()
+            done = self._committed(runs, as_of, view, token, left)
+            if done is not None:
                 return self._said(done, count.removed) if done.lower == view.upper else self._told(done)
             view = self.transport.view(self.name, ViewRequest())
             check_complete(self.name, as_of, view, "truncated")
