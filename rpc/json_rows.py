@@ -220,6 +220,14 @@ def narrowed(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     return found
 
 
+def body_json(data: bytes) -> Any:
+    """What a body has in JSON. Raises InvalidUsage."""
+    try:
+        return json.loads(data, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+
+
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
     found = dict(pairs)

@@ -19,7 +19,7 @@ from persist.client.wall_clock import read_instant
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from rpc.auth import Principal
-from rpc.json_rows import named_once
+from rpc.json_rows import body_json
 from rpc.routes.parameters import caller_of
 from rpc.service import principal_of, service_of
 
@@ -44,7 +44,7 @@ async def cut(request: Request) -> Response:
     service, principal = service_of(request), principal_of(request)
     principal.require(READ)
     async with service.body(request, TEXT_CHARS_MAX) as data:
-        asked = _asked(_json(data))
+        asked = _asked(body_json(data))
     asked.check()
     for name in asked.names or ():
         principal.require(READ, name)
@@ -67,7 +67,7 @@ async def truncate_all(
     service, principal = service_of(request), principal_of(request)
     principal.require(WRITE)
     async with service.body(request, TEXT_CHARS_MAX) as data:
-        given = Cut.of(_json(data))
+        given = Cut.of(body_json(data))
     _require(principal, given)
     asking = AsCaller(service.transport, caller_of(request))
     work = partial(truncate, asking, given, service.handles, Wanted(dry_run, retries))
@@ -82,13 +82,6 @@ async def truncate_all(
 def _require(principal: Principal, given: Cut) -> None:
     for name in given.shards:
         principal.require(WRITE, name)
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data, object_pairs_hook=named_once)
-    except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
 
 
 def _asked(wanted: Any) -> Asked:

@@ -19,24 +19,15 @@ from persist.core.recorded import PAGE_MAX
 from persist.core.shard_settings import MARK_EVERY_MS, ShardSettings, history_ms, history_text
 from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
-from rpc.json_rows import named_once
-from rpc.routes.parameters import Frontier, caller_of, frontier, version_of
+from rpc.json_rows import body_json
+from rpc.routes.parameters import IF_MATCH, Frontier, caller_of, frontier, version_of
 from rpc.service import principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 SETTINGS_BYTES_MAX = 64 * 1024
 
 _SETTINGS_BODY: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "If-Match",
-            "in": "header",
-            "required": True,
-            "schema": {"type": "string"},
-            "example": '"1"',
-            "description": "The version that the settings have now, as the header ETag of the GET tells it.",
-        }
-    ],
+    "parameters": [IF_MATCH],
     "requestBody": {
         "required": True,
         "content": {
@@ -130,10 +121,7 @@ async def history(
 
 def _read(data: bytes) -> tuple[int | None, int]:
     """`history_ms` and `mark_every_ms` of a body. Raises InvalidUsage."""
-    try:
-        wanted = json.loads(data, object_pairs_hook=named_once)
-    except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+    wanted = body_json(data)
     if not isinstance(wanted, dict) or "history" not in wanted:
         raise InvalidUsage('the body must be a JSON object such as {"history": "7d"}')
     if unknown := sorted(wanted.keys() - {"history", "mark_every_ms"}):

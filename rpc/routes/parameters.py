@@ -72,6 +72,16 @@ def caller_of(request: Request) -> Caller:
     return said(request.scope["persist.principal"], request.headers)
 
 
+IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string"},
+    "example": '"1"',
+    "description": "The version that the settings have now, as the header ETag of the GET tells it.",
+}
+
+
 def version_of(request: Request) -> int:
     """The version of the settings that the caller knows: `If-Match: "1"`. Raises InvalidUsage."""
     version = request.headers.get("if-match", "").strip('"')

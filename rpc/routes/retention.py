@@ -15,8 +15,8 @@ from persist.core.commands import ADMIN, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.row_policy import RowPolicy
-from rpc.json_rows import named_once
-from rpc.routes.parameters import caller_of, version_of
+from rpc.json_rows import body_json
+from rpc.routes.parameters import IF_MATCH, caller_of, version_of
 from rpc.service import principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -24,16 +24,7 @@ BODY_BYTES_MAX = 64 * 1024
 _T = TypeVar("_T")
 _EXAMPLE = {"age": "90d", "bytes": "500GiB", "cut_every": "1d", "consumers": ["billing"], "consumers_max_age": "120d"}
 _BODY: dict[str, Any] = {
-    "parameters": [
-        {
-            "name": "If-Match",
-            "in": "header",
-            "required": True,
-            "schema": {"type": "string"},
-            "example": '"1"',
-            "description": "The version that the settings have now, as the header ETag of the GET tells it.",
-        }
-    ],
+    "parameters": [IF_MATCH],
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": {"type": "object", "nullable": True}, "example": _EXAMPLE}},
@@ -90,10 +81,7 @@ async def _with_shard(request: Request, work: Callable[[OneShard], _T]) -> _T:
 
 def _read(data: bytes) -> RowPolicy | None:
     """The policy of a body. Raises InvalidUsage."""
-    try:
-        wanted = json.loads(data, object_pairs_hook=named_once)
-    except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+    wanted = body_json(data)
     if wanted is None:
         return None
     if not isinstance(wanted, dict):

@@ -23,7 +23,7 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
-from rpc.json_rows import named_once
+from rpc.json_rows import body_json, named_once
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
 from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of
@@ -105,10 +105,7 @@ async def delete_many(request: Request) -> Response:
 
 def _chosen(data: bytes) -> Chosen:
     """What a body asks to drop. Raises InvalidUsage."""
-    try:
-        wanted = json.loads(data, object_pairs_hook=named_once)
-    except (ValueError, RecursionError) as error:
-        raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+    wanted = body_json(data)
     if not isinstance(wanted, dict) or wanted.keys() - {"shards", "prefix", "confirm", "force"}:
         raise InvalidUsage("the body must be a JSON object with shards or prefix, confirm and force")
     given = wanted.get("shards")
