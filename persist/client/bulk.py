@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from persist.client.arguments import checked
-from persist.client.cutting import each
+from persist.client.cutting import each, error_json
 from persist.client.past import HandleSettings
 from persist.client.retaining import policy_json
 from persist.client.retry import send
@@ -58,9 +58,7 @@ class ShardDropped:
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON."""
-        error = self.error
-        told = None if error is None else {"kind": error.kind, "detail": error.message, "details": dict(error.details)}
-        return {"shard": self.shard, "error": told}
+        return {"shard": self.shard, "error": None if self.error is None else error_json(self.error)}
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ class ShardTruncated:
     def to_json(self) -> dict[str, Any]:
         """The same for JSON: what `Truncated.to_json` gives, or `kind`, `detail` and `details` of the error."""
         if self.error is not None:
-            error = self.error
-            told = {"kind": error.kind, "detail": error.message, "details": dict(error.details)}
-            return {"shard": self.shard, "error": told}
+            return {"shard": self.shard, "error": error_json(self.error)}
         assert self.done is not None
         return {"shard": self.shard, **self.done.to_json()}
 
@@ -177,6 +175,11 @@ def truncate(transport: Transport, cut: Cut, settings: HandleSettings, wanted: W
         return ShardTruncated(name, done, None)
 
     return CutTruncated(tuple(each(one, sorted(cut.shards), wanted.at_once)))
+
+
+def error_json(error: PersistError) -> dict[str, Any]:
+    """What refused one shard of many, for JSON."""
+    return {"kind": error.kind, "detail": error.message, "details": dict(error.details)}
 
 
 def check_at_once(at_once: int) -> None:

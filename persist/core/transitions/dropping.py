@@ -63,13 +63,12 @@ def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> 
     }
     claims = {key: claim for key, claim in state.claims.items() if changed.isdisjoint(claim.inputs)}
     trace = state.trace if not changed else trace_of(batches)
-    claims = claims if len(claims) < len(state.claims) else dict(state.claims)
     return replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor), c.Done()
 
 
 def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:
     """Whether the outputs of a merge hold rows that were dropped for good since it was begun."""
-    return any(begins(part) < state.floor for run in outputs for part in run.parts) if state.floor else False
+    return state.floor > 0 and any(begins(part) < state.floor for run in outputs for part in run.parts)
 
 
 def _above(batch: HollowBatch, floor: int) -> HollowBatch:
