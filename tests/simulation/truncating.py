@@ -25,7 +25,6 @@ from persist.core.ids import Token
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions import writers
-from persist.core.truncation import NOT_TRUNCATED
 from tests.simulation.breaking import Broken, every, transition
 from tests.simulation.host import KEYS, MAIN, WEATHER, Host, expect_damage, me
 from tests.simulation.oracle import Write, expect
@@ -159,7 +158,7 @@ def truncated_once_more() -> Broken:
     real = writers.truncate
 
     def truncate(state: State, command: c.Truncate, context: Any) -> Any:
-        return real(replace(state, truncated=NOT_TRUNCATED), command, context)
+        return real(replace(state, truncations=()), command, context)
 
     return transition(c.Truncate, truncate)
 
