@@ -31,7 +31,10 @@ class Restore(Rewrite, frozen=True):
 
 
 class Truncate(Rewrite, frozen=True):
-    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
+    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended
+
+    It lands also where rows were added since the upper was `expected_upper`, but none was taken away.
+    """
 
 
 class DropBefore(Rewrite, frozen=True):

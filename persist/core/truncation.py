@@ -15,15 +15,17 @@ class Truncation(Record, frozen=True):
 
     It makes a truncation to the same time, or to an earlier one, change nothing when it comes again. `removed` rows
     went by it and by those before it. `wrote`: there are retractions of it at the time `at`; otherwise nothing was to
-    be taken away, or a drop did it.
+    be taken away, or a drop did it. What goes was worked out where the upper was `seen`; since then rows were only
+    added (0: a drop).
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("before", "at", "removed", "wrote"), 4)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("before", "at", "removed", "wrote", "seen"), 4)
 
     before: int = 0
     at: int = 0
     removed: int = 0
     wrote: bool = False
+    seen: int = 0
 
 
 NOT_TRUNCATED = Truncation()

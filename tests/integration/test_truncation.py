@@ -197,13 +197,13 @@ def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> No
 class Between:
     """Others write in the moment before a truncation commits, as often as is said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int, taken: int = 1) -> None:
         real, self.left = WriteHandle.commit_truncation, times
 
         def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
             if runs and self.left:
                 self.left -= 1
-                shard.insert([{"id": 3, "v": "c", "__diff": -1}, {"id": 9, "v": "new"}])
+                shard.insert([*[{"id": 3, "v": "c", "__diff": -1}] * taken, {"id": 9, "v": "new"}])
             return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
@@ -214,6 +214,43 @@ def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(UpperMismatch, match="while it was truncated before 2; nothing was changed: look at the shard,"):
         shard.truncate(2)
     assert rows(shard) == [(2, "b", 4), (4, "d", 1), (9, "new", 1)], "only the other one has written"
+
+
+def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    Between(monkeypatch, shard, 1, taken=0)
+    done = shard.truncate(2)
+    assert (done.removed, done.lower, done.upper) == (3, Antichain(5), Antichain(6))
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)]
+    assert machine.location.machine(NAME).refresh().truncated.seen == 4
+
+
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, mode: str
+) -> None:
+    """None of the two shows as a batch with a retraction of its own."""
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            if mode == "drop":
+                shard.insert([{"id": 8, "v": "y"}])
+                shard.truncate(5, mode="drop")
+            else:
+                shard.insert([{"id": 3, "v": "c", "__diff": -1}])
+                Worker(machine.location).run(NAME, idle=True)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    if mode == "drop":
+        assert not shard.truncate(4).changed, "the drop went further"
+    else:
+        with pytest.raises(UpperMismatch, match="nothing was changed"):
+            shard.truncate(4)
+    assert all(count > 0 for *_, count in rows(shard))
 
 
 def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:

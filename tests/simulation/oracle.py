@@ -119,17 +119,25 @@ class ShardTruth:
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, diff) for k, v in rows if (diff := then.get((k, v), 0) - now.get((k, v), 0))]
 
-    def truncating(self, as_of: int, time: int) -> list[Update]:
-        """The updates at `time` that take away what was there as of `as_of` and still is.
+    def truncating(self, as_of: int, seen: int, time: int) -> list[Update]:
+        """The updates at `time` that take away what was there as of `as_of` and still was where the upper was `seen`.
 
         What truncations took away since is not.
         """
-        then, now = self.contents(as_of), self.contents(time - 1)
+        then, now = self.contents(as_of), self.contents(seen - 1)
         for taken in self.truncations:
             for key, value, _, diff in taken.updates if taken.at > as_of else ():
                 then[key, value] = then.get((key, value), 0) + diff
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, -gone) for k, v in rows if (gone := min(then.get((k, v), 0), now.get((k, v), 0))) > 0]
+
+    def truncated(self, as_of: int, time: int) -> list[Update]:
+        """What a truncation has taken away at `time`. The State tells what it had looked at."""
+        seen = [one.seen for one in self.state.truncations if one.before == as_of + 1]
+        going, left = self.truncating(as_of, *(seen or [time]), time), self.contents(time - 1)
+        short = [row for row in going if left.get(row[:2], 0) + row[3] < 0]
+        expect(not short, "truncated", f"{self.name} was truncated at {time}, and {short} had gone since {seen}")
+        return going
 
     def dropping(self, as_of: int, time: int) -> list[Update]:
         """The updates at `time` that stand for a drop: what was written up to `as_of`, and not dropped before."""
@@ -361,7 +369,8 @@ class Oracle:
                 expect(least >= 0, "truncated", f"#{write.number} left a row there {least} times, by a drop")
                 self.paths["dropped"] += 1
             else:
-                truth.updates += (going := (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower))
+                going = truth.truncated(write.as_of, lower) if is_cut else truth.leading_back(write.as_of, lower)
+                truth.updates += going
                 expect(write.landed[0] != write.landed[1] or not going, "truncated", f"#{write.number} left {going}")
             if is_cut:
                 truth.truncations.append(Taken(write.as_of + 1, lower, going))

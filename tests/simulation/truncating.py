@@ -118,7 +118,8 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
         raise Indeterminate("it is forgotten, and an earlier try may be under way") from error
     upper = found.upper.element or 0
     if not found.changed:
-        left = (truth.dropping if write.kind == "drop" else truth.truncating)(write.as_of, upper)
+        as_of, dropping = write.as_of, write.kind == "drop"
+        left = truth.dropping(as_of, upper) if dropping else truth.truncating(as_of, upper, upper)
         done = write.as_of < truth.cut or not left
         expect(done, "truncated", f"#{write.number} left rows from before {write.as_of + 1} in the shard at {upper}")
     host.run.path("truncated" if found.changed else "nothing to truncate")

@@ -13,7 +13,7 @@ from persist.core.erasing import erased_at
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
-from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable
+from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
@@ -133,12 +133,29 @@ def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State
     So it is where there was nothing to take away, and no time is taken then.
     """
     context.check_level("truncations", HISTORY_LEVEL)
-    before, time = command.as_of + 1, state.upper.element
+    before = command.as_of + 1
     if before <= state.truncated.before:
         return state, c.Appended(state.upper, state.upper)
-    after, result = restore(state, command, context)
-    gone = diff_sum_of(part for run in command.runs for part in run.parts) or 0
-    return _truncated(after, Truncation(before, time or 0, state.truncated.removed - gone, bool(command.runs))), result
+    seen = state.upper if _only_added_since(state, command) else command.expected_upper
+    after, result = _rewritten(state, command, seen, context)
+    removed = state.truncated.removed - (diff_sum_of(part for run in command.runs for part in run.parts) or 0)
+    at, looked = result.lower.element or 0, command.expected_upper.element or 0
+    return _truncated(after, Truncation(before, at, removed, bool(command.runs), looked)), result
+
+
+def _only_added_since(state: State, command: c.Truncate) -> bool:
+    """Whether nothing was taken away since the upper that the truncation has looked at.
+
+    Then all that it takes away is still there: what was added only makes rows more. So writers that add rows do not
+    hold it up.
+    """
+    seen, time = command.expected_upper.element, state.upper.element
+    if seen is None or time is None or not command.as_of < seen < time or not is_kept(state, command.as_of):
+        return False
+    if state.truncated.at >= seen or any(drop.at >= seen for drop in state.drops):
+        return False
+    later = (batch for batch in state.trace.batches if Antichain(seen) < batch.desc.upper)
+    return not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts())
 
 
 def _truncated(state: State, new: Truncation) -> State:
@@ -173,9 +190,14 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
     """What was truncated since that time may come back by it. So the same truncation takes it away again."""
+    return _rewritten(state, command, command.expected_upper, context)
+
+
+def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Context) -> tuple[State, c.Appended]:
+    """Rows that were worked out from the contents, at the next time, where the upper is `lower`."""
     _check_no_times(command.runs)
     check_staged(state, command.runs, context)
-    lower, time = command.expected_upper, state.upper.element
+    time = state.upper.element
     if state.upper == lower and (time is None or time > TIME_MAX):
         raise _no_time_left(state)
     _check_upper(state, lower)
