@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from persist.core.errors import InvalidUsage
 from persist.core.record import Record
 
 TRUNCATIONS_MAX = 1_000  # of a shard, that something readable still tells apart
@@ -30,6 +31,14 @@ class Truncation(Record, frozen=True):
 
 NOT_TRUNCATED = Truncation()
 Truncations = tuple[Truncation, ...]  # `before` and `at` ascend
+
+
+def owned_by_appenders(name: str, upper: object) -> InvalidUsage:
+    """Why a shard that is fed by `append` is not truncated."""
+    return InvalidUsage(
+        f"shard {name!r} is fed by append, whose writer owns the times: a truncation would take the time {upper}, and "
+        "what he appends there would be refused; let him append the retractions, or stop and insert from then on"
+    )
 
 
 def with_truncation(known: Truncations, new: Truncation, earliest: int) -> Truncations:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
+from persist.client.retry import is_final
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.client.write import WriteHandle
@@ -141,6 +143,23 @@ def test_an_earlier_truncation_counts_on_where_a_restore_undoes_a_later_one(shar
     assert rows(shard) == [(2, "b", 2), (3, "c", 1)]
 
 
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_shard_that_is_fed_by_append_is_left_to_its_writer(
+    machine: Machine, shard: Shard, mode: Literal["retract", "drop"], dry_run: bool
+) -> None:
+    """A truncation takes a time, and what he appends there would be refused."""
+    shard.append(pa.table({"id": [5], "v": ["e"]}), 4, 5)
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(InvalidUsage, match=r"is fed by append, whose writer owns the times: .* take the time \[5\]"):
+        shard.truncate(5, mode=mode, dry_run=dry_run)
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace, after.truncations, after.leased_readers) == (before.trace, before.truncations, {})
+    assert not shard.truncate(0, mode=mode).changed
+    shard.insert([{"id": 6, "v": "f"}])
+    assert shard.truncate(6, mode=mode).changed
+
+
 def test_truncations_that_readable_times_tell_apart_are_bounded(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
@@ -251,6 +270,29 @@ def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
         with pytest.raises(UpperMismatch, match="nothing was changed"):
             shard.truncate(4)
     assert all(count > 0 for *_, count in rows(shard))
+
+
+def test_a_restore_that_comes_between_holds_it_up(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    """It brings back what a truncation had taken, and only adds rows: they would stay, and count as truncated."""
+    shard.truncate(1)  # at 4: row 2, twice
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            shard.restore(3)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    assert shard.truncate(2, retries=1).removed == 3
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
+
+
+def test_a_refusal_that_may_not_stay_is_not_told_of_a_try_that_was_not_answered() -> None:
+    """Rows that were taken away may be added again. A merge makes nothing of the two, and a late try would land."""
+    given = {"expected": [4], "actual": [5]}
+    assert is_final(UpperMismatch("a write came between", **given))
+    assert not is_final(UpperMismatch("rows may have been taken away since", **given, stays=False))
 
 
 def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:

@@ -266,10 +266,12 @@ class Oracle:
             self._blob(key, truth.name)
         left = truth.named - now
         gone = self._with_listed(change.gone, set(change.emptied))
-        expect(gone == left, "gone", f"v{new.seqno} says that {gone} left, but {left} did")
+        passing = {key for key in gone - left if key not in now and key not in truth.gone_at}  # came in this commit
+        expect(gone - passing == left, "gone", f"v{new.seqno} says that {gone - left} left, but {left - gone} did")
+        self.paths["part came and left"] += len(passing)
         self.paths["bundle left"] += any(map(is_bundle_key, change.gone))
         self.paths["parts bundled"] += any(map(is_bundle_key, now - truth.named))
-        for key in left:
+        for key in left | passing:
             truth.gone_at[key] = int(new.seqno)
         truth.named = now
         begins = truth.first in {int(seqno) for seqno in new.rollups}
@@ -277,7 +279,7 @@ class Oracle:
         parts = {part.id for part in new.trace.parts()} | {part_id_of(key) for key in now if is_part_key(key)}
         back = parts & truth.dead_parts
         expect(not back, "single-use", f"parts {back} came back to {truth.name} at v{new.seqno}")
-        truth.dead_parts |= truth.part_ids - parts
+        truth.dead_parts |= (truth.part_ids - parts) | {part_id_of(key) for key in passing if is_part_key(key)}
         truth.part_ids = set(parts)
 
     def _with_listed(self, keys: Iterable[str], emptied: Set[str] = frozenset()) -> set[str]:

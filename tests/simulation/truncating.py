@@ -105,6 +105,9 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
         else:
             found = shard.truncate(write.as_of + 1, token=token, retries=retries)
     except InvalidUsage as error:
+        if "is fed by append" in error.message:
+            host.run.path("truncation refused")
+            raise Indeterminate("its writer owns the times, and an earlier try may be under way") from error
         refused = write.kind == "drop" and "truncate with mode 'retract'" in error.message
         taken = any(diff < 0 for *_, diff in truth.updates)
         if not refused:

@@ -21,7 +21,7 @@ from persist.core.transitions.dropping import drops_rows
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
-from persist.core.truncation import TRUNCATIONS_MAX, Truncation, until, with_truncation
+from persist.core.truncation import TRUNCATIONS_MAX, Truncation, owned_by_appenders, until, with_truncation
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -136,26 +136,40 @@ def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State
     before = command.as_of + 1
     if before <= state.truncated.before:
         return state, c.Appended(state.upper, state.upper)
-    seen = state.upper if _only_added_since(state, command) else command.expected_upper
-    after, result = _rewritten(state, command, seen, context)
+    _check_owner(state)
+    lower = _seen(state, command)
+    after, result = _rewritten(state, command, lower, context)
     removed = state.truncated.removed - (diff_sum_of(part for run in command.runs for part in run.parts) or 0)
     at, looked = result.lower.element or 0, command.expected_upper.element or 0
     return _truncated(after, Truncation(before, at, removed, bool(command.runs), looked)), result
 
 
-def _only_added_since(state: State, command: c.Truncate) -> bool:
-    """Whether nothing was taken away since the upper that the truncation has looked at.
+def _seen(state: State, command: c.Truncate) -> Antichain:
+    """The upper of the shard, if nothing was taken away since the one that the truncation has looked at.
 
     Then all that it takes away is still there: what was added only makes rows more. So writers that add rows do not
-    hold it up.
+    hold it up. Otherwise the one that it has looked at; UpperMismatch where that is not the shard's.
     """
     seen, time = command.expected_upper.element, state.upper.element
-    if seen is None or time is None or not command.as_of < seen < time or not is_kept(state, command.as_of):
-        return False
-    if state.truncated.at >= seen or any(drop.at >= seen for drop in state.drops):
-        return False
-    later = (batch for batch in state.trace.batches if Antichain(seen) < batch.desc.upper)
-    return not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts())
+    if seen is None or time is None or not command.as_of < seen < time:
+        return command.expected_upper
+    earlier = max(state.truncated.at, state.restored_at, *(drop.at for drop in state.drops))
+    if earlier < seen and is_kept(state, command.as_of):
+        later = (batch for batch in state.trace.batches if Antichain(seen) < batch.desc.upper)
+        if not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts()):
+            return state.upper
+    raise UpperMismatch(
+        f"shard {state.name!r} has upper {state.upper}, not the expected [{seen}], and rows may have been taken away "
+        "since; read it and decide anew",
+        expected=[seen],
+        actual=state.upper.to_json(),
+        stays=False,  # what was taken away may be added again, and a merge makes nothing of the two
+    )
+
+
+def _check_owner(state: State) -> None:
+    if state.retention.appended:
+        raise owned_by_appenders(state.name, state.upper)
 
 
 def _truncated(state: State, new: Truncation) -> State:
@@ -179,7 +193,9 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     if not command.expected_upper.is_empty:
         _check_upper(state, command.expected_upper)
     if not drops_rows(state, cut, has_rows=bool(command.runs)):
-        return state, c.Appended(state.upper, state.upper)
+        result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
+        return _recorded(state, command, result, context), result
+    _check_owner(state)
     result = c.Appended(state.upper, Antichain(time + 1))
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     state = replace(
@@ -211,7 +227,7 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
         result = c.Appended(lower, lower)
         return _recorded(state, command, result, context), result
     if isinstance(command, c.Restore):
-        state = replace(state, truncations=until(state.truncations, command.as_of))
+        state = replace(state, truncations=until(state.truncations, command.as_of), restored_at=time)
     state = replace(state, service_times=_with_time(state.service_times, time))
     return _push(state, command, result, _at(command.runs, time), context)
 
