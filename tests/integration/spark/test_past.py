@@ -151,6 +151,41 @@ def test_bad_options_of_changes_are_one_clear_sentence(
         load("orders", **options).collect()
 
 
+def test_changes_whose_sign_nobody_would_see_are_refused(shard: Any, load: Any) -> None:
+    """Rows that were removed looked as if they had been added."""
+    with pytest.raises(PySparkException, match="lacks the column __diff"):
+        load("orders", schema="k string, n bigint", readChanges="true", start="0").collect()
+    with pytest.raises(PySparkException, match="neither _change_type nor __diff"):
+        load("orders", schema="k string, __time bigint", readChangeFeed="true").collect()
+    found = load("orders", schema="k string, _change_type string", readChangeFeed="true", startingVersion=2).collect()
+    assert sorted(map(tuple, found)) == [("new", "delete"), ("twice", "insert")]
+
+
+def test_a_shard_of_whole_numbers_without_a_sign_is_restored(spark: Any, client: Any, url: str) -> None:
+    """Spark has none of 64 bits: they pass through it as decimals."""
+    most = 2**64 - 1
+    shard = client.create_shard("wide", pa.schema([("k", pa.uint64()), ("more", pa.list_(pa.uint64()))]), ["k"])
+    shard.insert([{"k": most, "more": [0, most]}, {"k": 7, "more": None}])
+    before = shard.snapshot().to_arrow().drop_columns(["__time"])
+    shard.insert([{"k": most, "more": [0, most], "__diff": -1}, {"k": 8, "more": []}])
+    restore(spark, "wide", 0, url=url)
+    assert shard.snapshot().to_arrow().drop_columns(["__time"]).equals(before)
+
+
+def test_a_write_to_a_new_name_that_is_refused_creates_no_shard(
+    client: Any, shard: Any, spark: Any, load: Any, save: Any
+) -> None:
+    changes = load("orders", readChanges="true", start="2", end="1")
+    with pytest.raises(PySparkException, match="'nowhere' does not exist, so it cannot be restored"):
+        save(changes, "nowhere", key="k", restoreTo=0, expectedUpper=1)
+    with pytest.raises(PySparkException, match=r"UpperMismatch.*'nowhere' does not exist"):
+        save(changes, "nowhere", key="k", expectedUpper=3)
+    assert client.shards() == ["orders"]
+    with pytest.raises(PySparkException, match="rows with restoreTo need the column __diff"):
+        save(changes.drop("__diff"), "orders", restoreTo=0, expectedUpper=3)
+    assert shard.upper().element == 3
+
+
 BAD_RESTORES = [
     ({"restoreTo": "0"}, "'restoreTo' needs 'expectedUpper'"),
     ({"restoreTo": "-1", "expectedUpper": "3"}, "option 'restoreTo' is -1, outside"),

@@ -1,4 +1,4 @@
-"""Every type that a shard can store and Spark can show comes back from Spark as it was: so rows can be restored there."""
+"""Every type that a shard stores and Spark shows comes back from Spark as it was: so rows can be restored there."""
 
 from __future__ import annotations
 
