@@ -32,6 +32,7 @@ from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated
+from persist.parts.given import given_key
 from persist.parts.pruning import Filter
 
 KEYS_MAX = 1_000  # that one erasure names
@@ -77,7 +78,7 @@ class Question:
             if len(key) != len(schema.key):
                 raise InvalidUsage(f"a key has {len(key)} values, and the shard has {len(schema.key)} key columns")
             try:
-                encoded = encode_key(schema, key)
+                encoded = encode_key(schema, given_key(schema, key))
             except InvalidUsage:
                 raise InvalidUsage("a key has a value that its key column cannot hold") from None
             ranges[encoded] = KeyRange(encoded, encoded + b"\x00")
@@ -270,7 +271,7 @@ def checked_deadline(deadline: Any) -> int | None:
     """By when an erasure should have ended, in milliseconds from now; None: nobody said. Raises InvalidUsage."""
     if deadline is None:
         return None
-    found = kept_ms(deadline)
+    found = kept_ms(deadline, "deadline")
     if found is None or not 0 < found <= DEADLINE_MS_MAX:
         raise InvalidUsage("deadline must be an age such as '30d', of at most ten years")
     return found
@@ -280,6 +281,10 @@ def checked_reason(reason: Any) -> str:
     """Raises InvalidUsage where it is no text, or too long."""
     if not isinstance(reason, str) or len(reason) > REASON_CHARS_MAX:
         raise InvalidUsage(f"reason must be a text of at most {REASON_CHARS_MAX} characters")
+    try:
+        reason.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidUsage("reason has half a surrogate pair, which is no text") from error
     return reason
 
 

@@ -33,6 +33,7 @@ from persist.core.batch import Run
 from persist.core.drops import check_droppable, clipped, contents, floor_at, until
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
+from persist.core.retention_plan import Facts
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.truncation import owned_by_appenders
 from persist.core.view import ShardView, ViewRequest
@@ -240,7 +241,8 @@ class Dropping(Rewriting):
     def _counting(self, before: int) -> tuple[Antichain, int]:
         """How many rows would go, and the upper where that was found. Raises InvalidUsage where a drop is refused."""
         check_complete(self.name, before - 1, self._view(), "truncated")
-        check_owner(self.transport, self.name, self.read.retry_s)
+        if before <= check_owner(self.transport, self.name, self.read.retry_s).truncated.before:
+            return self._view().upper, 0
         with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
             try:
                 view = held.view
@@ -266,11 +268,16 @@ class Dropping(Rewriting):
         raise AssertionError("a drop writes no rows")
 
 
-def check_owner(transport: OneShard, name: str, retry_s: float) -> None:
-    """Raises InvalidUsage where the shard is fed by `append`. The commit refuses it too, but only once all is staged."""
+def check_owner(transport: OneShard, name: str, retry_s: float) -> Facts:
+    """What is known of truncations. Raises InvalidUsage where the shard is fed by `append`.
+
+    The commit refuses that too, but only once all is staged.
+    """
     found = send(transport, name, c.ReadRetention(), retry_s)
-    if isinstance(found, c.RetentionIs) and found.facts.done.appended:
+    assert isinstance(found, c.RetentionIs)
+    if found.facts.done.appended:
         raise owned_by_appenders(name, found.facts.upper)
+    return found.facts
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

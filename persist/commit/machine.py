@@ -44,7 +44,15 @@ from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core import invariants
 from persist.core.batch import Run
-from persist.core.errors import Expired, Indeterminate, InvalidUsage, PersistError, Unavailable, UnknownShard
+from persist.core.errors import (
+    Corruption,
+    Expired,
+    Indeterminate,
+    InvalidUsage,
+    PersistError,
+    Unavailable,
+    UnknownShard,
+)
 from persist.core.keys import diff_key, shard_of
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
@@ -252,12 +260,13 @@ class Machine(CachedState):
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
 
-        A value that cannot be written is refused only to the command that brings it.
+        A value that cannot be written is refused only to the command that brings it. So is what would lead to a State
+        that must not be.
         """
         while True:
             try:
                 return self._commit(group)
-            except InvalidUsage:
+            except (InvalidUsage, Corruption):
                 if len(group) == 1:
                     raise
                 group = self._queue.halve_group()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.core.errors import InvalidUsage
-from persist.parts.schema import family
+from persist.parts.schema import ShardSchema, family
 
 _USUAL = {  # the types whose values fit a column of this family as they are, or are refused by Arrow
     "integer": int,
@@ -33,6 +33,37 @@ def column_of(name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidUsage(f"column {name!r} does not fit {kind}: {error}") from error
     return column
+
+
+def given_key(schema: ShardSchema, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The Arrow scalars of a key, or of its first columns, that somebody has given as Python values.
+
+    Text stands for a value of a column that is no text, as its type is written. Raises InvalidUsage, naming the column,
+    where a value does not fit or would change: a key that is cut off to its type would mean another row.
+    """
+    found = []
+    for name, value in zip(schema.key, values, strict=False):
+        kind = schema.arrow.field(name).type
+        if isinstance(value, str) and not is_text(kind):
+            found.append(_of_text(name, value, kind))
+        else:
+            found.append(column_of(name, [value], kind)[0])
+    return tuple(found)
+
+
+def _of_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pa.scalar(value).cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}") from error
+
+
+def is_text(kind: Any) -> bool:
+    """Whether values of that type are text or bytes of any length."""
+    types = pa.types
+    return any(
+        (types.is_string(kind), types.is_large_string(kind), types.is_binary(kind), types.is_large_binary(kind))
+    ) or kind in (pa.string_view(), pa.binary_view())
 
 
 def _check(values: Sequence[Any], kind: Any) -> None:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-import pyarrow as pa
-
 from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs, part_reader
 from persist.client.wall_clock import as_of_at, resolved
 from persist.core.antichain import TIME_MAX, Antichain
@@ -19,7 +17,7 @@ from persist.core.commands import TimeResolved
 from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
 from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema, encode_key, plan_splits
-from persist.parts.given import column_of
+from persist.parts.given import given_key, is_text
 from persist.parts.keycodec import successor
 from persist.parts.pruning import Filter
 from persist.parts.reader import PartReader
@@ -122,7 +120,7 @@ def key_range(schema: ShardSchema, options: ReadOptions) -> KeyRange:
     if options.key_prefix is not None:
         prefix = _encoded(schema, options.key_prefix, "keyPrefix")
         last = schema.arrow.field(schema.key[len(options.key_prefix) - 1]).type
-        if _is_text(last) and options.key_prefix[-1] is not None:
+        if is_text(last) and options.key_prefix[-1] is not None:
             prefix = prefix[: -len(b"\x00\x00")]  # without the end mark: everything that begins with the value
         wanted = wanted.meet(KeyRange(prefix, successor(prefix)))
     return wanted
@@ -139,25 +137,10 @@ def filter_of(options: ReadOptions, schemas: Mapping[int, SchemaRecord]) -> Filt
     return None if options.where is None else Filter.of(options.where, current_schema(schemas)[1])
 
 
-def _is_text(kind: Any) -> bool:
-    types = pa.types
-    return any(
-        (types.is_string(kind), types.is_large_string(kind), types.is_binary(kind), types.is_large_binary(kind))
-    ) or kind in (pa.string_view(), pa.binary_view())
-
-
 def _encoded(schema: ShardSchema, values: tuple[Any, ...], name: str) -> bytes:
     if not 0 < len(values) <= len(schema.key):
         raise InvalidUsage(f"option {name!r} has {len(values)} values; the key is ({', '.join(schema.key)})")
-    typed = []
-    for column, value in zip(schema.key, values, strict=False):
-        kind = schema.arrow.field(column).type
-        if isinstance(value, str) and not _is_text(kind):
-            try:
-                value = pa.scalar(value).cast(kind)
-            except (pa.ArrowException, ValueError) as error:
-                raise InvalidUsage(f"option {name!r}: {value!r} is no {kind}, the type of {column!r}") from error
-        else:
-            value = column_of(column, [value], kind)[0]
-        typed.append(value)
-    return encode_key(schema, tuple(typed))
+    try:
+        return encode_key(schema, given_key(schema, values))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"option {name!r}: {error.message}") from error

@@ -25,7 +25,7 @@ from rpc.service import Service, principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 BODY_BYTES_MAX = 1024 * 1024
-FIELDS = ("keys", "where", "deadline", "reason", "tags")
+FIELDS = ("keys", "where", "gone", "deadline", "reason", "tags")
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -41,7 +41,7 @@ _BODY: dict[str, Any] = {
 
 @router.post("/{name}/erasures", summary="Take rows away for good", openapi_extra=_BODY)
 async def erase(request: Request, token: IdempotencyToken = None) -> Response:
-    """`keys` or `where` say which; with neither, what was retracted or truncated before. The answer has its `id`."""
+    """`keys` or `where` say which; `gone`: what was retracted or truncated before. The answer has its `id`."""
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(ADMIN, name)
     given, asking = token_of(request, token), AsCaller(service.transport, caller_of(request))
@@ -97,6 +97,11 @@ def _read(data: bytes) -> dict[str, Any]:
         raise InvalidUsage('the body must be a JSON object such as {"keys": [["ann"]]}')
     if wanted.keys() - set(FIELDS):
         raise InvalidUsage(f"the body has a field that is none of {', '.join(FIELDS)}")
+    gone = wanted.pop("gone", False)
+    if not isinstance(gone, bool):
+        raise InvalidUsage("gone must be true or false")
+    if gone != (wanted.get("keys") is None and wanted.get("where") is None):
+        raise InvalidUsage("give keys or where; or, to retract no row and let what went before go for good, gone: true")
     return wanted
 
 

@@ -18,6 +18,7 @@ from compactor.tasks import history_task
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.aging import forget_dropped
+from persist.commit.bundler import Bundler
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.drops import DROPS_MAX, RowDrop
@@ -30,7 +31,7 @@ from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support import maintained
 from tests.support.clocks import Machine, World
-from tests.unit.compactor.test_bundles import TINY, bundles, collected, left_over
+from tests.unit.compactor.test_bundles import PLAIN, TINY, bundles, collected, left_over
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -323,6 +324,30 @@ def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
     assert world.contents(3) == expected
 
 
+def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None:
+    """It has the rows that the parts have lost since (seed 12308 of the simulation)."""
+    world = maintained.World(policy=PLAIN)
+    runs: list[Any] = []
+    with closing(world.shard.open_writer()) as writer:
+        for number in range(6):
+            table = pa.Table.from_pylist(
+                [{"k": f"k{number}", "v": number, "__time": time, "__diff": 1} for time in (0, number % 3)],
+                schema=maintained.UPDATES,
+            )
+            runs += writer.stage_for_one_commit(table, 0)
+        writer.commit_compare_and_append(tuple(runs), 0, 3)
+    machine = world.user.machine(maintained.NAME)
+    state = machine.refresh()
+    late = Bundler(world.user.versions, world.user.ids, TINY).bundled(state, state.trace.batches[0])
+    assert late is not None
+    assert world.shard.truncate(2, mode="drop").changed
+    expected = {("k2", 2): 1, ("k5", 5): 1}
+    world.forget_before(3)
+    forget_dropped(machine)
+    assert machine.apply(late) == c.Bundled(False)
+    assert world.contents(3) == expected
+
+
 def test_drops_that_readable_times_tell_apart_are_bounded(shard: Shard) -> None:
     for _ in range(DROPS_MAX):
         upper = shard.insert([{"id": 1, "v": "y"}]).upper.element
@@ -352,6 +377,16 @@ def test_what_is_wrong_is_refused(
         shard.truncate(**{"mode": "drop", **asked})
     after = state(machine)
     assert (after.trace, after.drops, after.truncated) == (before.trace, before.drops, before.truncated)
+
+
+def test_a_dry_run_of_a_drop_that_was_done_already_tells_so(shard: Shard) -> None:
+    """Also where another drop would be refused by now: the same again changes nothing."""
+    shard.truncate(2, mode="drop")
+    shard.insert([{"id": 4, "v": "x", "__diff": -1}])
+    for before in (1, 2):
+        tried = shard.truncate(before, mode="drop", dry_run=True)
+        assert (tried.removed, tried.changed) == (0, False)
+        assert not shard.truncate(before, mode="drop").changed
 
 
 def test_a_drop_that_had_nothing_to_do_is_remembered(shard: Shard) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from compactor.worker import Worker
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
+from persist.core.errors import InvalidUsage
 from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
@@ -99,11 +101,24 @@ WRONG: dict[str, tuple[str, str, Any]] = {
     "a body that is no JSON object": ("POST", "erasures", [1]),
     "a field that an erasure does not have": ("POST", "erasures", {"key": ["margaret"]}),
     "`keys` and `where` together": ("POST", "erasures", {"keys": ["margaret"], "where": "id = 'margaret'"}),
+    "over HTTP neither `keys` nor `where` nor `gone`, or `gone` with one of them, or not true or false": (
+        "POST",
+        "erasures",
+        {"keys": None},
+    ),
     "no key, or over 1,000 keys": ("POST", "erasures", {"keys": []}),
-    "a key of another length or type": ("POST", "erasures", {"keys": [["margaret", "b"]]}),
+    "a key of another length or type, or one that its column would cut off": (
+        "POST",
+        "erasures",
+        {"keys": [["margaret", "b"]]},
+    ),
     "a predicate that cannot be read": ("POST", "erasures", {"where": "id ="}),
     "a deadline that is no age": ("POST", "erasures", {"keys": ["margaret"], "deadline": "soon"}),
-    "a reason of over 256 characters": ("POST", "erasures", {"keys": ["margaret"], "reason": "x" * 257}),
+    "a reason of over 256 characters, or with half a surrogate pair": (
+        "POST",
+        "erasures",
+        {"keys": ["margaret"], "reason": "x" * 257},
+    ),
     "an erasure where nothing was written yet": ("POST", "erasures", {"keys": ["margaret"]}),
     "an erasure in a shard that is closed to writes": ("POST", "erasures", {"keys": ["margaret"]}),
     "an erasure in a shard that was dropped": ("POST", "erasures", {"keys": ["margaret"]}),
@@ -145,6 +160,65 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     assert (after.upper, after.since, after.leased_readers, after.erasures) == (
         before.upper, before.since, before.leased_readers, before.erasures,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"gone": False},
+        {"gone": True, "keys": ["margaret"]},
+        {"gone": "yes"},
+        {"keys": ["margaret"], "reason": "\ud800"},
+        {"keys": ["margaret"], "deadline": 5},
+    ],
+    ids=str,
+)
+def test_a_body_that_forgets_what_it_asks_for_erases_nothing(
+    machine: Machine, shard: Shard, http: TestClient, body: dict[str, Any]
+) -> None:
+    before = machine.location.machine(NAME).refresh()
+    answer = http.post(f"{PATH}/erasures", content=json.dumps(body))
+    assert (answer.json()["kind"], answer.status_code) == ("invalid_usage", 400), answer.text
+    assert "margaret" not in answer.text
+    assert "history" not in answer.text
+    assert machine.location.machine(NAME).refresh().trace == before.trace
+
+
+NOON = datetime(2020, 1, 1, 12, 0, 0, 7, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "key"),
+    [
+        (pa.int64(), 1, 1.9),
+        (pa.date32(), NOON.date(), NOON),
+        (pa.timestamp("s", "UTC"), NOON.replace(microsecond=0), NOON),
+        (pa.timestamp("us", "UTC"), NOON, NOON.replace(tzinfo=None)),
+        (pa.time32("s"), time(1), time(1, 0, 0, 5)),
+        (pa.duration("s"), timedelta(1), timedelta(1, 0, 5)),
+        (pa.int64(), 1, "1.9"),
+    ],
+    ids=str,
+)
+def test_a_key_that_its_column_would_cut_off_is_refused(
+    machine: Machine, kind: pa.DataType, row: object, key: object
+) -> None:
+    """It would mean another row, which would be gone for good."""
+    shard = machine.client.create_shard("exact", pa.schema([("id", kind)]), ["id"])
+    shard.insert(pa.table({"id": pa.array([row], kind)}))
+    with pytest.raises(InvalidUsage, match="a key has a value that its key column cannot hold"):
+        shard.erase(keys=[[key]])
+    assert shard.upper().element == 1
+    assert shard.erase(keys=[[row]]).removed == 1
+
+
+def test_a_key_over_http_is_written_as_its_type_is(machine: Machine, http: TestClient) -> None:
+    shard = machine.client.create_shard("days", pa.schema([("day", pa.date32())]), ["day"])
+    shard.insert([{"day": NOON.date()}])
+    told = http.post("/v1/shards/days/erasures", json={"keys": [["2020-01-01"]]}).json()
+    assert told["removed"] == 1
+    assert http.post("/v1/shards/days/erasures", json={"gone": True}).json()["removed"] == 0
 
 
 # --- commands, on files

@@ -21,6 +21,7 @@ from persist.commit.location import Location
 from persist.commit.machine import Machine
 from persist.commit.outcome_files import OutcomeFiles
 from persist.core import commands as c
+from persist.core import invariants
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeKey, AttributeUpdate
 from persist.core.errors import Corruption, Expired, InvalidUsage, TokenReused, Unavailable
@@ -229,6 +230,21 @@ def test_a_part_that_comes_and_leaves_in_one_commit_is_remembered(monkeypatch: p
     assert staged[0].parts[0].key in change.gone
     [again] = together(machine, c.Insert(writer_of(tokens[2]), tokens[2], staged, digest=digest))
     assert isinstance(again, InvalidUsage), "its rows would count twice"
+
+
+def test_a_command_that_leads_to_a_state_that_must_not_be_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariants hold the whole commit back. Which command was at fault shows when each is tried by itself."""
+    machine, real = opened().machine(NAME), invariants.check_step
+
+    def check_step(old: State, new: State) -> None:
+        real(old, new)
+        if new.upper == Antichain(13):
+            raise Corruption("a check failed")
+
+    monkeypatch.setattr(invariants, "check_step", check_step)
+    *others, wrong, last = together(machine, *neighbours()[:2], c.AdvanceUpper(Antichain(13)), neighbours()[2])
+    assert isinstance(wrong, Corruption)
+    assert [type(other) for other in (*others, last)] == [c.Appended, c.ReaderRegistered, c.Done]
 
 
 def neighbours() -> list[c.Command]:
