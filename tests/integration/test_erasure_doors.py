@@ -194,7 +194,6 @@ NOON = datetime(2020, 1, 1, 12, 0, 0, 7, tzinfo=UTC)
         (pa.int64(), 1, 1.9),
         (pa.date32(), NOON.date(), NOON),
         (pa.timestamp("s", "UTC"), NOON.replace(microsecond=0), NOON),
-        (pa.timestamp("us", "UTC"), NOON, NOON.replace(tzinfo=None)),
         (pa.time32("s"), time(1), time(1, 0, 0, 5)),
         (pa.duration("s"), timedelta(1), timedelta(1, 0, 5)),
         (pa.int64(), 1, "1.9"),
