@@ -367,7 +367,9 @@ class Machine(CachedState):
         stamps = self._system.stamps
         if stamps is None or self._versions.level < HISTORY_LEVEL:
             return None
-        if not stamps.agrees(now_ms) and stamps.begins():
+        if stamps.agrees(now_ms):
+            return now_ms
+        if stamps.begins():
             stamps.compare()
         return now_ms if stamps.agrees(now_ms) else None
 
@@ -414,7 +416,9 @@ class Machine(CachedState):
             if not self._system.background.submit(partial(self._do, duty)):
                 self._upkeep.ended(duty)
         stamps = self._system.stamps
-        if stamps is not None and self._versions.level >= HISTORY_LEVEL and stamps.begins():
+        if stamps is None or not stamps.is_due():
+            return
+        if self._versions.level >= HISTORY_LEVEL and stamps.begins():
             self._system.background.submit(stamps.compare)
 
     def _do(self, duty: Duty) -> None:
