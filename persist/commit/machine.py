@@ -98,7 +98,7 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
-        files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids))
+        files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids, nodes))
         self._blobs = BlobWorker(versions, files, system.ids, self.metrics, policy)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)

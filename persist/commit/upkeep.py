@@ -58,10 +58,7 @@ class Upkeep:
             duties.append(Duty("attributes", FlushIndex()))
         if flush_is_due(state, self._policy):
             duties.append(Duty("outcomes", FlushTokens(self._policy)))
-        if recording.flush_is_due(state, self._policy):
-            duties.append(Duty("entries", FlushHistory()))
-        if state.seqno - max(state.rollups, default=0) >= self._policy.rollup_every:
-            duties.append(Duty("rollup", RollUp(state)))
+        duties += self._turn(state)
         if state.trace is not self._looked_at:
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
@@ -69,6 +66,21 @@ class Upkeep:
         if self.collects and self._has_to_collect(state):
             duties.append(Duty("collection", Collect()))
         return [duty for duty in duties if self._begins(duty)]
+
+    def _turn(self, state: State) -> Iterator[Duty]:
+        """A rollup, or in the place of one a file of entries: both together are no more commits and blobs than rollups.
+
+        No two rollups in a row give their place away, so opening reads twice as many state diffs at most.
+        """
+        newest, every = max(state.rollups, default=SeqNo(0)), self._policy.rollup_every
+        passed = state.seqno - newest
+        is_taken = any(file.last > newest for file in state.entry_files[-1:])
+        is_turn = passed >= every and not is_taken
+        flushes = recording.flush_is_due(state, self._policy)
+        if flushes and (is_turn or recording.flush_is_urgent(state, self._policy)):
+            yield Duty("entries", FlushHistory())
+        if passed >= 2 * every or (is_turn and not flushes):
+            yield Duty("rollup", RollUp(state))
 
     def ended(self, duty: Duty) -> None:
         """The duty was done, or failed, or was dropped. Another of its kind may begin."""
