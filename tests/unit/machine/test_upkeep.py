@@ -155,6 +155,26 @@ def test_too_many_entries_wait_for_no_turn() -> None:
     assert kinds(at_version(51, 40, rollup=50, moved=11)) == ["entries"]
 
 
+def test_marks_take_the_place_of_one_rollup_and_not_of_the_next() -> None:
+    upkeep = Upkeep(replace(POLICY, marks_flush_at=2), merges=False)
+
+    def asked(seqno: int, marks: int, rollup: int, entries: int = 1) -> list[str]:
+        state = at_version(seqno, entries, rollup)
+        state = replace(state, marks=dict.fromkeys(range(marks), MINIMUM))
+        duties = upkeep.due(state)
+        for duty in duties:
+            upkeep.ended(duty)
+        return [duty.kind for duty in duties]
+
+    assert asked(47, 2, rollup=40) == []
+    assert asked(48, 2, rollup=40) == ["attributes"]
+    assert asked(49, 3, rollup=40) == [], "it was asked for, and may have failed"
+    assert asked(55, 0, rollup=40) == []
+    assert asked(56, 3, rollup=40) == ["rollup"]
+    assert asked(58, 1, rollup=50) == ["rollup"]
+    assert asked(71, 4, rollup=70) == ["attributes"], "so many wait for no turn"
+
+
 def test_a_file_and_rollups_come_to_as_many_commits_as_rollups_alone() -> None:
     """Each duty is one commit. What is counted are the commits of upkeep while callers commit 1,000 times."""
     policy = replace(POLICY, entries_flush_at=20)
