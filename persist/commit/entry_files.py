@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import numpy as np
+
 from blob import BlobNotFound
+from persist.attributes.storage import NodeCache
 from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.errors import Corruption
@@ -19,15 +22,17 @@ from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.history")
 
+CACHED_BYTES_MAX = 256 * 1024  # of a file that was written: the next one may take it in
 LOOKED_AT_MAX = 20_000  # entries of maintenance that one page skips; then it ends early, and says where it goes on
 
 
 class EntryFiles:
     """The files of one location. Thread-safe. Raises the errors of the store."""
 
-    def __init__(self, versions: Versions, ids: IdSource) -> None:
+    def __init__(self, versions: Versions, ids: IdSource, cache: NodeCache) -> None:
         self._versions = versions
         self._ids = ids
+        self._cache = cache
 
     def page(self, state: State, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
         """At most `limit` entries of the State's history before that place, newest first.
@@ -57,11 +62,11 @@ class EntryFiles:
             return None
         recent = sorted(state.entries.items())
         entries = sum(len(commit.entries) for _, commit in recent)
-        merged = to_merge(state.entry_files, entries, state.seal.sealed_ms, state.settings.history_ms)
+        merged = to_merge(state.entry_files, entries, _checked_ms(state), state.settings.history_ms)
         writer = FileWriter(self._versions.level)
         try:
             for file in merged:
-                writer.add_file(self._read(file, 0, file.size), file.index_at)
+                writer.add_file(self._whole(file), file.index_at)
         except (BlobNotFound, Corruption) as error:
             log.error("commit history cannot be read", extra={"shard": state.name, "why": str(error)})
             merged, writer = (), FileWriter(self._versions.level)
@@ -70,6 +75,8 @@ class EntryFiles:
         key = entries_key(state.shard_id, self._ids)
         with translated():
             self._versions.blob.put(key, data)
+        if len(data) <= CACHED_BYTES_MAX:
+            self._cache.put((key, 0), np.frombuffer(data, np.uint8))  # its `size` is in bytes
         begun = [file.begun_ms for file in merged if file.begun_ms]
         file = EntryFile(
             key,
@@ -93,6 +100,16 @@ class EntryFiles:
                 commits = read_block(self._read(file, at.offset, at.length), at)
                 yield from ((seqno, commit) for seqno, commit in reversed(commits) if seqno <= before)
 
+    def _whole(self, file: EntryFile) -> bytes:
+        """A file that is to be merged: this process may have written it, a short while ago."""
+        cached = self._cache.get((file.key, 0))
+        return self._read(file, 0, file.size) if cached is None else cached.tobytes()
+
     def _read(self, file: EntryFile, start: int, length: int) -> bytes:
         with translated_but_missing():
             return self._versions.blob.get_range(file.key, start, length)
+
+
+def _checked_ms(state: State) -> int:
+    """The newest checked clock of which the State tells; 0: none yet. The seal may be that of a point long ago."""
+    return max([state.seal.sealed_ms, *(file.until_ms for file in state.entry_files[-1:])])

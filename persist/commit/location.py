@@ -149,7 +149,7 @@ class Location:
                 f"the commit history needs level {HISTORY_LEVEL}, and this location has level {self.versions.level}: "
                 "run `persist upgrade`"
             )
-        machine, files = self.machine(name), EntryFiles(self.versions, self.ids)
+        machine, files = self.machine(name), EntryFiles(self.versions, self.ids, self.nodes)
         while True:
             state = machine.refresh()
             if state.is_closed:

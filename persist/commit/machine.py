@@ -106,7 +106,7 @@ class Machine(CachedState):
         self._log = LogWriter(name, versions, system, self.metrics)
         self._attributes = AttributeIndex(versions.blob, system.ids, nodes)
         self._outcomes = OutcomeFiles(versions.blob, system.ids, nodes)
-        files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids))
+        files = WorkerFiles(self._attributes, self._outcomes, EntryFiles(versions, system.ids, nodes))
         self._blobs = BlobWorker(versions, files, system.ids, self.metrics, policy)
         self._inspector = Inspector(versions.blob, versions.receipts, settings.check_threads)
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
@@ -376,7 +376,9 @@ class Machine(CachedState):
         stamps = self._system.stamps
         if stamps is None or self._versions.level < HISTORY_LEVEL:
             return None
-        if not stamps.agrees(now_ms) and stamps.begins():
+        if stamps.agrees(now_ms):
+            return now_ms
+        if stamps.begins():
             stamps.compare()
         return now_ms if stamps.agrees(now_ms) else None
 
@@ -423,7 +425,9 @@ class Machine(CachedState):
             if not self._system.background.submit(partial(self._do, duty)):
                 self._upkeep.ended(duty)
         stamps = self._system.stamps
-        if stamps is not None and self._versions.level >= HISTORY_LEVEL and stamps.begins():
+        if stamps is None or not stamps.is_due():
+            return
+        if self._versions.level >= HISTORY_LEVEL and stamps.begins():
             self._system.background.submit(stamps.compare)
 
     def _do(self, duty: Duty) -> None:

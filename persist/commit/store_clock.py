@@ -88,6 +88,14 @@ class CheckedClock:
         passed_s = self._clock.monotonic() - compared.at_s
         return passed_s <= COUNTS_FOR_S and abs(now_ms - compared.now_ms - passed_s * 1000) <= JUMP_MS_MAX
 
+    def is_due(self) -> bool:
+        """Whether so long has passed since the clocks were compared that `begins` is to be asked.
+
+        It costs next to nothing. It does not see that a clock was set: `agrees` does.
+        """
+        compared = self._compared
+        return compared is None or self._clock.monotonic() - compared.at_s >= COMPARED_EVERY_S
+
     def begins(self) -> bool:
         """Whether it is time to compare. Who is told so calls `compare`; nobody else is for a while."""
         with self._lock:

@@ -129,6 +129,10 @@ class Stamps(Protocol):
         """Whether `now_ms`, which this process has just read, may be trusted."""
         ...
 
+    def is_due(self) -> bool:
+        """Whether it is time to ask `begins`, as far as the last comparison tells. Costs next to nothing."""
+        ...
+
     def begins(self) -> bool:
         """Whether the caller is to call `compare` now."""
         ...

@@ -23,6 +23,8 @@ from persist.core.transitions import recording
 from persist.core.transitions.bundling import BUNDLES_LEVEL
 from persist.core.transitions.outcomes import flush_is_due
 
+MARKS_URGENT = 2  # times as many marks as make a flush due do not wait for its turn
+
 
 class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
@@ -45,6 +47,7 @@ class Upkeep:
         self._lock = threading.Lock()
         self._under_way: dict[str, frozenset[str]] = {}  # kinds of duties, and the inputs of each
         self._looked_at: Trace | None = None
+        self._given_away: SeqNo | None = None  # the rollup after which a flush of marks took the place of the next one
         self.collects = False
         self._collected: tuple[SeqNo, bool, bool] | None = None
 
@@ -54,14 +57,12 @@ class Upkeep:
         `level` is that of the location.
         """
         duties = []
-        if len(state.attributes) >= self._policy.attributes_flush_at or len(state.marks) >= self._policy.marks_flush_at:
+        are_many = len(state.marks) >= MARKS_URGENT * self._policy.marks_flush_at
+        if are_many or len(state.attributes) >= self._policy.attributes_flush_at:
             duties.append(Duty("attributes", FlushIndex()))
         if flush_is_due(state, self._policy):
             duties.append(Duty("outcomes", FlushTokens(self._policy)))
-        if recording.flush_is_due(state, self._policy):
-            duties.append(Duty("entries", FlushHistory()))
-        if state.seqno - max(state.rollups, default=0) >= self._policy.rollup_every:
-            duties.append(Duty("rollup", RollUp(state)))
+        duties += self._turn(state)
         if state.trace is not self._looked_at:
             self._looked_at = state.trace
             duties += self._merges_due(state) if self._merges else ()
@@ -69,6 +70,28 @@ class Upkeep:
         if self.collects and self._has_to_collect(state):
             duties.append(Duty("collection", Collect()))
         return [duty for duty in duties if self._begins(duty)]
+
+    def _turn(self, state: State) -> Iterator[Duty]:
+        """A rollup, or in the place of one a file of entries, or a flush of marks.
+
+        So all of them together are no more commits and blobs than rollups alone. No two rollups in a row give their
+        place away: opening reads twice as many state diffs at most.
+        """
+        newest, every = max(state.rollups, default=SeqNo(0)), self._policy.rollup_every
+        passed = state.seqno - newest
+        is_taken = self._given_away == newest or any(file.last > newest for file in state.entry_files[-1:])
+        is_turn = passed >= every and not is_taken
+        flushes = recording.flush_is_due(state, self._policy)
+        if flushes and (is_turn or recording.flush_is_urgent(state, self._policy)):
+            yield Duty("entries", FlushHistory())
+        elif is_turn and len(state.marks) >= self._policy.marks_flush_at:
+            self._given_away = newest
+            yield Duty("attributes", FlushIndex())
+        elif is_turn:
+            yield Duty("rollup", RollUp(state))
+            return
+        if passed >= 2 * every:
+            yield Duty("rollup", RollUp(state))
 
     def ended(self, duty: Duty) -> None:
         """The duty was done, or failed, or was dropped. Another of its kind may begin."""

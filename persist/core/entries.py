@@ -7,7 +7,7 @@ many they are folded into a new dict (as log-structured stores do).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from math import isqrt
 from typing import Any, Generic, TypeVar
 
@@ -62,6 +62,19 @@ class Entries(Mapping[_K, _V], Generic[_K, _V]):
 
     def __len__(self) -> int:
         return self._length
+
+    def plain(self) -> dict[_K, _V]:
+        """A new dict of the same entries, in their order. It is much faster than to look them up one by one."""
+        found = {**self._base, **self._changes}
+        if len(found) == self._length:
+            return found
+        return {key: value for key, value in found.items() if value is not _DELETED}
+
+    def items(self) -> ItemsView[_K, _V]:
+        return self.plain().items()
+
+    def values(self) -> ValuesView[_V]:
+        return self.plain().values()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mapping):

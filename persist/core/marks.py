@@ -29,7 +29,10 @@ class Mark(Record, frozen=True):
 
 
 class Seal(Record, frozen=True):
-    """How far instants are settled. `sealed_ms` is the latest checked stamp of a commit, `last` the newest mark.
+    """How far instants are settled. `last` is the newest mark.
+
+    `sealed_ms` is the checked stamp of the first commit beyond the last point of the grid that was settled. Stamps
+    between that and the next point settle nothing, and leave the seal as it is.
 
     `passed` is there once a commit with an unchecked clock has come since that stamp: the upper before the first such.
     `repairs` are intervals `(lowered_to, lowered_from]` of instants that a spoilt clock had sealed. A repair opened
@@ -49,7 +52,9 @@ class Seal(Record, frozen=True):
     @property
     def floor_ms(self) -> int:
         """No mark that is still to come lies at or before this instant."""
-        return max([self.sealed_ms, *(lowered_from for _, lowered_from in self.repairs)])
+        if not self.repairs:
+            return self.sealed_ms
+        return max(self.sealed_ms, *(lowered_from for _, lowered_from in self.repairs))
 
     def known_ms(self, every_ms: int) -> int:
         """The last instant that has its answer already. The next mark lies beyond it."""
@@ -94,13 +99,14 @@ def sealed_by(seal: Seal, upper: Antichain, checked_ms: int, every_ms: int) -> S
     """The seal after a commit that was stamped by a checked clock. `upper` is that of the State before the commit.
 
     The first commit beyond a point of the grid settles that point, whatever it commits. So the last rows before a pause
-    are told as soon as anything is committed after it.
+    are told as soon as anything is committed after it. The others between two points change nothing: the same seal.
     """
-    if checked_ms <= seal.sealed_ms:  # what unchecked commits brought had come by then
-        return seal if seal.passed is None else replace(seal, passed=None)
-    if seal == UNSEALED:
+    if not seal.sealed_ms and seal.last is None:
         return replace(seal, sealed_ms=checked_ms)
     point = seal.next_ms(every_ms)
+    settles_nothing = checked_ms < point and seal.sealed_ms == seal.floor_ms
+    if settles_nothing or checked_ms <= seal.sealed_ms:  # what unchecked commits brought had come by then
+        return seal if seal.passed is None else replace(seal, passed=None)
     shown, last = upper if seal.passed is None else seal.passed, seal.last
     if checked_ms >= point and (last is None or last.upper != shown):
         last = Mark(point, shown)

@@ -14,9 +14,10 @@ from persist.core.ids import SeqNo
 from persist.core.recorded import Block, BlockAt, BlockIndex, Committed
 from persist.formats.state_frames import NEWEST_LEVEL, decode_block, decode_blocks, encode_block, encode_blocks
 
-BLOCK_ENTRIES = 1_000  # about so many a block has, unless they say much
+BLOCK_ENTRIES = 500  # at least so many a full block has, unless they say much
 BLOCK_BYTES = 64 * 1024  # or what callers have said in them is so much
 BLOCK_BYTES_MAX = 64 * 1024 * 1024  # of one block, before it was compressed
+COMPRESSION = 1  # of zlib: entries are much alike, so more would cost much and gain nothing
 
 Commits = list[tuple[SeqNo, Committed]]
 
@@ -59,7 +60,7 @@ class FileWriter:
 
     def _close_block(self) -> None:
         if self._open:
-            data = zlib.compress(encode_block(Block(tuple(self._open)), self._level))
+            data = zlib.compress(encode_block(Block(tuple(self._open)), self._level), COMPRESSION)
             self._append(data, self._open[0][0], self._open[-1][0], self._entries)
             self._open, self._entries, self._info_bytes = [], 0, 0
 

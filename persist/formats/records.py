@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from persist.core.entries import Entries
 from persist.core.errors import InvalidUsage, PersistError, UpgradeNeeded
 from persist.core.record import Record
 
@@ -16,6 +17,8 @@ _T = TypeVar("_T")
 
 def _plain(value: object) -> object:
     """What msgspec cannot write, as what it can."""
+    if isinstance(value, Entries):
+        return value.plain()
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"it holds a {type(value).__name__}")

@@ -423,13 +423,13 @@ def test_while_its_blobs_cannot_be_written_it_waits_in_the_state_and_then_writer
 
 
 def test_a_file_that_is_gone_is_told_and_stops_no_writer(world: World, machine: Machine, shard: Shard) -> None:
-    insert(shard, *range(10))
+    insert(shard, *range(12))
     [gone, *_] = state_of(machine).entry_files
     world.blob.delete([gone.key])
     with pytest.raises(Corruption, match="lost a blob of its commit history"):
         everything(shard)
     assert len(shard.history(1)) == 1, "what is newer can be read"
-    insert(shard, *range(10, 30))
+    insert(shard, *range(12, 30))
     assert said_until_lost(shard)[0] == 29
 
 

@@ -203,7 +203,8 @@ class MarksAgainstList(RuleBasedStateMachine):
     @invariant()
     def old_marks_leave(self) -> None:
         state = self.shard.state
-        assert state.seal.sealed_ms == self.sealed
+        assert state.seal.sealed_ms <= self.sealed
+        assert self.point(state.seal.sealed_ms) == self.point(self.sealed), "all points are settled"
         assert len(state.marks) + state.attribute_root.count <= len(self.stamps) + 2
 
 

@@ -60,6 +60,7 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.ProveErasure: "erased",
 }
 OPERATIONS: Mapping[type[c.Command], str] = {**_WRITING, **_MENDING, **_OTHERS}
+URGENT = 2  # times as many entries as make a file due do not wait for its turn
 
 
 def entry_of(
@@ -122,12 +123,13 @@ def recorded(state: State, entries: Iterable[Entry], policy: Policy) -> State:
     commit = Committed(state.walltime_ms, told)
     kept = with_changes(state.entries, {state.seqno: commit})
     state = replace(state, entries=kept, info_bytes=state.info_bytes + commit.info_bytes)
-    if state.settings.keeps_history or not _is_much(state, policy):
+    is_much = len(kept) >= policy.entries_kept_max or state.info_bytes >= policy.info_flush_at
+    if state.settings.keeps_history or not is_much:
         return state
     ascending, info_bytes = sorted(kept), state.info_bytes
     gone: list[SeqNo] = []
     for seqno in ascending[:-1]:
-        if 2 * (len(kept) - len(gone)) <= policy.entries_flush_at and 2 * info_bytes <= policy.info_flush_at:
+        if 2 * (len(kept) - len(gone)) <= policy.entries_kept_max and 2 * info_bytes <= policy.info_flush_at:
             break
         gone.append(seqno)
         info_bytes -= kept[seqno].info_bytes
@@ -136,7 +138,12 @@ def recorded(state: State, entries: Iterable[Entry], policy: Policy) -> State:
 
 def flush_is_due(state: State, policy: Policy) -> bool:
     """Whether entries of the State should be moved to a file."""
-    return state.settings.keeps_history and _is_much(state, policy)
+    return state.settings.keeps_history and _is_much(state, policy, 1)
+
+
+def flush_is_urgent(state: State, policy: Policy) -> bool:
+    """Whether they are so many that nothing else comes before that."""
+    return state.settings.keeps_history and _is_much(state, policy, URGENT)
 
 
 def flush(state: State, command: c.FlushEntries, context: Context) -> tuple[State, c.Flushed]:
@@ -156,7 +163,9 @@ def flush(state: State, command: c.FlushEntries, context: Context) -> tuple[Stat
     checked_ms = context.checked_ms or 0
     file = replace(file, begun_ms=file.begun_ms or checked_ms, until_ms=checked_ms)
     gone = [seqno for seqno in state.entries if seqno <= command.last]
-    info_bytes = state.info_bytes - sum(state.entries[seqno].info_bytes for seqno in gone)
+    info_bytes = state.info_bytes
+    if info_bytes:
+        info_bytes -= sum(state.entries[seqno].info_bytes for seqno in gone)
     entries = with_changes(state.entries, {}, gone)
     files = (*kept, file)[-FILES_MAX:]
     return replace(state, entries=entries, entry_files=files, info_bytes=info_bytes), c.Flushed(True)
@@ -189,8 +198,9 @@ def cut(state: State, below: SeqNo) -> State:
     return replace(state, entries=with_changes(state.entries, {}, gone), info_bytes=info_bytes) if gone else state
 
 
-def _is_much(state: State, policy: Policy) -> bool:
-    return len(state.entries) >= policy.entries_flush_at or state.info_bytes >= policy.info_flush_at
+def _is_much(state: State, policy: Policy, times: int) -> bool:
+    entries, info_bytes = times * policy.entries_flush_at, times * policy.info_flush_at
+    return len(state.entries) >= entries or state.info_bytes >= info_bytes
 
 
 def _added(before: State, command: Any) -> Iterable[Part]:

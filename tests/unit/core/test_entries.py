@@ -23,6 +23,10 @@ def test_it_is_the_dict_that_the_same_changes_make(first: dict[int, int | None],
         for key in gone:
             expected.pop(key, None)
         assert dict(found) == expected == found
+        assert found.plain() == expected
+        assert list(found.plain()) == list(found)
+        assert dict(found.items()) == expected
+        assert list(found.values()) == [expected[key] for key in found]
         assert len(found) == len(expected)
         assert dict(before) == was
         assert all(

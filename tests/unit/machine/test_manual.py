@@ -47,7 +47,7 @@ def test_the_loop_of_the_manual_commits() -> None:
     index = AttributeIndex(location.blob, location.ids, NodeCache())
     parts = (queue, cached, LogWriter(NAME, location.versions, system, metrics))
     outcome_files = OutcomeFiles(location.blob, location.ids, NodeCache())
-    files = WorkerFiles(index, outcome_files, EntryFiles(location.versions, location.ids))
+    files = WorkerFiles(index, outcome_files, EntryFiles(location.versions, location.ids, NodeCache()))
     parts += (
         BlobWorker(location.versions, files, location.ids, metrics, POLICY),
         upkeep,

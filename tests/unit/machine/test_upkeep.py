@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from persist.commit.commit_plan import FlushIndex, Merge, RollUp
+from persist.commit.commit_plan import FlushHistory, FlushIndex, Merge, RollUp
 from persist.commit.upkeep import Duty, Upkeep
 from persist.core import commands as c
+from persist.core.antichain import MINIMUM
 from persist.core.attribute import AttributeUpdate
 from persist.core.ids import SeqNo, Token, WriterId
 from persist.core.merge_plan import INLINE_BATCHES
 from persist.core.record import replace
+from persist.core.recorded import Committed, Entry, EntryFile
+from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, Rollup, State
 from tests.scripts.verbs import parse_attribute_key
 from tests.support.shard import Shard, make_part, make_run, numbered
@@ -96,3 +99,101 @@ def test_no_two_merges_have_a_part_in_common() -> None:
     shard.one(c.Insert(WRITER, Token(numbered("i", 999)), (make_run(make_part(999, inline=100)),)))
     [second] = upkeep.due(shard.state)
     assert len(second.inputs) == 2 * INLINE_BATCHES + 1
+
+
+# --- turns: a file of entries in the place of a rollup
+
+KEEPING = ShardSettings(7 * 86_400_000, 1_000, 1)
+ENTRY = Entry("insert", MINIMUM, MINIMUM)
+
+
+def at_version(seqno: int, entries: int, rollup: int, moved: int = 0, info_bytes: int = 0) -> State:
+    """A State with that many entries, whose newest rollup and newest file of entries are those of these versions."""
+    held = {SeqNo(number): Committed(0, (ENTRY,)) for number in range(seqno - entries + 1, seqno + 1)}
+    files = (EntryFile("key", 1, 0, 1, SeqNo(1), SeqNo(moved)),) if moved else ()
+    return replace(
+        Shard(POLICY).state,
+        seqno=SeqNo(seqno),
+        settings=KEEPING,
+        rollups={SeqNo(rollup): Rollup("key", 1)},
+        entries=held,
+        entry_files=files,
+        info_bytes=info_bytes,
+    )
+
+
+def kinds(state: State) -> list[str]:
+    policy = replace(POLICY, entries_flush_at=20, info_flush_at=1_000)
+    return [duty.kind for duty in Upkeep(policy, merges=False).due(state)]
+
+
+def test_a_file_of_entries_waits_for_the_turn_of_a_rollup_and_takes_its_place() -> None:
+    assert kinds(at_version(47, 19, rollup=40)) == []
+    assert kinds(at_version(47, 20, rollup=40)) == [], "its turn has not come"
+    assert kinds(at_version(48, 19, rollup=40)) == ["rollup"]
+    assert kinds(at_version(48, 21, rollup=40)) == ["entries"]
+
+
+def test_after_a_file_the_next_turn_is_that_of_a_rollup() -> None:
+    assert kinds(at_version(50, 1, rollup=40, moved=49)) == []
+    assert kinds(at_version(55, 30, rollup=40, moved=41)) == []
+    assert kinds(at_version(56, 6, rollup=40, moved=49)) == ["rollup"]
+    assert kinds(at_version(58, 6, rollup=50, moved=49)) == ["rollup"], "the file is older than the rollup"
+
+
+def test_a_rollup_that_was_put_off_once_is_not_put_off_again() -> None:
+    """Where files cannot be written, rollups go on."""
+    assert kinds(at_version(55, 25, rollup=40)) == ["entries"]
+    assert kinds(at_version(56, 25, rollup=40)) == ["entries", "rollup"]
+
+
+def test_too_many_entries_wait_for_no_turn() -> None:
+    assert kinds(at_version(51, 39, rollup=50)) == []
+    assert kinds(at_version(51, 40, rollup=50)) == ["entries"]
+    assert kinds(at_version(51, 1, rollup=50, info_bytes=1_999)) == []
+    assert kinds(at_version(51, 1, rollup=50, info_bytes=2_000)) == ["entries"]
+    assert kinds(at_version(51, 40, rollup=50, moved=11)) == ["entries"]
+
+
+def test_marks_take_the_place_of_one_rollup_and_not_of_the_next() -> None:
+    upkeep = Upkeep(replace(POLICY, marks_flush_at=2), merges=False)
+
+    def asked(seqno: int, marks: int, rollup: int, entries: int = 1) -> list[str]:
+        state = at_version(seqno, entries, rollup)
+        state = replace(state, marks=dict.fromkeys(range(marks), MINIMUM))
+        duties = upkeep.due(state)
+        for duty in duties:
+            upkeep.ended(duty)
+        return [duty.kind for duty in duties]
+
+    assert asked(47, 2, rollup=40) == []
+    assert asked(48, 2, rollup=40) == ["attributes"]
+    assert asked(49, 3, rollup=40) == [], "it was asked for, and may have failed"
+    assert asked(55, 0, rollup=40) == []
+    assert asked(56, 3, rollup=40) == ["rollup"]
+    assert asked(58, 1, rollup=50) == ["rollup"]
+    assert asked(71, 4, rollup=70) == ["attributes"], "so many wait for no turn"
+
+
+def test_a_file_and_rollups_come_to_as_many_commits_as_rollups_alone() -> None:
+    """Each duty is one commit. What is counted are the commits of upkeep while callers commit 1,000 times."""
+    policy = replace(POLICY, entries_flush_at=20)
+
+    def upkept(settings: ShardSettings) -> int:
+        upkeep, state, done = Upkeep(policy, merges=False), at_version(1, 1, rollup=1), 0
+        state = replace(state, settings=settings)
+        for _ in range(1_000):
+            state = replace(state, seqno=SeqNo(state.seqno + 1))
+            state = replace(state, entries={**state.entries, state.seqno: Committed(0, (ENTRY,))})
+            for duty in upkeep.due(state):
+                upkeep.ended(duty)
+                done += 1
+                if isinstance(duty.task, FlushHistory):
+                    file = EntryFile("key", 1, 0, 1, SeqNo(1), state.seqno)
+                    state = replace(state, entries={}, entry_files=(file,))
+                else:
+                    state = replace(state, rollups={state.seqno: Rollup("key", 1)})
+                state = replace(state, seqno=SeqNo(state.seqno + 1))
+        return done
+
+    assert upkept(KEEPING) == upkept(replace(KEEPING, history_ms=0))
