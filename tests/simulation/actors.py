@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tests.simulation.accountant import accountant
 from tests.simulation.chronicle import chronicler
+from tests.simulation.erasing import eraser, prover
 from tests.simulation.historians import configurator, timekeeper
 from tests.simulation.host import Host
 from tests.simulation.hostile import hostile
@@ -39,6 +40,8 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "restorer": restorer,
     "truncator": truncator,
     "retainer": retainer,
+    "eraser": eraser,
+    "prover": prover,
 }
 
 __all__ = ["ROLES"]
