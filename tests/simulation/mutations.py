@@ -50,6 +50,7 @@ from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
 from tests.simulation import (
     clock_mutations,
+    dating,
     erasing,
     history_mutations,
     narrow_mutations,
@@ -497,6 +498,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *truncating.BROKEN,
         *retaining.BROKEN,
         *erasing.BROKEN,
+        *dating.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -539,6 +541,7 @@ NEEDED: dict[str, set[str]] = (
         "clock_compared_at_one_side": {"wild_clock"},
     }
     | {broken.__name__: {"eraser"} for broken in erasing.BROKEN}
+    | {"date_before_its_mark": {"dater"}}
 )
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of

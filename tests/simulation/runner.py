@@ -25,6 +25,7 @@ import tests.simulation.oracle
 from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
 from tests.simulation.chronicle import check_chronicle
+from tests.simulation.dating import DATED_SHARE, small_pages
 from tests.simulation.erasing import ERASED_SHARE, check_erased
 from tests.simulation.erasures import plain_parts
 from tests.simulation.historians import HISTORIES
@@ -127,6 +128,8 @@ class Plan:
             shares = tuple((*share, "retainer") if at < 2 else share for at, share in enumerate(shares))
         if random.Random(f"erasures {seed}").random() < ERASED_SHARE:
             shares = tuple((*share, "eraser", "prover") if at < 2 else share for at, share in enumerate(shares))
+        if kept_of(seed) is not None and random.Random(f"dates {seed}").random() < DATED_SHARE:
+            shares = (*shares[:-1], (*shares[-1], "dater"))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
@@ -190,6 +193,7 @@ def run_plan(plan: Plan) -> Outcome:
         stack.callback(world.scheduler.end)
         if any("eraser" in share for share in plan.roles):
             stack.enter_context(plain_parts())
+        stack.enter_context(small_pages())
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
         decode = lru_cache(DECODED_MAX)(persist.commit.versions.decode_diff)
         for module in (persist.commit.versions, tests.simulation.oracle):

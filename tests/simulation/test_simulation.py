@@ -28,6 +28,8 @@ PATHS = (
     "bundle left",
     "chunks saved",
     "damage noticed",
+    "dates forgotten",
+    "dates told",
     "drop answered",
     "erased",
     "erased the gone",
