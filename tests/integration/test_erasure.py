@@ -167,9 +167,7 @@ def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, mach
     assert found(world, secret) == []
 
 
-def test_an_erasure_that_landed_is_never_said_not_to_have_happened(
-    machine: Machine, shard: Shard
-) -> None:
+def test_an_erasure_that_landed_is_never_said_not_to_have_happened(machine: Machine, shard: Shard) -> None:
     """Unavailable says that nothing has happened."""
 
     class Deaf(ForwardingTransport):
