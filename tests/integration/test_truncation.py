@@ -15,6 +15,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
+from persist.core.transitions import writers
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -100,13 +101,67 @@ def test_a_dry_run_tells_what_would_go_now_also_with_a_token_that_has_landed(sha
     assert shard.truncate(2, token=token).removed == 3
 
 
-def test_where_nothing_goes_nothing_is_committed(shard: Shard) -> None:
+def test_where_nothing_goes_no_time_is_taken(shard: Shard) -> None:
     shard.truncate(2)
     shard.insert([{"id": 2, "v": "b", "__diff": -2}])
     done = shard.truncate(3)
     assert (done.removed, done.changed, shard.upper()) == (1, True, Antichain(7))
     empty = shard.truncate(4)
     assert (empty.removed, empty.changed, shard.upper()) == (0, False, Antichain(7))
+
+
+def test_what_found_nothing_is_remembered(shard: Shard) -> None:
+    """A row that was there before the cut, was gone when it was truncated, and came again, is a new row."""
+    shard.insert([{"id": 2, "v": "b", "__diff": -4}])
+    assert not shard.truncate(1).changed
+    shard.insert([{"id": 1, "v": "a"}])
+    assert not shard.truncate(1).changed
+    assert (1, "a", 1) in rows(shard)
+
+
+def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shard: Shard) -> None:
+    """Cuts that slide over equal rows: each takes what came before it, and none a row of after it."""
+    for _ in range(3):
+        shard.insert([{"id": 9, "v": "z"}])  # at 4, 5 and 6
+    assert shard.truncate(5).removed == 7
+    shard.insert([{"id": 9, "v": "z"}])  # at 8
+    assert shard.truncate(6).removed == 1, "that of 5"
+    assert shard.truncate(7).removed == 1, "that of 6"
+    assert rows(shard) == [(9, "z", 1)]
+    assert shard.truncate(9).removed == 1
+
+
+def test_an_earlier_truncation_counts_on_where_a_restore_undoes_a_later_one(shard: Shard) -> None:
+    shard.truncate(2)  # at 4
+    assert shard.truncate(3).removed == 1  # row 4, at 5
+    shard.restore(4)
+    shard.insert([{"id": 3, "v": "c"}])
+    assert not shard.truncate(2).changed
+    assert shard.truncate(3).removed == 1
+    assert rows(shard) == [(2, "b", 2), (3, "c", 1)]
+
+
+def test_truncations_that_readable_times_tell_apart_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    monkeypatch.setattr(writers, "TRUNCATIONS_MAX", 2)
+    shard.truncate(1)
+    shard.truncate(2)
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(InvalidUsage, match="has 2 truncations that readable times still tell apart, which is the most"):
+        shard.truncate(3)
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace, after.truncations) == (before.trace, before.truncations)
+    shard.forget((shard.upper().element or 0) - 1)
+    shard.insert([{"id": 5, "v": "e"}])
+    assert shard.truncate(shard.upper().element or 0).changed
+
+
+def test_a_cut_before_all_is_refused_where_nothing_can_be_written(shard: Shard) -> None:
+    shard.advance_upper(None)
+    for mode in ("retract", "drop"):
+        with pytest.raises(UpperMismatch, match="is closed: nothing can be"):
+            shard.truncate(0, mode=mode)  # type: ignore[arg-type]
 
 
 def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shard) -> None:

@@ -73,6 +73,15 @@ def life_of(name: str, shard: str) -> str:
     return f"{name}~{incarnation_of(name, shard)}"
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What a truncation took away at a time."""
+
+    cut: int
+    at: int
+    updates: list[Update]
+
+
 @dataclass
 class ShardTruth:
     """What is true of one shard now."""
@@ -93,8 +102,13 @@ class ShardTruth:
     attributes: AttributeTruth = field(default_factory=AttributeTruth)
     instants: InstantTruth = field(default_factory=InstantTruth)
     erasures: ErasureTruth = field(default_factory=ErasureTruth)
-    cut: int = 0  # of the last truncation that no restore came after
+    truncations: list[Taken] = field(default_factory=list)  # that no restore has undone, of either kind
     unwritten: list[Update] = field(default_factory=list)  # those of `updates` that stand for what drops took away
+
+    @property
+    def cut(self) -> int:
+        """Of the last truncation that was not undone."""
+        return self.truncations[-1].cut if self.truncations else 0
 
     def contents(self, as_of: int) -> Contents:
         total: Contents = {}
@@ -110,8 +124,14 @@ class ShardTruth:
         return [(k, v, time, diff) for k, v in rows if (diff := then.get((k, v), 0) - now.get((k, v), 0))]
 
     def truncating(self, as_of: int, time: int) -> list[Update]:
-        """The updates at `time` that take away what was there as of `as_of` and still is."""
+        """The updates at `time` that take away what was there as of `as_of` and still is.
+
+        What truncations took away since is not.
+        """
         then, now = self.contents(as_of), self.contents(time - 1)
+        for taken in self.truncations:
+            for key, value, _, diff in taken.updates if taken.at > as_of else ():
+                then[key, value] = then.get((key, value), 0) + diff
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, -gone) for k, v in rows if (gone := min(then.get((k, v), 0), now.get((k, v), 0))) > 0]
 
@@ -359,6 +379,7 @@ class Oracle:
             truth.updates += [(k, v, lower, -count) for (k, v), count in sorted(going.items(), key=repr)]
         elif write.as_of is not None:
             assert lower is not None
+            assert write.landed is not None
             is_cut = write.kind != "restore"
             again = is_cut and write.as_of < truth.cut
             if write.by_policy:
@@ -371,8 +392,12 @@ class Oracle:
                 expect(least >= 0, "truncated", f"#{write.number} left a row there {least} times, by a drop")
                 self.paths["dropped"] += 1
             else:
-                truth.updates += (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower)
-            truth.cut = write.as_of + 1 if is_cut else 0
+                truth.updates += (going := (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower))
+                expect(write.landed[0] != write.landed[1] or not going, "truncated", f"#{write.number} left {going}")
+            if is_cut:
+                truth.truncations.append(Taken(write.as_of + 1, lower, going))
+            else:
+                truth.truncations = [taken for taken in truth.truncations if taken.at <= write.as_of]
         else:
             truth.updates += write.updates
 

@@ -13,7 +13,7 @@ from persist.core.erasing import erased_at
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
-from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
+from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
@@ -21,7 +21,7 @@ from persist.core.transitions.dropping import drops_rows
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
-from persist.core.truncation import NOT_TRUNCATED, Truncation
+from persist.core.truncation import TRUNCATIONS_MAX, Truncation, until, with_truncation
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -128,14 +128,29 @@ def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
 
 
 def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State, c.Appended]:
-    """Where the shard was truncated to that time already, or to a later one, the answer is an empty interval."""
+    """Where the shard was truncated to that time already, or to a later one, the answer is an empty interval.
+
+    So it is where there was nothing to take away, and no time is taken then.
+    """
     context.check_level("truncations", HISTORY_LEVEL)
     before, time = command.as_of + 1, state.upper.element
     if before <= state.truncated.before:
         return state, c.Appended(state.upper, state.upper)
     after, result = restore(state, command, context)
     gone = diff_sum_of(part for run in command.runs for part in run.parts) or 0
-    return replace(after, truncated=Truncation(before, time or 0, state.truncated.removed - gone)), result
+    return _truncated(after, Truncation(before, time or 0, state.truncated.removed - gone, bool(command.runs))), result
+
+
+def _truncated(state: State, new: Truncation) -> State:
+    """The State that remembers one more truncation. Raises InvalidUsage where there are too many."""
+    earliest = earliest_readable(state).element
+    known = with_truncation(state.truncations, new, new.at if earliest is None else earliest)
+    if len(known) > TRUNCATIONS_MAX:
+        raise InvalidUsage(
+            f"shard {state.name!r} has {len(known) - 1} truncations that readable times still tell apart, which is "
+            "the most; forget history first, or take away the tags of times before them"
+        )
+    return replace(state, truncations=known)
 
 
 def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[State, c.Appended]:
@@ -149,17 +164,15 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     if not drops_rows(state, cut, has_rows=bool(command.runs)):
         return state, c.Appended(state.upper, state.upper)
     result = c.Appended(state.upper, Antichain(time + 1))
+    state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     state = replace(
-        state,
-        service_times=_with_time(state.service_times, time),
-        truncated=Truncation(cut, time, state.truncated.removed),
-        drops=(*state.drops, RowDrop(cut, time)),
+        state, service_times=_with_time(state.service_times, time), drops=(*state.drops, RowDrop(cut, time))
     )
     return _push(state, command, result, (), context)
 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
-    """What was truncated may come back by it. So the same truncation takes it away again."""
+    """What was truncated since that time may come back by it. So the same truncation takes it away again."""
     _check_no_times(command.runs)
     check_staged(state, command.runs, context)
     lower, time = command.expected_upper, state.upper.element
@@ -172,9 +185,12 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     if isinstance(command, c.Restore):
         _check_not_erased(state, command.as_of)
     result = c.Appended(lower, Antichain(time + 1))
-    undone = command.as_of < state.truncated.at and not isinstance(command, c.Truncate)
-    truncated = NOT_TRUNCATED if undone else state.truncated
-    state = replace(state, service_times=_with_time(state.service_times, time), truncated=truncated)
+    if not command.runs and isinstance(command, c.Truncate):  # it is remembered, and takes no time
+        result = c.Appended(lower, lower)
+        return _recorded(state, command, result, context), result
+    if isinstance(command, c.Restore):
+        state = replace(state, truncations=until(state.truncations, command.as_of))
+    state = replace(state, service_times=_with_time(state.service_times, time))
     return _push(state, command, result, _at(command.runs, time), context)
 
 
