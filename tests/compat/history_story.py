@@ -95,7 +95,7 @@ class Past:
             Untidy(open_consensus(consensus_url)),
             settings=LocationSettings(POLICY, MachineSettings(check_all=True)),
             clock=clock,
-            ids=Ids(clock, abs(clock.off_ms)),
+            ids=Ids(clock, abs(clock.off_ms)),  # type: ignore[arg-type]  # it asks for the time only
             background=InlineBackground(),
         )
         with closing(location):
