@@ -204,7 +204,13 @@ def run_retention(
         return RetentionRun(None, (), (), planned.held_by, cuts, shown_instant(now_ms))
     said = info_bytes("info", {"retention": list(due.why)})
     truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
-    done = replace(truncating, info=said).run(None, retries, dry_run=dry_run)
+    try:
+        done = replace(truncating, info=said).run(None, retries, dry_run=dry_run)
+    except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
+        planned = plan(_read(transport, name, retry_s).facts, now_ms)
+        if planned.due == due:
+            raise
+        return RetentionRun(None, (), (), planned.held_by, cuts, shown_instant(now_ms))
     if not dry_run:
         send(transport, name, c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes)), retry_s)
     return RetentionRun(done, due.why, due.passes, planned.held_by, cuts, shown_instant(now_ms))

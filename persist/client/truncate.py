@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between, within
 from persist.client.dropped import runs_of
+from persist.client.retry import send
 from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, holding, kept, part_reader
 from persist.client.transport import OneShard
@@ -33,6 +34,7 @@ from persist.core.drops import check_droppable, clipped, contents, floor_at, unt
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
+from persist.core.truncation import owned_by_appenders
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import DIFF, PartReader, negated
 
@@ -98,6 +100,7 @@ class Truncating(Rewriting):
         check_complete(
             self.name, before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)), "truncated"
         )
+        check_owner(self.transport, self.name, self.read.retry_s)
         shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, before - 1, None, asked, shared) as found:
@@ -237,6 +240,7 @@ class Dropping(Rewriting):
     def _counting(self, before: int) -> tuple[Antichain, int]:
         """How many rows would go, and the upper where that was found. Raises InvalidUsage where a drop is refused."""
         check_complete(self.name, before - 1, self._view(), "truncated")
+        check_owner(self.transport, self.name, self.read.retry_s)
         with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
             try:
                 view = held.view
@@ -260,6 +264,13 @@ class Dropping(Rewriting):
 
     def _too_often(self, as_of: int, most: int) -> str:
         raise AssertionError("a drop writes no rows")
+
+
+def check_owner(transport: OneShard, name: str, retry_s: float) -> None:
+    """Raises InvalidUsage where the shard is fed by `append`. The commit refuses it too, but only once all is staged."""
+    found = send(transport, name, c.ReadRetention(), retry_s)
+    if isinstance(found, c.RetentionIs) and found.facts.done.appended:
+        raise owned_by_appenders(name, found.facts.upper)
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

@@ -32,8 +32,8 @@ LATER = (
     "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
 LATER_4 = (
-    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncations",
-    "drops", "floor",
+    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags",
+    "truncations", "restored_at", "drops", "floor",
     "cuts", "retention",
     "erasures",
 )  # and with level 4  # fmt: skip
@@ -186,6 +186,7 @@ class State(Record, frozen=True):
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
     `truncations` are those that no restore has undone: the last one, and those that some readable time comes before.
+    `restored_at` is the time of the last restore.
     `drops` are those by a drop that some readable time comes before, ascending. No row before `floor` is there as of
     any readable time. `cuts` are those by which the policy of rows will truncate, by the instant whose upper they are;
     `retention` tells how far it has come. `erasures` are rows that were to go for good, by id.
@@ -244,6 +245,7 @@ class State(Record, frozen=True):
     info_bytes: int = 0
     tags: Mapping[str, Tag] = {}
     truncations: Truncations = ()
+    restored_at: int = 0
     drops: tuple[RowDrop, ...] = ()
     floor: int = 0
     cuts: Mapping[int, KeptCut] = {}

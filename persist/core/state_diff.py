@@ -82,6 +82,7 @@ SCALARS = (
     "entry_files",
     "info_bytes",
     "truncations",
+    "restored_at",
     "drops",
     "floor",
     "retention",
@@ -169,6 +170,7 @@ class StateDiff(Record, frozen=True):
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
     truncations: Truncations | None = None
+    restored_at: int | None = None
     drops: tuple[RowDrop, ...] | None = None
     floor: int | None = None
     cuts: MapDiff[int, KeptCut] | None = None

@@ -18,6 +18,7 @@ from compactor.worker import Worker
 from persist.cli.__main__ import main
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.client.truncate import Truncating
 from persist.client.wall_clock import shown_instant
 from persist.commit.aging import age
 from persist.core.antichain import Antichain
@@ -113,6 +114,30 @@ def test_a_policy_that_is_new_goes_by_marks_of_before(world: World, machine: Mac
     assert done.truncated is not None
     assert (done.truncated.removed, done.why, ids(shard)) == (3, ("age",), [3, 4, 5]), "what came before that instant"
     assert shard.run_retention().truncated is None
+
+
+def test_a_run_that_another_one_has_overtaken_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    """The cut that it has planned by is not kept any more, and history has forgotten what lay before it."""
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 3)
+    world.pass_ms(3 * DAY_MS)
+    real, left = Truncating.run, [1]
+
+    def run(self: Truncating, *args: Any, **more: Any) -> Any:
+        if left:
+            left.pop()
+            shard.retain(None)
+            shard.insert([{"id": 9}])
+            world.pass_ms(2 * DAY_MS)
+            age(machine.location.machine(NAME), machine.clock)
+            Worker(machine.location).run(NAME, idle=True)
+        return real(self, *args, **more)
+
+    monkeypatch.setattr(Truncating, "run", run)
+    assert shard.run_retention().truncated is None
+    assert ids(shard) == [0, 1, 2, 9]
 
 
 def test_a_worker_that_was_away_catches_up_with_one_truncation(world: World, machine: Machine, shard: Shard) -> None:
@@ -459,7 +484,7 @@ def test_a_truncation_by_a_policy_tells_why(world: World, machine: Machine, shar
     assert entries[0].info == {"retention": ["age"]}
 
 
-def test_others_that_write_each_time_make_it_come_again_later(
+def test_others_that_take_rows_away_each_time_make_it_come_again_later(
     world: World, machine: Machine, shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard.retain({"age": "1d", "cut_every": "1d"})
@@ -472,6 +497,7 @@ def test_others_that_write_each_time_make_it_come_again_later(
     def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
         if runs:
             shard.insert([{"id": 9}])
+            shard.insert([{"id": 9, "__diff": -1}])
         return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
     metrics = Metrics()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
+from persist.client.retry import is_final
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.client.write import WriteHandle
@@ -141,6 +143,23 @@ def test_an_earlier_truncation_counts_on_where_a_restore_undoes_a_later_one(shar
     assert rows(shard) == [(2, "b", 2), (3, "c", 1)]
 
 
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_shard_that_is_fed_by_append_is_left_to_its_writer(
+    machine: Machine, shard: Shard, mode: Literal["retract", "drop"], dry_run: bool
+) -> None:
+    """A truncation takes a time, and what he appends there would be refused."""
+    shard.append(pa.table({"id": [5], "v": ["e"]}), 4, 5)
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(InvalidUsage, match=r"is fed by append, whose writer owns the times: .* take the time \[5\]"):
+        shard.truncate(5, mode=mode, dry_run=dry_run)
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace, after.truncations, after.leased_readers) == (before.trace, before.truncations, {})
+    assert not shard.truncate(0, mode=mode).changed
+    shard.insert([{"id": 6, "v": "f"}])
+    assert shard.truncate(6, mode=mode).changed
+
+
 def test_truncations_that_readable_times_tell_apart_are_bounded(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
 ) -> None:
@@ -197,13 +216,13 @@ def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> No
 class Between:
     """Others write in the moment before a truncation commits, as often as is said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int, taken: int = 1) -> None:
         real, self.left = WriteHandle.commit_truncation, times
 
         def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
             if runs and self.left:
                 self.left -= 1
-                shard.insert([{"id": 3, "v": "c", "__diff": -1}, {"id": 9, "v": "new"}])
+                shard.insert([*[{"id": 3, "v": "c", "__diff": -1}] * taken, {"id": 9, "v": "new"}])
             return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
@@ -214,6 +233,66 @@ def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(UpperMismatch, match="while it was truncated before 2; nothing was changed: look at the shard,"):
         shard.truncate(2)
     assert rows(shard) == [(2, "b", 4), (4, "d", 1), (9, "new", 1)], "only the other one has written"
+
+
+def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    Between(monkeypatch, shard, 1, taken=0)
+    done = shard.truncate(2)
+    assert (done.removed, done.lower, done.upper) == (3, Antichain(5), Antichain(6))
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)]
+    assert machine.location.machine(NAME).refresh().truncated.seen == 4
+
+
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, mode: str
+) -> None:
+    """None of the two shows as a batch with a retraction of its own."""
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            if mode == "drop":
+                shard.insert([{"id": 8, "v": "y"}])
+                shard.truncate(5, mode="drop")
+            else:
+                shard.insert([{"id": 3, "v": "c", "__diff": -1}])
+                Worker(machine.location).run(NAME, idle=True)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    if mode == "drop":
+        assert not shard.truncate(4).changed, "the drop went further"
+    else:
+        with pytest.raises(UpperMismatch, match="nothing was changed"):
+            shard.truncate(4)
+    assert all(count > 0 for *_, count in rows(shard))
+
+
+def test_a_restore_that_comes_between_holds_it_up(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    """It brings back what a truncation had taken, and only adds rows: they would stay, and count as truncated."""
+    shard.truncate(1)  # at 4: row 2, twice
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            shard.restore(3)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    assert shard.truncate(2, retries=1).removed == 3
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
+
+
+def test_a_refusal_that_may_not_stay_is_not_told_of_a_try_that_was_not_answered() -> None:
+    """Rows that were taken away may be added again. A merge makes nothing of the two, and a late try would land."""
+    given = {"expected": [4], "actual": [5]}
+    assert is_final(UpperMismatch("a write came between", **given))
+    assert not is_final(UpperMismatch("rows may have been taken away since", **given, stays=False))
 
 
 def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:

@@ -105,6 +105,9 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
         else:
             found = shard.truncate(write.as_of + 1, token=token, retries=retries)
     except InvalidUsage as error:
+        if "is fed by append" in error.message:
+            host.run.path("truncation refused")
+            raise Indeterminate("its writer owns the times, and an earlier try may be under way") from error
         refused = write.kind == "drop" and "truncate with mode 'retract'" in error.message
         taken = any(diff < 0 for *_, diff in truth.updates)
         if not refused:
@@ -118,7 +121,8 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
         raise Indeterminate("it is forgotten, and an earlier try may be under way") from error
     upper = found.upper.element or 0
     if not found.changed:
-        left = (truth.dropping if write.kind == "drop" else truth.truncating)(write.as_of, upper)
+        as_of, dropping = write.as_of, write.kind == "drop"
+        left = truth.dropping(as_of, upper) if dropping else truth.truncating(as_of, upper, upper)
         done = write.as_of < truth.cut or not left
         expect(done, "truncated", f"#{write.number} left rows from before {write.as_of + 1} in the shard at {upper}")
     host.run.path("truncated" if found.changed else "nothing to truncate")

@@ -79,6 +79,7 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         info_bytes=0,
         tags={},
         truncations=(),
+        restored_at=0,
         drops=(),
         floor=0,
         cuts={},
