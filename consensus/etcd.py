@@ -207,7 +207,10 @@ class EtcdConsensus(Consensus):
         return [kv.key[len(base) :].decode() for kv in reply.kvs]
 
     def scrub(self) -> str:
-        return "etcd keeps deleted keys until it is compacted: run etcdctl compact REVISION, then etcdctl defrag"
+        return (
+            "etcd keeps deleted keys until it is compacted: run etcdctl compact REVISION, then etcdctl defrag, and let "
+            "its write-ahead log go on"
+        )
 
     def check(self) -> None:
         """A linearizable read (needs a majority) and a transaction that writes nothing (needs the right to)."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from persist.client import identity
+from persist.client.erased_before import erased_before
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -78,6 +81,9 @@ class EmbeddedTransport:
         state = view_state(self.location, name, request)
         self.location.machine(name).check_seen(state, request.seen)
         return view_of(state, request.lower, request.with_batches)
+
+    def erased_before(self, name: str, before: int) -> dict[str, Any]:
+        return erased_before(self.location, name, before)
 
     def close(self) -> None:
         self.location.close()

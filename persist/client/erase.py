@@ -27,7 +27,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
-from persist.core.errors import InvalidUsage, PersistError
+from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
@@ -197,7 +197,14 @@ class Erasing(Rewriting):
         """Raises what `Shard.erase` says."""
         token = mint(Token, self.transport.ids) if token is None else token
         removed = self._settled(0, token, lambda: self._tried(token), lambda _: None)
-        return status_of(self.transport, self.name, erasure_id(token), self.read.retry_s, removed)
+        erasure = erasure_id(token)
+        try:
+            return status_of(self.transport, self.name, erasure, self.read.retry_s, removed)
+        except (Unavailable, Overloaded) as error:  # these say that nothing has happened
+            raise Indeterminate(
+                f"erasure {erasure} of shard {self.name!r} has taken its rows away, and how far it is cannot be told "
+                f"now ({error.message}); ask for it by this id, or repeat it with its token"
+            ) from error
 
     def _tried(self, token: Token) -> int | None:
         view = self.transport.view(self.name, ViewRequest(with_batches=False))

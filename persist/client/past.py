@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from persist.client.arguments import checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
@@ -198,11 +198,30 @@ class Past:
             tags=tags,
         ).run(token)
 
-    def erased(self, erasure: str) -> ErasureStatus:
+    @overload
+    def erased(self, erasure: str) -> ErasureStatus: ...
+
+    @overload
+    def erased(self, *, before: int) -> dict[str, Any]: ...
+
+    def erased(self, erasure: str | None = None, *, before: int | None = None) -> ErasureStatus | dict[str, Any]:
         """How far an erasure is, for what it waits, and, once nothing is left, the receipt. Scope `admin`.
 
-        Raises: InvalidUsage (the shard has no erasure of this id, or has forgotten it: it keeps the last 100).
+        With `before`: what still shows rows that were retracted before that time, or by a truncation before it, by a
+        scan of both stores that changes nothing. Either call may be repeated.
+
+        Args:
+            erasure: the id of an erasure.
+            before: a time in `[0, upper]`.
+        Returns: with `before` what `GET .../erasures?before=` answers: its `phase` is "erased" once nothing is left.
+        Raises: InvalidUsage (the shard has no erasure of this id, or has forgotten it: it keeps the last 100; or
+            `before` is no such time), Unavailable (a store gives no answer).
         """
+        if (erasure is None) == (before is None):
+            raise InvalidUsage("give the id of an erasure, or before, and not both")
+        if erasure is None:
+            checked("before", before, int)
+            return self._transport.erased_before(self.name, before or 0)
         return status_of(self._transport, self.name, erasure, self._settings.read.retry_s)
 
     def erasures(self) -> dict[str, ErasureStatus]:

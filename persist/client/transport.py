@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from blob import Blob
 from persist.commit.system import Clock
@@ -88,6 +88,10 @@ class Transport(Protocol):
 
     def view(self, name: str, request: ViewRequest) -> ShardView: ...
 
+    def erased_before(self, name: str, before: int) -> dict[str, Any]:
+        """What still shows rows that were gone before a time, by a scan of both stores: see `Shard.erased`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -149,6 +153,9 @@ class ForwardingTransport:
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
         return self.inner.view(name, request)
+
+    def erased_before(self, name: str, before: int) -> dict[str, Any]:
+        return self.inner.erased_before(name, before)
 
     def close(self) -> None:
         """Nothing: the inner one is borrowed, and its owner closes it."""

@@ -158,6 +158,10 @@ class HttpTransport:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
         return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=request.timeout_s)).data)
 
+    def erased_before(self, name: str, before: int) -> dict[str, Any]:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/erasures?before={before}"
+        return decoded_json(self._calls.call(Call("GET", path, name)), dict[str, Any])
+
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
         """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""
         return follow(self._calls, check_shard_name(name), after, until)

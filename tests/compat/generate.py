@@ -44,7 +44,7 @@ from persist.formats.records import encoded
 from persist.formats.state_frames import NEWEST_LEVEL
 from persist.parts import ShardSchema
 from persist.parts.bundles import read_bundle
-from tests.compat import sample
+from tests.compat import history_story, sample
 from tests.compat.sample import HERE, LOCATION, STAGED, Write
 from tests.support.location import InlineBackground
 
@@ -114,6 +114,9 @@ def make(directory: Path) -> list[Write]:
     story = Story(directory)
     for chapter in (orders, copies, tags, names, many, long_diff, staged):
         chapter(story)
+    past = history_story.Past(directory)
+    for of_history in history_story.CHAPTERS:
+        of_history(past)
     with story.process(Policy()) as (location, _):
         location.identity.raise_epoch()
         for name in location.names():
@@ -292,6 +295,7 @@ def read(target: Path, writes: list[Write]) -> dict[str, Any]:
                 "dropped": sample.dropped(location),
                 "epoch": location.identity.check().epoch,
                 "writes": [asdict(write) for write in writes],
+                "told": history_story.told(client),
             }
     finally:
         shutil.rmtree(copy)

@@ -79,6 +79,7 @@ class Expected:
     dropped: list[str] = field(default_factory=list)
     epoch: int = 1
     writes: list[Write] = field(default_factory=list)
+    told: Mapping[str, Any] = field(default_factory=dict)  # from level 4 on, see `history_story`
 
 
 def expected(frozen: Path) -> Expected:

@@ -10,17 +10,21 @@ import pytest
 
 from compactor.erasing import Eraser
 from compactor.worker import Worker
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
 from persist.client.erase import ErasureStatus
 from persist.client.shard import Shard
+from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
 from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasure import Scanned
-from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
+from persist.core.errors import Indeterminate, InvalidUsage, NotReadable, Overloaded, Unavailable, UpperMismatch
 from persist.core.ids import WriterId, token_of_key
 from persist.core.keys import part_key
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from persist.formats.state_frames import Build
 from tests.support.clocks import HOUR_MS, Machine, World
@@ -145,6 +149,39 @@ def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
     Maintenance(machine).run(most_h=30)
     assert shard.erased(told.id).done
     assert found(world, secret) == []
+
+
+def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, machine: Machine, shard: Shard) -> None:
+    """By such a clock the files were written long after the rows were rewritten: they would not count."""
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    key = part_key(shard.view().shard_id, WriterId("w" + "1" * 32), f"p{machine.location.ids.uuid7()}")  # type: ignore[arg-type]
+    world.blob.put(key, secret.encode())
+    told, behind = shard.erase(keys=[secret]), world.machine(off_ms=-40 * 24 * HOUR_MS)
+    Worker(behind.location).run(NAME)
+    with pytest.raises(Unavailable, match="are older than its erasure; set the clock, or retry"):
+        Eraser(behind.location, Collector(behind.location)).run(NAME)
+    assert shard.erased(told.id).phase == "retracted"
+    Maintenance(machine).run(most_h=40)
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
+def test_an_erasure_that_landed_is_never_said_not_to_have_happened(machine: Machine, shard: Shard) -> None:
+    """Unavailable says that nothing has happened."""
+
+    class Deaf(ForwardingTransport):
+        def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+            if isinstance(command, c.ReadErasures):
+                raise Overloaded("busy")
+            return super().apply(name, command, caller)
+
+    shard.insert([{"id": "a", "v": "1"}])
+    deaf = Client(Deaf(EmbeddedTransport(machine.location))).shard(NAME)
+    with pytest.raises(Indeterminate, match=r"erasure e[0-9a-f]{32} of shard 'orders' has taken its rows away"):
+        deaf.erase(keys=["a"], token=token_of_key("dsr-5"))
+    assert shard.erase(keys=["a"], token=token_of_key("dsr-5")).at == 1
+    assert (rows(shard), len(shard.erasures())) == ([], 1)
 
 
 def test_a_tag_is_named_until_it_goes(world: World, machine: Machine, shard: Shard) -> None:

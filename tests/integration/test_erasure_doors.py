@@ -25,6 +25,7 @@ from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
 from tests.support.markers import in_files, marker, uncompressed, where
 from tests.support.pages import page
+from tests.support.server import Server
 
 NAME = "orders"
 SCHEMA = pa.schema([("id", pa.string()), ("v", pa.string())])
@@ -95,6 +96,31 @@ def test_after_a_drop_it_is_told_when_nothing_is_left(machine: Machine, shard: S
     maintained(machine)
     told = http.get(f"{PATH}/erasures", params={"before": 2}).json()
     assert (told["phase"], told["blobs_to_delete"]["count"], told["waits"]) == ("erased", 0, [])
+
+
+def test_python_tells_what_shows_rows_that_went_before_a_time(machine: Machine, shard: Shard, http: TestClient) -> None:
+    shard.erase(keys=["margaret"])
+    left = shard.erased(before=2)
+    assert (left["phase"], left["at"]) == ("retracted", 1)
+    maintained(machine)
+    told = shard.erased(before=2)
+    assert told["phase"] == "erased"
+    answer = http.get(f"{PATH}/erasures", params={"before": 2}).json()
+    assert {**answer, "scanned_at": ""} == {**told, "scanned_at": ""}
+    for wrong in ({}, {"erasure": "e1", "before": 2}, {"before": "2"}, {"before": -1}, {"before": 9}):
+        with pytest.raises(InvalidUsage):
+            shard.erased(**wrong)  # type: ignore[call-overload]
+
+
+def test_a_client_of_a_server_is_told_the_same(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
+        shard = client.create_shard("eu/orders", pa.schema([("id", pa.string())]), ["id"])
+        shard.insert([{"id": "margaret"}])
+        shard.erase(keys=["margaret"])
+        told = shard.erased(before=2)
+        assert (told["shard"], told["at"], told["phase"]) == ("eu/orders", 1, "retracted")
+        with pytest.raises(InvalidUsage, match="is not complete"):
+            shard.erased(before=9)
 
 
 WRONG: dict[str, tuple[str, str, Any]] = {

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from tests.simulation.accountant import accountant
 from tests.simulation.chronicle import chronicler
+from tests.simulation.dating import dater
+from tests.simulation.erasing import eraser, prover
 from tests.simulation.historians import configurator, timekeeper
 from tests.simulation.host import Host
 from tests.simulation.hostile import hostile
@@ -39,6 +41,9 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "restorer": restorer,
     "truncator": truncator,
     "retainer": retainer,
+    "dater": dater,
+    "eraser": eraser,
+    "prover": prover,
 }
 
 __all__ = ["ROLES"]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -162,6 +163,8 @@ class Run:
     push: bool
     faults: tuple[str, ...] = ()
     kept: str | None = None  # how much history new shards keep; None: they have no settings
+    markers: set[str] = field(default_factory=set)  # keys that are written to be erased
+    unerased: list[Any] = field(default_factory=list)  # erasures that somebody has begun (`erasing.Begun`)
     unsettled: list[tuple[Write, Token]] = field(default_factory=list)  # restores; anybody may ask for them again
     stretches_left: int = 60  # how often the run is prolonged until every fault has struck
     stopping: bool = False  # no new reads and writes

@@ -45,6 +45,7 @@ class InstantTruth:
     made: list[Made] = field(default_factory=lambda: [Made(-1, 0, 0, dated=True)])
     answers: dict[int, tuple[float, str]] = field(default_factory=dict)  # by instant, and who heard it first
     shown: list[tuple[int, int]] = field(default_factory=list)  # times, and the instants from which they are shown
+    dated: dict[int, tuple[int, str]] = field(default_factory=dict)  # by time: from when on it is shown, and who heard
     grids_ms: set[int] = field(default_factory=set)
     asked: float = 0  # to which somebody asked to forget
     may_forget: float = 0
@@ -103,6 +104,20 @@ class InstantTruth:
         low, high = self.earliest(at_ms), self.latest(at_ms)
         expect(found <= high, "sealed", f"{who}: {at_ms} ms shows {found}, and only {high} had come by then")
         expect(found >= low, "sealed", f"{who}: {at_ms} ms shows {found}, and {low} was there before")
+
+    def dated_as(self, time: int, at_ms: int | None, who: str) -> None:
+        """Somebody was told that the time is shown from this instant on (None: nobody knows)."""
+        told, first = self.dated.get(time, (at_ms, who))
+        if len(self.grids_ms) == 1:  # what is told of instants to come holds while the grid stays
+            expect(told == at_ms, "dated", f"time {time}: shown from {at_ms} ms for {who}, from {told} for {first}")
+        if at_ms is None:
+            return
+        high, low = self.latest(at_ms), self.earliest(at_ms - 1)
+        expect(high > time, "dated", f"{who}: time {time} is shown from {at_ms} ms, and only {high} had come")
+        expect(low <= time, "dated", f"{who}: time {time} is shown from {at_ms} ms, and {low} was there before")
+        if time not in self.dated:
+            self.dated[time] = at_ms, who
+            self.shown.append((time, at_ms))
 
     def refused(self, at_ms: int, since: Antichain, who: str) -> None:
         """Somebody was told that the instant is not known, or not any more."""

@@ -19,6 +19,7 @@ from persist.core.keys import born_ms
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
 from persist.core.state import latest_time
 from tests.simulation.accountant import read_attributes
+from tests.simulation.dating import ask_dates
 from tests.simulation.historians import ask
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
 from tests.simulation.oracle import expect
@@ -160,6 +161,10 @@ def _ask_again(host: Host, name: str) -> None:
     for at_ms in asked[:: max(1, len(asked) // ASKED_AGAIN)] + others:
         if at_ms < now_ms:
             ask(host, shard, at_ms, reads=False)
+    state = host.run.truth(name).state
+    if truth.dated and state.since.element is not None and state.upper.element not in (None, 0):
+        last = (state.upper.element or 0) - 1
+        ask_dates(host, shard, min(state.since.element, last), last)
 
 
 def _check_aged(host: Host, name: str) -> None:

@@ -50,6 +50,8 @@ from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
 from tests.simulation import (
     clock_mutations,
+    dating,
+    erasing,
     history_mutations,
     narrow_mutations,
     restoring,
@@ -495,6 +497,8 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *restoring.BROKEN,
         *truncating.BROKEN,
         *retaining.BROKEN,
+        *erasing.BROKEN,
+        *dating.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -507,34 +511,39 @@ MEANT_FOR = {
 
 # Broken builds that show only where all of these faults strike, in a run with all of these roles; other seeds are
 # passed over and do not count.
-NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in history_mutations.MEANT_FOR} | {
-    "advance_over_tag": {"tagger"},
-    "advance_short_of_tag": {"tagger"},
-    "claims_never_lapse": {"crash"},
-    "conditions_ignored": {"accountant"},
-    "drop_leaves_writers": {"demolisher"},
-    "evolution_in_place": {"evolver"},
-    "history_aged_by_any_clock": {"timekeeper", "wild_clock"},
-    "lives_not_told_apart": {"demolisher"},
-    "pipeline_without_conditions": {"pipeliner"},
-    "refused_while_under_way": {"held_up"},
-    "policy_by_its_own_clock": {"retainer", "wild_clock"},
-    "policy_by_the_newest_cut": {"retainer"},
-    "policy_passes_a_consumer": {"retainer"},
-    "restore_ignores_the_upper": {"restorer"},
-    "restore_lands_twice": {"restorer"},
-    "staged_age_ignored": {"hibernate"},
-    "tombstone_keeps_blobs": {"demolisher"},
-    "truncate_by_time_only": {"truncator"},
-    "truncate_ignores_the_upper": {"truncator"},
-    "truncated_once_more": {"truncator"},
-    "truncated_rows_count_again": {"truncator"},
-    "drop_ignores_retractions": {"truncator"},
-    "merge_over_the_cut": {"truncator"},
-    "drop_unheard": {"truncator"},
-    "drop_forgotten_early": {"truncator"},
-    "clock_compared_at_one_side": {"wild_clock"},
-}
+NEEDED: dict[str, set[str]] = (
+    {broken.__name__: {"timekeeper"} for broken in history_mutations.MEANT_FOR}
+    | {
+        "advance_over_tag": {"tagger"},
+        "advance_short_of_tag": {"tagger"},
+        "claims_never_lapse": {"crash"},
+        "conditions_ignored": {"accountant"},
+        "drop_leaves_writers": {"demolisher"},
+        "evolution_in_place": {"evolver"},
+        "history_aged_by_any_clock": {"timekeeper", "wild_clock"},
+        "lives_not_told_apart": {"demolisher"},
+        "pipeline_without_conditions": {"pipeliner"},
+        "refused_while_under_way": {"held_up"},
+        "policy_by_its_own_clock": {"retainer", "wild_clock"},
+        "policy_by_the_newest_cut": {"retainer"},
+        "policy_passes_a_consumer": {"retainer"},
+        "restore_ignores_the_upper": {"restorer"},
+        "restore_lands_twice": {"restorer"},
+        "staged_age_ignored": {"hibernate"},
+        "tombstone_keeps_blobs": {"demolisher"},
+        "truncate_by_time_only": {"truncator"},
+        "truncate_ignores_the_upper": {"truncator"},
+        "truncated_once_more": {"truncator"},
+        "truncated_rows_count_again": {"truncator"},
+        "drop_ignores_retractions": {"truncator"},
+        "merge_over_the_cut": {"truncator"},
+        "drop_unheard": {"truncator"},
+        "drop_forgotten_early": {"truncator"},
+        "clock_compared_at_one_side": {"wild_clock"},
+    }
+    | {broken.__name__: {"eraser"} for broken in erasing.BROKEN}
+    | {"date_before_its_mark": {"dater"}}
+)
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of
 # their own show the same in a moment: staged_age.txt, test_retention.py, test_wrong_clocks.py, test_checked_clock.py,

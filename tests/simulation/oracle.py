@@ -25,6 +25,7 @@ from persist.core.outcomes import ENDED, RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
 from tests.simulation.attributed import AttributeTruth
+from tests.simulation.erasures import ErasureTruth, Meant
 from tests.simulation.instants import InstantTruth, number
 from tests.simulation.oracle_errors import Violation, expect
 
@@ -60,9 +61,11 @@ class Write:
     attributes: tuple[AttributeUpdate, ...] = ()
     as_of: int | None = None  # what a restore leads back to, and the last time before the cut of a truncation
     by_policy: bool = False
+    meant: Meant | None = None  # of an erasure
+    removed: int = 0  # by an erasure that landed
 
 
-REWRITES = ("restore", "truncate", "drop")  # kinds of writes whose rows are worked out from the contents
+REWRITES = ("restore", "truncate", "drop", "erase")  # kinds of writes whose rows are worked out from the contents
 
 
 def life_of(name: str, shard: str) -> str:
@@ -98,6 +101,7 @@ class ShardTruth:
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
     attributes: AttributeTruth = field(default_factory=AttributeTruth)
     instants: InstantTruth = field(default_factory=InstantTruth)
+    erasures: ErasureTruth = field(default_factory=ErasureTruth)
     truncations: list[Taken] = field(default_factory=list)  # that no restore has undone, of either kind
     unwritten: list[Update] = field(default_factory=list)  # those of `updates` that stand for what drops took away
 
@@ -185,6 +189,7 @@ class Oracle:
         self.log: list[str] = []
         self.clock: Callable[[], int] = lambda: 0
         self.blobs: ObservedBlob | None = None
+        self.logs: ObservedConsensus | None = None
         self.lists: dict[str, frozenset[str]] = {}  # what each bundle lists that was ever named
         self.orphan_age_ms = 0
         self.clocks_off_ms = 0  # the most that a clock was off which may count as checked
@@ -234,9 +239,12 @@ class Oracle:
         expect(kept, "schema", f"a schema of {name} changed at v{new.seqno}")
         truth.state = new
         self._check_blobs(truth, new, change)
+        if (at := truth.erasures.began(old, new)) is not None:
+            truth.instants.asked = max(truth.instants.asked, at)
         self._check_since(truth, old, new)
         self._check_leases(truth, old, new)
         self._land(truth, old, new, change)
+        self._check_erased(truth, old, new)
         sent = (self.sent_ms.get(token, 0) for token in _landed(old, change))
         truth.instants.committed(old, new, self.clock(), max(sent, default=0))
         if new.upper != old.upper:
@@ -319,6 +327,24 @@ class Oracle:
             silent_ms = self.clock() - asked_ms
             expect(silent_ms >= lease_ms * 3 // 4, "lease", f"{reader} renewed its lease {silent_ms} ms ago")
 
+    def _check_erased(self, truth: ShardTruth, old: State, new: State) -> None:
+        for at, proof in truth.erasures.receipts(old, new):
+            truth.erasures.check_gone(at, proof, truth.updates, self.stored(), lambda began: self._late(truth, began))
+            self.paths["receipt"] += 1
+
+    def stored(self) -> dict[str, bytes]:
+        """All bytes of both stores, by where they lie."""
+        assert self.blobs is not None
+        assert self.logs is not None
+        found = {f"blob {key}": data for key, (data, _) in self.blobs._blobs.items()}
+        return found | {f"log {key} {no}": data for key, log in self.logs._logs.items() for no, data in log.items()}
+
+    def _late(self, truth: ShardTruth, began_ms: int) -> set[str]:
+        """Blobs that came since then, and were never named."""
+        assert self.blobs is not None
+        known = truth.named | truth.gone_at.keys()
+        return {f"blob {k}" for k, (_, at_ms) in self.blobs._blobs.items() if at_ms >= began_ms and k not in known}
+
     def _land(self, truth: ShardTruth, old: State, new: State, change: state_diff.StateDiff) -> None:
         fresh = _landed(old, change)
         covered = old.upper
@@ -356,6 +382,11 @@ class Oracle:
         elif write.kind == "insert":
             assert lower is not None
             truth.updates += [(k, v, lower, d) for k, v, _, d in write.updates]
+        elif write.meant is not None:
+            assert lower is not None
+            going = write.meant.of(truth.contents(lower - 1))
+            write.removed = sum(going.values())
+            truth.updates += [(k, v, lower, -count) for (k, v), count in sorted(going.items(), key=repr)]
         elif write.as_of is not None:
             assert lower is not None
             assert write.landed is not None
@@ -470,6 +501,7 @@ class ObservedConsensus(MemoryConsensus):
     def __init__(self, oracle: Oracle, value_bytes_max: int) -> None:
         super().__init__(value_bytes_max=value_bytes_max)
         self._oracle = oracle
+        oracle.logs = self
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         won = super().compare_and_set(key, seqno, data, after)

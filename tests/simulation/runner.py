@@ -25,6 +25,9 @@ import tests.simulation.oracle
 from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
 from tests.simulation.chronicle import check_chronicle
+from tests.simulation.dating import DATED_SHARE, small_pages
+from tests.simulation.erasing import ERASED_SHARE, check_erased
+from tests.simulation.erasures import plain_parts
 from tests.simulation.historians import HISTORIES
 from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
@@ -123,6 +126,10 @@ class Plan:
         retained = random.Random(f"policies {seed}").random() < RETAINED_SHARE
         if retained and kept_of(seed) is not None and "chronicler" not in roles_dealt:
             shares = tuple((*share, "retainer") if at < 2 else share for at, share in enumerate(shares))
+        if random.Random(f"erasures {seed}").random() < ERASED_SHARE:
+            shares = tuple((*share, "eraser", "prover") if at < 2 else share for at, share in enumerate(shares))
+        if kept_of(seed) is not None and random.Random(f"dates {seed}").random() < DATED_SHARE:
+            shares = (*shares[:-1], (*shares[-1], "dater"))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
@@ -184,6 +191,9 @@ def run_plan(plan: Plan) -> Outcome:
     with ExitStack() as stack:
         stack.enter_context(cooperative(world.scheduler, LOCKING))
         stack.callback(world.scheduler.end)
+        if any("eraser" in share for share in plan.roles):
+            stack.enter_context(plain_parts())
+        stack.enter_context(small_pages())
         # Every process and the oracle read every entry of the log: the same bytes are decoded once.
         decode = lru_cache(DECODED_MAX)(persist.commit.versions.decode_diff)
         for module in (persist.commit.versions, tests.simulation.oracle):
@@ -310,7 +320,7 @@ def _converge(run: Run) -> None:
 
     world.scheduler.run(at_rest)
     judge = Host(run, world.process("judge"))
-    for check in (settle, check_chronicle):
+    for check in (settle, check_chronicle, check_erased):
         task = world.start(judge.process, check.__name__, partial(check, judge))
         world.scheduler.run(partial(_is_over, task))
 

@@ -7,7 +7,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.entries import with_changes
 from persist.core.erasing import is_rewritten, states_held, waits
 from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure
-from persist.core.errors import InvalidUsage, Overloaded
+from persist.core.errors import InvalidUsage, Overloaded, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.core.state import State
@@ -51,8 +51,13 @@ def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> 
     known = state.erasures.get(command.erasure)
     if known is None or known.rewritten or not is_rewritten(state, known.at):
         return state, _told(state)
-    now_ms = context.checked_ms or context.now_ms
-    noted = replace(known, rewritten=SeqNo(state.seqno + 1), rewritten_ms=now_ms, doomed=command.doomed)
+    if context.checked_ms is None:  # by a clock that is behind, files would count as younger than they are
+        raise Unavailable(
+            f"the clock of this machine and that of the blob store do not agree, or cannot be compared, so nobody can "
+            f"say which files of shard {state.name!r} are older than its erasure; set the clock, or retry"
+        )
+    rewritten = SeqNo(state.seqno + 1)
+    noted = replace(known, rewritten=rewritten, rewritten_ms=context.checked_ms, doomed=command.doomed)
     return _with(state, command.erasure, noted)
 
 
