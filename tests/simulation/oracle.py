@@ -392,6 +392,14 @@ class Oracle:
             assert write.landed is not None
             is_cut = write.kind != "restore"
             again = is_cut and write.as_of < truth.cut
+            if write.landed[0] == write.landed[1]:  # it is remembered that there was nothing to take away
+                left = (
+                    [] if again else (truth.dropping if write.kind == "drop" else truth.truncated)(write.as_of, lower)
+                )
+                expect(is_cut and not left, "truncated", f"#{write.number} landed, and left {left}")
+                if not again and write.kind == "truncate":
+                    truth.truncations.append(Taken(write.as_of + 1, lower, []))
+                return
             if write.by_policy:
                 truth.check_policy(write.as_of + 1, self.clock())
             expect(not again, "truncated", f"#{write.number} truncated before {write.as_of + 1}, after {truth.cut}")
@@ -404,7 +412,6 @@ class Oracle:
             else:
                 going = truth.truncated(write.as_of, lower) if is_cut else truth.leading_back(write.as_of, lower)
                 truth.updates += going
-                expect(write.landed[0] != write.landed[1] or not going, "truncated", f"#{write.number} left {going}")
             if is_cut:
                 truth.truncations.append(Taken(write.as_of + 1, lower, going))
             else:
