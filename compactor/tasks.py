@@ -17,6 +17,7 @@ from persist.commit.aging import age, forget_dropped, forget_tags, is_aging, ste
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
+from persist.core.column_plan import has_to_look, next_look_ms
 from persist.core.errors import PersistError
 from persist.core.marks import point_at
 from persist.core.merge_plan import claim_is_for_merge
@@ -89,9 +90,10 @@ def retention_task(location: Location, transport: Transport, metrics: Metrics | 
             return None
         facts = facts_of(state)
         instants = [*wanted_cuts(facts, now_ms), *(rung.at_ms for rung in due_rungs(facts, now_ms))]
-        if plan(facts, now_ms).due is None and max(instants, default=0) <= cut.get(name, 0) and not outlived(facts):
-            waits = [at for at in (next_ms(facts, now_ms), next_rung_ms(facts, now_ms)) if at is not None]
-            return _until(min(waits, default=None), now_ms)
+        asks = plan(facts, now_ms).due is not None or max(instants, default=0) > cut.get(name, 0)
+        if not asks and not outlived(facts) and not has_to_look(facts, now_ms):
+            found = (next_ms(facts, now_ms), next_rung_ms(facts, now_ms), next_look_ms(facts, now_ms))
+            return _until(min((at for at in found if at is not None), default=None), now_ms)
         if (wait_s := due.get(name, now_s) - now_s) > 0:
             return wait_s
         if len(due) >= AGED_MAX:
@@ -99,7 +101,7 @@ def retention_task(location: Location, transport: Transport, metrics: Metrics | 
             cut.clear()
         due[name] = now_s + step_ms(policy) / 1000
         try:
-            run = run_retention(OneShard(transport, state.shard_id), name, settings)
+            run = run_retention(OneShard(transport, state.shard_id), name, settings, by_hand=False)
         except PersistError:
             counted.add(retention_failed=1)
             raise
@@ -116,10 +118,12 @@ def _until(at_ms: int | None, now_ms: int) -> float | None:
 
 
 def _count(metrics: Metrics, run: RetentionRun) -> None:
-    went = run.truncated is not None and run.truncated.changed
+    runs = int(run.truncated is not None and run.truncated.changed)
     removed = (run.truncated.removed or 0) if run.truncated is not None else 0
+    if run.by_column is not None:
+        runs, removed = runs + run.by_column.changed, removed + run.by_column.removed
     metrics.add(
-        retention_cuts=run.cuts, retention_runs=went, retention_rows=removed, retention_overran=bool(run.passed)
+        retention_cuts=run.cuts, retention_runs=runs, retention_rows=removed, retention_overran=bool(run.passed)
     )
 
 
