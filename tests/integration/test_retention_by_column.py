@@ -130,9 +130,7 @@ KINDS: list[tuple[Any, str, Any]] = [
 
 @pytest.mark.parametrize("in_key", [False, True])
 @pytest.mark.parametrize(("kind", "unit", "value"), KINDS, ids=[str(kind) for kind, *_ in KINDS])
-def test_kinds_of_columns(
-    world: World, machine: Machine, kind: Any, unit: str, value: Any, in_key: bool
-) -> None:
+def test_kinds_of_columns(world: World, machine: Machine, kind: Any, unit: str, value: Any, in_key: bool) -> None:
     schema = pa.schema([("at", kind), ("id", pa.int64())])
     shard = machine.client.create_shard("kinds", schema, ["at", "id"] if in_key else ["id"], history="1d")
     shard.insert([{"at": value(day(world, age)), "id": n} for n, age in enumerate((9, 9.9, 12, 40))])
