@@ -13,7 +13,7 @@ from persist.client.retaining import read_policy
 from persist.core.errors import InvalidUsage
 
 OF_COLUMN = ("column", "column_age", "column_unit")
-LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", *OF_COLUMN)
+LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode", *OF_COLUMN)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tags", metavar="LADDER", type=_ladder, help="tags that are kept: hourly=24,daily=31,monthly=24"
     )
+    parser.add_argument("--mode", metavar="MODE", help="drop truncates without reading what goes; else retract")
     parser.add_argument("--keep-all", action="store_true", help="take the policy away: all rows are kept")
     parser.add_argument("--confirm", action="store_true", help="also if more than half of the rows go at once")
     parser.add_argument("--dry-run", action="store_true", help="with run: only tell what would go")

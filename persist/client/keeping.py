@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from persist.client.by_drop import is_refused
 from persist.client.embedded import EmbeddedTransport
 from persist.client.ladder import due_rungs, next_rung_ms, outlived
 from persist.client.past import HandleSettings
@@ -59,7 +60,10 @@ class Keeper:
 
     def _may_be_due(self, name: str, facts: Facts, now_ms: int) -> bool:
         instants = [*wanted_cuts(facts, now_ms), *(rung.at_ms for rung in due_rungs(facts, now_ms))]
-        if max(instants, default=0) > self._cut.get(name, 0) or plan(facts, now_ms).due is not None:
+        if max(instants, default=0) > self._cut.get(name, 0):
+            return True
+        due = plan(facts, now_ms).due
+        if due is not None and not (facts.drops and is_refused(self._location.machine(name).state(), due.cut.upper)):
             return True
         return bool(outlived(facts)) or has_to_look(facts, now_ms)
 

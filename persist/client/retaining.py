@@ -9,6 +9,7 @@ from typing import Any
 
 from persist.client.arguments import checked, names
 from persist.client.by_column import COLUMN, ColumnRun, Outcome, TakingAged, check_column, held_by_column, run_by_column
+from persist.client.by_drop import count_dropped, dropped, refused_drop
 from persist.client.changes import Named
 from persist.client.ladder import due_rungs, outlived
 from persist.client.past import HandleSettings, Past
@@ -23,22 +24,12 @@ from persist.core.column_plan import has_to_look, next_look_ms
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
 from persist.core.marks import point_at
 from persist.core.retention_plan import Due, Facts, blocked, next_ms, plan, wanted_cuts
-from persist.core.row_policy import Ladder, RowPolicy, bytes_of, cut_every_of
+from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
 
 TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
-FIELDS = (
-    "age",
-    "bytes",
-    "rows",
-    "cut_every",
-    "consumers",
-    "consumers_max_age",
-    "tags",
-    "column",
-    "column_age",
-    "column_unit",
-)
+FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
+OF_COLUMN = ("column", "column_age", "column_unit")
 RUNGS = ("hourly", "daily", "monthly")
 NO_CLOCK = "the clocks of the server and of the blob store do not agree, or cannot be compared"
 
@@ -117,13 +108,14 @@ class RetentionRun:
 
 def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
     """The policy that a dict tells, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
-    if unknown := sorted(str(name) for name in wanted.keys() - set(FIELDS)):
-        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join(FIELDS)}")
+    if unknown := sorted(str(name) for name in wanted.keys() - {*FIELDS, *OF_COLUMN}):
+        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join((*FIELDS, *OF_COLUMN))}")
     given = {name: value for name, value in wanted.items() if value is not None}
     age_ms, rows = _age("age", given.get("age")), given.get("rows")
     column, column_age_ms = given.get("column"), _age("column_age", given.get("column_age"))
     checked("rows", rows, int, type(None))
     checked("column", column, str, type(None))
+    checked("mode", mode := given.get("mode", RETRACT), str)
     checked("column_unit", unit := given.get("column_unit", ""), str)
     policy = RowPolicy(
         age_ms,
@@ -136,6 +128,7 @@ def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
         column,
         column_age_ms,
         unit,
+        mode,
     )
     policy.check()
     return policy
@@ -154,6 +147,7 @@ def policy_json(policy: RowPolicy) -> dict[str, Any]:
         "column": policy.column,
         "column_age": None if policy.column_age_ms is None else history_text(policy.column_age_ms),
         "column_unit": policy.column_unit or None,
+        "mode": policy.mode if policy.mode == DROP else None,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -188,6 +182,9 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         (at for at in (next_ms(facts, now_ms), next_look_ms(facts, now_ms)) if at is not None), default=None
     )
     held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts))
+    due = planned.due
+    if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
+        due, held_by = None, (*held_by, reason)
     return RowRetention(
         None if facts.policy is None else policy_json(facts.policy),
         facts.version,
@@ -196,7 +193,7 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         shown_instant(done.at_ms) if done.at_ms else None,
         done.removed,
         done.overran,
-        None if planned.due is None else planned.due.cut.upper,
+        None if due is None else due.cut.upper,
         None if following is None else shown_instant(following),
         tuple(dict.fromkeys(held_by)),
         facts.rows,
@@ -245,7 +242,10 @@ def run_retention(
     planned, done = plan(found.facts, now_ms), None
     due = planned.due
     if due is not None:
-        done = _truncated(transport, name, due, settings, retries, dry_run)
+        tried = _truncated(transport, name, due, settings, _How(found.facts.drops, retries, dry_run))
+        if isinstance(tried, str):
+            return RetentionRun(None, (), (), (*planned.held_by, tried), cuts, shown_instant(now_ms))
+        done = tried
         if done.changed:
             found = _read(transport, name, retry_s)
             _checked_ms(name, found)
@@ -262,14 +262,25 @@ def _set_rungs(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_
             send(transport, name, c.SetRungs((), beyond), retry_s)
 
 
-def _truncated(
-    transport: OneShard, name: str, due: Due, settings: HandleSettings, retries: int, dry_run: bool
-) -> Truncated:
-    """What went by the cut that is due, which the policy is done with then."""
+@dataclass(frozen=True)
+class _How:
+    """How a policy truncates: by drops or not, how often where others write, and whether it only tells."""
+
+    drops: bool
+    retries: int
+    dry_run: bool
+
+
+def _truncated(transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How) -> Truncated | str:
+    """What went by the cut that is due, which the policy is done with then; or why a drop is refused."""
     said = info_bytes("info", {"retention": list(due.why)})
-    truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
-    done = replace(truncating, info=said).run(None, retries, dry_run=dry_run)
-    if not dry_run:
+    done: Truncated | str
+    if how.drops:
+        done = dropped(transport, name, due, settings, said, dry_run=how.dry_run)
+    else:
+        truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
+        done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
+    if not how.dry_run and not isinstance(done, str):
         passed = c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes))
         send(transport, name, passed, settings.write.retry_s)
     return done
@@ -351,6 +362,8 @@ def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, sett
     upper = _at_once(transport, name, facts, now_ms)
     if not upper or facts.rows == 0:
         return 0
+    if facts.drops:
+        return count_dropped(transport, name, upper, settings)
     tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
     try:
         return tried.run(None, 0, dry_run=True).removed or 0
@@ -405,7 +418,8 @@ class Retaining(Past):
                 hundredth of the age, or an hour). With `consumers`, names of critical readers: nothing goes that one of
                 them has not passed; and `consumers_max_age`: but for what is older than that. `column` comes with
                 `column_age`: rows go whose wall clock in that column is older, whenever they came. Where it has whole
-                numbers, `column_unit` tells what they count: s, ms, us or ns. None: all rows are kept.
+                numbers, `column_unit` tells what they count: s, ms, us or ns. `mode` "drop" truncates without reading
+                what goes, as `truncate` does, and waits where a drop is refused. None: all rows are kept.
             confirm: also if the policy takes away more than half of the rows as soon as it is set.
             expected_version: that the settings must have now; None is the one that they have.
         Returns: the policy afterwards.

@@ -11,7 +11,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.drops import begins
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
-from persist.core.state import State, earliest_readable, is_kept
+from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.state_diff import StateDiff, apply
 
 
@@ -65,7 +65,8 @@ def _check_drops(old: State, new: State) -> None:
     """A drop takes a time of this commit, and the time before its cut can be told apart. It goes when none needs it."""
     for drop in new.drops:
         is_new = drop not in old.drops
-        if is_new and not (is_kept(old, drop.cut - 1) and old.upper.less_equal(drop.at)):
+        is_told_apart = is_kept(old, drop.cut - 1) or drop.cut - 1 in cut_times(old)
+        if is_new and not (is_told_apart and old.upper.less_equal(drop.at)):
             raise Corruption(f"shard {old.name!r} would drop what lies before {drop.cut}, which was forgotten")
     gone = [drop for drop in old.drops if drop not in new.drops]
     if gone and not new.tombstone and (earliest_readable(new) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):

@@ -11,7 +11,7 @@ from persist.core.antichain import Antichain
 from persist.core.ids import critical_reader_id_of
 from persist.core.marks import point_after, point_at
 from persist.core.record import Record
-from persist.core.row_policy import KeptCut, Retention, RowPolicy
+from persist.core.row_policy import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
 from persist.core.tags import Tag
 from persist.core.truncation import Truncation
@@ -39,6 +39,11 @@ class Facts(Record, frozen=True):
     stored_bytes: int
     holds: Mapping[str, Antichain]
     tags: Mapping[str, Tag] = {}
+
+    @property
+    def drops(self) -> bool:
+        """Whether the policy truncates by drops."""
+        return self.policy is not None and self.policy.mode == DROP
 
     @property
     def came(self) -> int | None:

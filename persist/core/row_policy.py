@@ -25,6 +25,7 @@ CONSUMERS_MAX = 100
 RUNG_MAX = 200  # tags of one kind in a ladder
 CURSOR_CHARS_MAX = 256
 COLUMN_CHARS_MAX = 1_000
+RETRACT, DROP = "retract", "drop"  # how a cut takes rows away
 UNITS = ("s", "ms", "us", "ns")  # of a column of whole numbers: since 1970, UTC
 _BYTES = re.compile(r"([0-9]{1,18})(B|[KMGTP]iB|[kMGTP]B)?")
 _UNITS: dict[str, int] = {unit + "iB": 1024**power for power, unit in enumerate("KMGTP", 1)}
@@ -65,13 +66,13 @@ class RowPolicy(Record, frozen=True):
     critical readers `consumers` has not passed, unless it is older than `consumers_max_age_ms` (None: in any case).
     `tags` is the ladder of tags that maintenance sets and takes away. Rows of which `column` tells a wall clock that is
     older than `column_age_ms` go too, whenever they came; `column_unit` is that of whole numbers ("": it has a type of
-    its own for wall clocks).
+    its own for wall clocks). `mode` tells whether cuts take rows away by retractions or by a drop.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
         (
             "age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms", "tags",
-            "column", "column_age_ms", "column_unit",
+            "column", "column_age_ms", "column_unit", "mode",
         ),
         4,
     )  # fmt: skip
@@ -86,6 +87,7 @@ class RowPolicy(Record, frozen=True):
     column: str | None = None
     column_age_ms: int | None = None
     column_unit: str = ""
+    mode: str = RETRACT
 
     @property
     def cuts(self) -> bool:
@@ -101,6 +103,7 @@ class RowPolicy(Record, frozen=True):
         """Raises InvalidUsage where a limit makes no sense."""
         self.tags.check()
         self._check_column()
+        self._check_mode()
         if not self.takes_rows and self.tags == NO_LADDER:
             raise InvalidUsage(
                 "a policy needs an age, bytes, rows, a column or tags; to keep all rows take the policy away"
@@ -135,6 +138,14 @@ class RowPolicy(Record, frozen=True):
                 raise InvalidUsage(
                     f"a consumer is a cursor of 1 to {CURSOR_CHARS_MAX} characters, not {consumer!r:.300}"
                 )
+
+    def _check_mode(self) -> None:
+        if self.mode not in (RETRACT, DROP):
+            raise InvalidUsage(f"mode is {self.mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+        if self.mode == DROP and self.column is not None:
+            raise InvalidUsage("a drop goes by when rows came, not by a column; take mode 'retract'")
+        if self.mode == DROP and not self.cuts:
+            raise InvalidUsage("mode is for a policy with an age, bytes or rows")
 
     def _check_column(self) -> None:
         if (self.column is None) != (self.column_age_ms is None):

@@ -22,7 +22,7 @@ from persist.core.marks import MARKS_PAGE_MAX, Mark
 from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
-from persist.core.row_policy import NO_RETENTION, NOT_LOOKED, Looked, RowPolicy, Rung
+from persist.core.row_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State
 from persist.core.tags import Tag
 from tests.scripts.harness import Arguments, ScriptError, print_error
@@ -252,7 +252,15 @@ def _row_policy(args: Arguments) -> RowPolicy | None:
         return None
     consumers = (consumer,) if consumer else ()
     return RowPolicy(
-        age_ms, None, rows_max, every_ms, consumers, max_age_ms, column=column, column_age_ms=column_age_ms
+        age_ms,
+        None,
+        rows_max,
+        every_ms,
+        consumers,
+        max_age_ms,
+        column=column,
+        column_age_ms=column_age_ms,
+        mode=args.named("mode", RETRACT),
     )
 
 

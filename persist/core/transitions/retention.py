@@ -13,6 +13,7 @@ from persist.core.row_policy import CUTS_MAX, KeptCut
 from persist.core.state import State, is_kept
 from persist.core.tags import TAGS_MAX, Tag, check_tag_name
 from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.dropping import dropped_before
 from persist.core.transitions.history import checked, upper_at
 from persist.core.transitions.writers import restore
 
@@ -36,7 +37,7 @@ def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State,
     upper = found.element
     if not upper or upper - 1 < erased_at(state) or not is_kept(state, upper - 1):
         return sealed, c.CutKept(False)
-    if upper <= max(state.retention.upper, _before(state, at_ms)):
+    if upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
         return sealed, c.CutKept(False)  # rows that came by an unchecked clock show from the next point on
     cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
     if len(cuts) > CUTS_MAX:
