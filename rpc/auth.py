@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from persist.client.arguments import named_once
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
@@ -140,7 +141,7 @@ def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
-        entries = json.loads(data)["tokens"]
+        entries = json.loads(data, object_pairs_hook=named_once)["tokens"]
         if not isinstance(entries, list) or len(entries) > TOKENS_MAX:
             raise InvalidUsage(f"the tokens file {path} must hold a list of at most {TOKENS_MAX} tokens")
         read = dict(_entry(entry, number, path) for number, entry in enumerate(entries))

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
+from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
 from persist.parts.schema import family
 from rpc.cell_text import from_text, is_textual, to_text
@@ -226,11 +227,3 @@ def body_json(data: bytes) -> Any:
         return json.loads(data, object_pairs_hook=named_once)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
-
-
-def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object gives two values for one name")
-    return found

@@ -63,13 +63,15 @@ class AttributeIndex:
                 spans[command.first, command.last] = max(command.limit, spans.get((command.first, command.last), 0))
         keys = {key for key in keys if key not in state.attributes and not is_core_key(key)}
         marks = Marks(state, self._reader(state.attribute_chunks))
+        newest = {at_ms: marks.newest_at(at_ms) for at_ms in instants}
         return Indexed(
             state.attribute_root.flushes,
             self.lookup(state, keys) if keys else {},
             {span: self.page(state, *span, limit) for span, limit in pages.items()},
-            {at_ms: marks.newest_at(at_ms) for at_ms in instants},
+            newest,
             {time: marks.first_beyond(time) for time in times},
             {span: marks.around(*span, limit) for span, limit in spans.items()},
+            marks.first_ms() if None in newest.values() else None,
         )
 
     def lookup(self, state: State, keys: Iterable[AttributeKey]) -> dict[AttributeKey, int | None]:

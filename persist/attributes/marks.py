@@ -6,8 +6,8 @@ The uppers of marks never go back, so the first mark beyond a time is found by h
 
 from __future__ import annotations
 
-from persist.attributes.tree import NodeReader, entries
-from persist.core.attribute import AttributeKey
+from persist.attributes.tree import NodeReader, entries, last_key
+from persist.core.attribute import MARKS_FROM, AttributeKey
 from persist.core.marks import Mark, mark_key, mark_of
 from persist.core.state import State
 
@@ -29,6 +29,12 @@ class Marks:
             for key, value in leaf:
                 return mark_of(AttributeKey(key.hex()), value)
         return None
+
+    def first_ms(self) -> int | None:
+        """Where the oldest mark lies: the last entry of all. None: there is none in the index."""
+        found = last_key(self._state.attribute_root, self._reader)
+        key = AttributeKey("" if found is None else found.hex())
+        return mark_of(key, 0).at_ms if key >= MARKS_FROM else None
 
     def first_beyond(self, time: int) -> Mark | None:
         """The first mark whose upper is beyond the time. None: there is none in the index."""

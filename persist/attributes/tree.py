@@ -81,6 +81,17 @@ def _entries(
         yield from _entries(reader, child, size, height - 1, lower)
 
 
+def last_key(root: IndexRoot, reader: NodeReader) -> bytes | None:
+    """The greatest key. None: the tree is empty."""
+    if not root.height:
+        return None
+    height, node = root.height, _read(reader, root.offset, root.length, root.height)
+    while isinstance(node, Index):
+        height, (_, offset, _, length) = height - 1, node.child(len(node) - 1)
+        node = _read(reader, offset, length, height)
+    return node.keys[-KEY_BYTES:] or None
+
+
 def _read(reader: NodeReader, offset: int, length: int, height: int) -> Node:
     node = reader.read(offset, length)
     if isinstance(node, Leaf) != (height == 1):

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace, location: Location, name: str) -> None:
     """Raises InvalidUsage before anything is changed: of two changes one must not be made alone."""
     if arguments.keep is not None:
-        history_ms(arguments.keep)
+        history_ms(arguments.keep, "--keep")
     if arguments.forget is not None:
         check_forgettable(location.machine(name).refresh(), frontier(arguments.forget))
     if arguments.at is not None:

@@ -47,3 +47,11 @@ def names(what: str, value: object) -> tuple[str, ...]:
     for name in found:
         checked(f"one of {what}", name, str)
     return found
+
+
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a decoder of JSON. Raises ValueError where it names something twice: only one would be heeded."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object gives two values for one name")
+    return found

@@ -56,6 +56,14 @@ class CriticalReaderHandle:
             seen = found.seqno
         raise Unavailable(f"critical readers of shard {shard.name!r} are given up all the time; retry")
 
+    @classmethod
+    def is_taken(cls, shard: HeldShard, cursor: str) -> bool:
+        """Whether the shard has a hold of this name. Changes nothing. Raises what every call may."""
+        reader = critical_reader_id_of(cursor)
+        found = shard._send(c.ReadCriticalReaders((reader,)))
+        assert isinstance(found, c.CriticalReadersAre)
+        return reader in found.since
+
     def __repr__(self) -> str:
         return f"CriticalReaderHandle({self._shard.name!r}, cursor={self.cursor!r}, since={self.since})"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from persist.client.arguments import named_once
 from persist.client.wall_clock import INSTANT_MAX, shown_instant
 from persist.core.antichain import Antichain, join, meet
 from persist.core.errors import InvalidUsage, UnknownShard, UpgradeNeeded, shown
@@ -122,7 +123,7 @@ class Cut:
         if not isinstance(text, (str, bytes)) or len(text) > TEXT_CHARS_MAX:
             raise InvalidUsage(f"a cut is a text of at most {TEXT_CHARS_MAX} characters, as Cut.to_json() gives it")
         try:
-            return cls.of(json.loads(text))
+            return cls.of(json.loads(text, object_pairs_hook=named_once))
         except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"this is no cut: it cannot be read as JSON ({error})") from error
 

@@ -135,14 +135,15 @@ class Past:
                 times before the cut, by metadata alone: it reads and writes no row, and who else writes is no matter.
             dry_run: tell how many rows would go, and change nothing. It reads them, in either mode.
             token: as `insert` says; it stands for the truncation before this time, in this mode.
-            retries: how often to go on if others write meanwhile, up to 1,000. Each works everything out anew.
+            retries: how often to go on if others take rows away meanwhile, up to 1,000. Each works everything out anew.
+                Rows that they add do not matter.
             info: as `insert` says.
         Returns: what was taken away: see `Truncated`.
-        Raises: UpperMismatch (somebody else wrote meanwhile, or the shard is closed, or no time is left: nothing was
-            changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32 times; of
-            a drop: a retraction was written at the cut or later, or too many drops wait), NotReadable (the time before
-            the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable or Overloaded (it did not happen),
-            Indeterminate (it may have happened: repeat it).
+        Raises: UpperMismatch (somebody else took rows away meanwhile, or the shard is closed, or no time is left:
+            nothing was changed), InvalidUsage (no such time, or it lies beyond the upper, or a row was there over 2**32
+            times, or the shard is fed by `append`; of a drop: a retraction was written at the cut or later, or too many
+            drops wait), NotReadable (the time before the cut was forgotten), TokenReused, OutcomeForgotten, Unavailable
+            or Overloaded (it did not happen), Indeterminate (it may have happened: repeat it).
         """
         if before is None:
             raise InvalidUsage("before is None; it must be a time, or a wall clock with its zone")

@@ -242,9 +242,10 @@ def run_retention(
     planned, done = plan(found.facts, now_ms), None
     due = planned.due
     if due is not None:
-        tried = _truncated(transport, name, due, settings, _How(found.facts.drops, retries, dry_run))
-        if isinstance(tried, str):
-            return RetentionRun(None, (), (), (*planned.held_by, tried), cuts, shown_instant(now_ms))
+        tried = _truncated(transport, name, due, settings, _How(found.facts.drops, retries, dry_run, now_ms))
+        if isinstance(tried, tuple):
+            held_by = tuple(dict.fromkeys((*planned.held_by, *tried)))
+            return RetentionRun(None, (), (), held_by, cuts, shown_instant(now_ms))
         done = tried
         if done.changed:
             found = _read(transport, name, retry_s)
@@ -264,23 +265,34 @@ def _set_rungs(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_
 
 @dataclass(frozen=True)
 class _How:
-    """How a policy truncates: by drops or not, how often where others write, and whether it only tells."""
+    """How a policy truncates: by drops or not, how often where others write, whether it only tells, and when."""
 
     drops: bool
     retries: int
     dry_run: bool
+    now_ms: int
 
 
-def _truncated(transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How) -> Truncated | str:
-    """What went by the cut that is due, which the policy is done with then; or why a drop is refused."""
+def _truncated(
+    transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How
+) -> Truncated | tuple[str, ...]:
+    """What went by the cut that is due, which the policy is done with then; or what holds it back."""
     said = info_bytes("info", {"retention": list(due.why)})
-    done: Truncated | str
-    if how.drops:
-        done = dropped(transport, name, due, settings, said, dry_run=how.dry_run)
-    else:
-        truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
-        done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
-    if not how.dry_run and not isinstance(done, str):
+    try:
+        if how.drops:
+            made = dropped(transport, name, due, settings, said, dry_run=how.dry_run)
+            if isinstance(made, str):
+                return (made,)
+            done = made
+        else:
+            truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
+            done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
+    except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
+        planned = plan(_read(transport, name, settings.write.retry_s).facts, how.now_ms)
+        if planned.due == due:
+            raise
+        return planned.held_by
+    if not how.dry_run:
         passed = c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes))
         send(transport, name, passed, settings.write.retry_s)
     return done

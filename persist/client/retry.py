@@ -105,9 +105,10 @@ def is_final(error: PersistError) -> bool:
     """Whether the refusal proves that no try of the same command has landed, and that none ever will.
 
     That is so of an upper beyond the one that is needed, since it never moves back, and a token is looked up first.
-    Attributes and readers may come back to what they were, and rights may be given again.
+    Attributes and readers may come back to what they were, and rights may be given again. A refusal says itself where
+    it may not stay (`stays`).
     """
-    if not isinstance(error, UpperMismatch):
+    if not isinstance(error, UpperMismatch) or error.details.get("stays") is False:
         return False
     try:
         expected = error.details["expected"]  # None: an insert, which is refused only where no time is left

@@ -126,6 +126,12 @@ class Rewriting(ABC):
     def _too_often(self, as_of: int, most: int) -> str:
         """Why a row that is there so often cannot be written by one commit."""
 
+    def _writable_upper(self) -> Antichain:
+        """Raises UpperMismatch where nothing can be written."""
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        check_open(self.name, view, self.done.split()[0])
+        return view.upper
+
     def _staged(self, view: ShardView, batches: Iterator[pa.RecordBatch]) -> tuple[Run, ...]:
         return self._writer(view).stage_for_one_commit(batches, None)
 
@@ -197,14 +203,20 @@ def check_complete(name: str, as_of: int | None, view: ShardView, done: str = "r
     """The upper of a shard in which that can be `done` of a time. Raises UpperMismatch, InvalidUsage."""
     if as_of is None:
         raise InvalidUsage("as_of is None; it must be a time, or a wall clock with its zone")
+    upper = check_open(name, view, done)
+    if view.upper.less_equal(as_of):
+        raise InvalidUsage(
+            f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"
+        )
+    return upper
+
+
+def check_open(name: str, view: ShardView, done: str) -> int:
+    """The upper of a shard in which something can be `done`. Raises UpperMismatch where no time is left."""
     if view.upper.element is None:
         raise UpperMismatch(f"shard {name!r} is closed: nothing can be {done} in it", expected=None, actual=[])
     if view.upper.element > TIME_MAX:
         raise UpperMismatch(
             f"shard {name!r} has no time left: its upper is {view.upper}", expected=None, actual=view.upper.to_json()
-        )
-    if view.upper.less_equal(as_of):
-        raise InvalidUsage(
-            f"time {as_of} of shard {name!r} is not complete: its upper is {view.upper}; give an earlier one"
         )
     return view.upper.element

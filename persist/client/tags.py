@@ -11,8 +11,7 @@ from persist.client.transport import Transport
 from persist.client.wall_clock import kept_ms, shown_instant
 from persist.core import commands as c
 from persist.core.antichain import frontier
-from persist.core.errors import InvalidUsage, NotReadable
-from persist.core.shard_settings import history_text
+from persist.core.errors import NotReadable
 from persist.core.tags import Tag, check_tag_name
 from persist.core.view import ViewRequest
 
@@ -36,10 +35,7 @@ class ShardTag:
 
 def keep_ms(keep: timedelta | str | None) -> int | None:
     """For how long a tag is meant to be kept, in milliseconds; None: until it is taken away. Raises InvalidUsage."""
-    found = None if keep is None else kept_ms(keep)
-    if found == 0:
-        raise InvalidUsage(f"keep is {history_text(0)!r}; a tag is kept for an age such as '400d', or 'forever'")
-    return found
+    return None if keep is None else kept_ms(keep, "keep", takes_none=False)
 
 
 def set_tag(transport: Transport, name: str, tag: str, at: int | None, kept: int | None, retry_s: float) -> ShardTag:

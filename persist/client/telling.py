@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from persist.client.arguments import checked
+from persist.client.arguments import checked, named_once
 from persist.client.retry import settled
 from persist.client.transport import Transport
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
@@ -119,6 +119,8 @@ def info_bytes(what: str, info: object) -> bytes:
     try:
         _check_depth(what, info, DEPTH_MAX)
         found = json.dumps(dict(info), separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+        if len(found) <= INFO_BYTES_MAX:
+            json.loads(found, object_pairs_hook=named_once)  # 1 and "1" have one name in JSON
     except (TypeError, ValueError) as error:
         raise InvalidUsage(f"{what} cannot be written as JSON: {error}") from error
     if len(found) > INFO_BYTES_MAX:
@@ -129,7 +131,7 @@ def info_bytes(what: str, info: object) -> bytes:
 def read_info(what: str, text: str) -> bytes:
     """As `info_bytes`, of JSON that comes as text. Raises InvalidUsage."""
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=named_once)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{what} is no JSON: {error}") from error
     if not isinstance(found, dict):

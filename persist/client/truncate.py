@@ -3,8 +3,9 @@
 By retractions, or by a drop: then no row is read or written, and the State remembers which rows count.
 
 As often as a row was there before the cut and is there still, it is taken away: the smaller of the two multiplicities.
-So none turns negative. That is worked out in key order, without holding more than a part of it: what was there before
-the cut, less what was removed since, and of that what is more than nothing.
+So none turns negative. What truncations have taken away since the cut was there before it, and does not count as there.
+That is worked out in key order, without holding more than a part of it: what was there before the cut, less what
+truncations took since, less what else was removed since, and of that what is more than nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between
+from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between, within
 from persist.client.dropped import runs_of
+from persist.client.retry import send
 from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, holding, kept, part_reader
 from persist.client.transport import OneShard
@@ -28,12 +30,13 @@ from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, TIME_MAX, Antichain
 from persist.core.batch import Run
-from persist.core.drops import check_droppable, contents, until
+from persist.core.drops import check_droppable, clipped, contents, floor_at, until
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
+from persist.core.truncation import owned_by_appenders
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ALL_KEYS, DIFF, negated
+from persist.parts import DIFF, PartReader, negated
 
 RETRACT: Final = "retract"
 DROP: Final = "drop"
@@ -87,7 +90,7 @@ class Truncating(Rewriting):
         before = self.to.time
         assert before is not None
         if not before:  # nothing was there before the first time
-            upper = self.transport.view(self.name, ViewRequest(with_batches=False)).upper
+            upper = self._writable_upper()
             return self._said(c.Appended(upper, upper), 0)
         # A dry run asks whether the shard was truncated that far, and not what the token came to.
         asking = mint(Token, self.transport.ids) if token is None or dry_run else token
@@ -97,6 +100,7 @@ class Truncating(Rewriting):
         check_complete(
             self.name, before - 1, self.transport.view(self.name, ViewRequest(with_batches=False)), "truncated"
         )
+        check_owner(self.transport, self.name, self.read.retry_s)
         shared = replace(self.read, memory_bytes=max(1, self.read.memory_bytes // READS_AT_ONCE))
         asked = Asked(wait_s=0.0, purpose=self.purpose)
         with between(self.transport, self.name, before - 1, None, asked, shared) as found:
@@ -115,11 +119,12 @@ class Truncating(Rewriting):
         for left in range(retries, -1, -1):
             count, view = Count(), found.held.view
             runs = self._staged(view, count.of(self._writable(as_of, self._going(found))))
-            if not runs:
-                return self._unchanged(as_of, view, token)
-            done = self._committed(runs, as_of, view, token, left)
+            # What finds nothing is remembered too; its token stands alone, so that no writer is registered for it.
+            known = mint(Token, self.transport.ids) if token is None and not runs else token
+            done = self._committed(runs, as_of, view, known, left)
             if done is not None:
-                return self._said(done, count.removed) if done.lower == view.upper else self._told(done)
+                fresh = done.lower == view.upper and done.lower != done.upper
+                return self._said(done, count.removed) if fresh else self._told(done)
             view = self.transport.view(self.name, ViewRequest())
             check_complete(self.name, as_of, view, "truncated")
             check_lease(view, as_of, found.held.lease)
@@ -128,20 +133,10 @@ class Truncating(Rewriting):
 
     def _going(self, found: Between) -> Iterator[pa.Table]:
         """What takes away the rows that go, in key order, with negative `__diff`."""
-        held, transport = replace(found.held, as_of=found.start), self.transport
-        schema, reader = part_reader(held.transport, held.view, held.settings)
-        columns = schema.columns(None)
-        before = held.split(ALL_KEYS, held.runs, columns).read(transport)
-        since = found.splits(1, columns)[0].read(transport)
-        removed = (negated(table.filter(pc.less(table.column(DIFF), 0))) for table in since)
-        for table in reader.difference(before, removed):
+        going = _Going.of(self.transport, found)
+        found.held.lease.check()
+        for table in kept(going.tables(), found.held.lease):
             yield table.filter(pc.less(table.column(DIFF), 0))
-
-    def _unchanged(self, as_of: int, view: ShardView, token: Token | None) -> Truncated:
-        """What is told where nothing goes: maybe since another try of the token has landed meanwhile."""
-        if token is not None and (landed := self._landed(as_of, token)) is not None:
-            return self._told(landed)
-        return self._said(c.Appended(view.upper, view.upper), 0)
 
     def _told(self, done: c.Appended) -> Truncated:
         """What is told of one that has happened, with rows counted where they were written, or that had nothing to do.
@@ -170,6 +165,56 @@ class Truncating(Rewriting):
 
 
 @dataclass(frozen=True)
+class _Going:
+    """What a truncation takes away: the smaller of what was there before the cut, and of what is there at `end`.
+
+    `start` is the time before the cut. What truncations took away since then does not count as there: at the times
+    `taken_at` by retractions, and before `floor` by drops. Those that a restore has undone took nothing away.
+    """
+
+    reader: PartReader
+    view: ShardView
+    start: int
+    end: int
+    taken_at: tuple[int, ...]
+    floor: int
+
+    @classmethod
+    def of(cls, transport: OneShard, found: Between) -> Self:
+        view, start, end = found.held.view, found.start, found.end
+        wrote = {one.at: one.wrote for one in view.truncations if start < one.at <= end}
+        floor = max((drop.cut for drop in view.drops if wrote.get(drop.at) is False), default=0)
+        taken_at = tuple(sorted(at for at in wrote if wrote[at]))
+        memory_bytes = found.held.settings.memory_bytes // (1 + bool(taken_at))  # there are two more reads then
+        _, reader = part_reader(transport, view, replace(found.held.settings, memory_bytes=max(1, memory_bytes)))
+        return cls(reader, view, start, end, taken_at, max(floor, floor_at(view.drops, start)))
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Rows with a negative `__diff`, by as much as they go. Others, with a positive one, may come with them."""
+        if self.floor != floor_at(self.view.drops, self.end):  # a drop was undone: the changes do not show that
+            now = self.reader.read_range(contents(runs_of(self.view), self.view.drops, self.end), as_of=self.end)
+            changed = self.reader.difference(self._before(), now)
+        elif self.taken_at:
+            _, changed = self.reader.read_changes_at(self._since(), self.start, self.end, self.taken_at)
+        else:
+            changed = self.reader.read_changes(self._since(), self.start, self.end)
+        removed = (negated(table.filter(pc.less(table.column(DIFF), 0))) for table in changed)
+        return self.reader.difference(self._before(), removed)
+
+    def _before(self) -> Iterator[pa.Table]:
+        """What was there before the cut, without what truncations took away since."""
+        runs = until(clipped(runs_of(self.view), self.floor), self.start + 1)
+        there = self.reader.read_range(runs, as_of=self.start)
+        if not self.taken_at:
+            return there
+        taken, _ = self.reader.read_changes_at(self._since(), self.start, self.end, self.taken_at)
+        return self.reader.difference(map(negated, taken), there)
+
+    def _since(self) -> tuple[Run, ...]:
+        return within(clipped(runs_of(self.view), self.floor), self.start, self.end)
+
+
+@dataclass(frozen=True)
 class Dropping(Rewriting):
     """One truncation of a shard by a drop. `to` is the cut."""
 
@@ -181,7 +226,7 @@ class Dropping(Rewriting):
         before = self.to.time
         assert before is not None
         if dry_run or not before:
-            upper, removed = self._counting(before) if before else (self._view().upper, 0)
+            upper, removed = self._counting(before) if before else (self._writable_upper(), 0)
             return Truncated(before, self.to.timestamp, upper, upper, removed, DROP)
         handle = self._writer(None)
         alone = mint(Token, self.transport.ids) if token is None else token  # so that no writer is registered
@@ -195,6 +240,7 @@ class Dropping(Rewriting):
     def _counting(self, before: int) -> tuple[Antichain, int]:
         """How many rows would go, and the upper where that was found. Raises InvalidUsage where a drop is refused."""
         check_complete(self.name, before - 1, self._view(), "truncated")
+        check_owner(self.transport, self.name, self.read.retry_s)
         with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
             try:
                 view = held.view
@@ -218,6 +264,13 @@ class Dropping(Rewriting):
 
     def _too_often(self, as_of: int, most: int) -> str:
         raise AssertionError("a drop writes no rows")
+
+
+def check_owner(transport: OneShard, name: str, retry_s: float) -> None:
+    """Raises InvalidUsage where the shard is fed by `append`. The commit refuses it too, but when all is staged."""
+    found = send(transport, name, c.ReadRetention(), retry_s)
+    if isinstance(found, c.RetentionIs) and found.facts.done.appended:
+        raise owned_by_appenders(name, found.facts.upper)
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

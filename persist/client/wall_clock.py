@@ -73,13 +73,17 @@ def instant_text(at_ms: int) -> str:
     return shown_instant(at_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def kept_ms(history: timedelta | str) -> int | None:
-    """How much history is meant, in milliseconds; None: for ever. Raises InvalidUsage."""
-    if not isinstance(history, timedelta):
-        return history_ms(history)
-    if timedelta(0) < history < MILLISECOND:
-        raise InvalidUsage(f"history is {history!r}; it must be at least a millisecond, or timedelta(0) to keep none")
-    return history_ms(f"{history // MILLISECOND}ms")
+def kept_ms(kept: timedelta | str, what: str = "history", *, takes_none: bool = True) -> int | None:
+    """For how long is meant, in milliseconds; None: for ever. Raises InvalidUsage naming `what`.
+
+    Without `takes_none` an age of nothing is refused too.
+    """
+    if not isinstance(kept, timedelta):
+        return history_ms(kept, what, takes_none=takes_none)
+    if timedelta(0) < kept < MILLISECOND:
+        none = ", or timedelta(0) to keep none" if takes_none else ""
+        raise InvalidUsage(f"{what} is {kept!r}; it must be at least a millisecond{none}")
+    return history_ms(f"{kept // MILLISECOND}ms", what, takes_none=takes_none)
 
 
 def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:

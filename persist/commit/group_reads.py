@@ -47,6 +47,7 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
     marks: dict[int, Mark | None] = {}
     shown: dict[int, Mark | None] = {}
     spans: dict[tuple[int, int], tuple[Mark, ...]] = {}
+    first_ms: int | None = None
     remembered: dict[str, Outcome] = {}
     unread: dict[int, PersistError] = {}
     for place, command in enumerate(commands):
@@ -62,8 +63,10 @@ def read_apart(state: State, commands: Sequence[c.Command], blob: Blob, ids: IdS
             marks.update(indexed.marks)
             shown.update(indexed.shown)
             spans.update(indexed.spans)
+            first_ms = indexed.first_ms if first_ms is None else first_ms
             remembered.update(found)
-    return GroupRead(Indexed(state.attribute_root.flushes, values, pages, marks, shown, spans), remembered, unread)
+    indexed = Indexed(state.attribute_root.flushes, values, pages, marks, shown, spans, first_ms)
+    return GroupRead(indexed, remembered, unread)
 
 
 class _UntilAway(ForwardingBlob):

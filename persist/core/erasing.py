@@ -113,6 +113,4 @@ def _stale(state: State) -> Iterator[Claim]:
 
 def gone_at(state: State, before: int) -> int:
     """By which time rows were gone that went before `before`, or by a truncation before that time or a later one."""
-    if 0 < before <= state.truncated.before:
-        return state.truncated.at
-    return max(before - 1, 0)
+    return next((one.at for one in state.truncations if 0 < before <= one.before), max(before - 1, 0))

@@ -40,6 +40,8 @@ def check_step(old: State, new: State) -> None:
         _check_tags(old, new)
     if new.drops is not old.drops:
         _check_drops(old, new)
+    if new.truncations is not old.truncations:
+        _check_truncations(old, new)
     appended = new.trace.batches[len(old.trace.batches) :]
     if appended and old.trace.batches and appended[0].desc.lower != new.trace.batches[-len(appended) - 1].desc.upper:
         raise Corruption(f"a batch of shard {old.name!r} would not begin where the one before it ends")
@@ -71,6 +73,17 @@ def _check_drops(old: State, new: State) -> None:
     gone = [drop for drop in old.drops if drop not in new.drops]
     if gone and not new.tombstone and (earliest_readable(new) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
         raise Corruption(f"shard {old.name!r} would forget the drop at {gone[-1].at}, which a readable time precedes")
+
+
+def _check_truncations(old: State, new: State) -> None:
+    """Their cuts ascend. Retractions of a new one lie at a time of this commit, so that they can be told apart."""
+    for one, following in pairwise(new.truncations):
+        if not (one.before < following.before and one.at <= following.at):
+            raise Corruption(f"truncations of shard {old.name!r} would not ascend: {one}, then {following}")
+    known = {one.at for one in old.truncations}  # what they took may be counted anew
+    for one in new.truncations:
+        if one.wrote and one.at not in known and not old.upper.less_equal(one.at):
+            raise Corruption(f"shard {old.name!r} would remember a truncation at {one.at}, which it did not make")
 
 
 def _check_rebirth(old: State, new: State) -> None:

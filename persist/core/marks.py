@@ -18,6 +18,7 @@ from persist.core.record import Record, replace
 INSTANT_MAX = 2**48 - 1  # that the key of a mark can hold
 MARKS_PAGE_MAX = 4_096  # that one answer has
 REPAIRS_MAX = 16  # older ones are joined
+GRIDS_MAX = 16  # of before; instants of an older one go by the oldest that is known
 
 
 class Mark(Record, frozen=True):
@@ -33,14 +34,17 @@ class Seal(Record, frozen=True):
     `passed` is there once a commit with an unchecked clock has come since that stamp: the upper before the first such.
     `repairs` are intervals `(lowered_to, lowered_from]` of instants that a spoilt clock had sealed. A repair opened
     them again, so that they have no answer but where a mark lies.
+    `grids` are those of before the current one, ascending, as (until_ms, every_ms): what lies before `until_ms`, which
+    is the point where the next grid began, goes by points that are `every_ms` apart.
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("sealed_ms", "last", "repairs", "passed"), 4)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("sealed_ms", "last", "repairs", "passed", "grids"), 4)
 
     sealed_ms: int = 0
     last: Mark | None = None
     repairs: tuple[tuple[int, int], ...] = ()
     passed: Antichain | None = None
+    grids: tuple[tuple[int, int], ...] = ()
 
     @property
     def floor_ms(self) -> int:
@@ -51,7 +55,21 @@ class Seal(Record, frozen=True):
         """The last instant that has its answer already. The next mark lies beyond it."""
         if self.sealed_ms < self.floor_ms:
             return self.sealed_ms
-        return point_after(self.sealed_ms, every_ms) - 1
+        return self.next_ms(every_ms) - 1
+
+    def next_ms(self, every_ms: int) -> int:
+        """Where the next mark lies at the earliest: the first point that is still to come. `every_ms` is the current
+
+        grid. One that was changed goes on up to there, since who asked was told already what lies before it.
+        """
+        floor_ms = self.floor_ms
+        return point_after(floor_ms, next((every for until, every in self.grids if floor_ms < until), every_ms))
+
+    def point_ms(self, at_ms: int, every_ms: int) -> int:
+        """The point by which this instant is answered, of the grid it belongs to. `every_ms` is the current one."""
+        began = max((until for until, _ in self.grids if until <= at_ms), default=0)
+        every_ms = next((every for until, every in self.grids if at_ms < until), every_ms)
+        return max(began, point_at(at_ms, every_ms))
 
     def repair_of(self, at_ms: int) -> tuple[int, int] | None:
         """The repair that opened this instant again, if one did."""
@@ -82,7 +100,7 @@ def sealed_by(seal: Seal, upper: Antichain, checked_ms: int, every_ms: int) -> S
         return seal if seal.passed is None else replace(seal, passed=None)
     if seal == UNSEALED:
         return replace(seal, sealed_ms=checked_ms)
-    point = point_after(seal.floor_ms, every_ms)
+    point = seal.next_ms(every_ms)
     shown, last = upper if seal.passed is None else seal.passed, seal.last
     if checked_ms >= point and (last is None or last.upper != shown):
         last = Mark(point, shown)
@@ -107,9 +125,14 @@ def lowered(seal: Seal, to_ms: int, every_ms: int) -> Seal:
 
 
 def with_grid(seal: Seal, every_ms: int) -> Seal:
-    """The seal before the grid changes from `every_ms`: what is answered already stays as it is."""
-    known = seal.known_ms(every_ms)
-    return seal if seal == UNSEALED or known <= seal.sealed_ms else replace(seal, sealed_ms=known)
+    """The seal before the grid changes from `every_ms`: it holds up to its next point, as was told.
+
+    Where nothing is sealed yet nothing was told. Of several changes before that point only the first is remembered.
+    """
+    until_ms = seal.next_ms(every_ms)
+    if not seal.sealed_ms or (seal.grids and seal.grids[-1][0] == until_ms):
+        return seal
+    return replace(seal, grids=(*seal.grids, (until_ms, every_ms))[-GRIDS_MAX:])
 
 
 # --- in the index of attributes

@@ -54,10 +54,9 @@ class Facts(Record, frozen=True):
     def ahead(self) -> list[tuple[int, KeptCut]]:
         """The cuts that the policy has not come to yet, oldest first.
 
-        Those that lie before the last truncation do not count. What was there before such a cut holds the rows that
-        this truncation took, and equal ones that came since would go in their place.
+        Those up to the cut of the last truncation do not count: all from before them has gone.
         """
-        done = max(self.done.upper, self.truncated.at)
+        done = max(self.done.upper, self.truncated.before)
         return [(at_ms, cut) for at_ms, cut in sorted(self.cuts.items()) if cut.upper > done]
 
     @property

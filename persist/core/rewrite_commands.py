@@ -31,12 +31,17 @@ class Restore(Rewrite, frozen=True):
 
 
 class Truncate(Rewrite, frozen=True):
-    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended"""
+    """The rows take away what is there since `as_of`, the last time before the cut. -> Appended
+
+    It lands also where rows were added since the upper was `expected_upper`, but none was taken away. InvalidUsage
+    where the shard is fed by `append`.
+    """
 
 
 class DropBefore(Rewrite, frozen=True):
     """Take away the rows with times up to `as_of`, the last time before the cut, without any `runs`. -> Appended
 
     An `expected_upper` of [] stands for whatever the upper is. An empty interval: no such row is there. InvalidUsage
-    where what was written from the cut on may hold a retraction, NotReadable where the time before it was forgotten.
+    where what was written from the cut on may hold a retraction, or where the shard is fed by `append`; NotReadable
+    where the time before the cut was forgotten.
     """

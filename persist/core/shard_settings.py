@@ -53,17 +53,19 @@ _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, 
 _AGE = re.compile(r"([0-9]{1,15})(ms|s|m|h|d|w)")
 
 
-def history_ms(given: object) -> int | None:
-    """The `history_ms` that a text means, such as `7d`, `none` or `forever`. Raises InvalidUsage."""
+def history_ms(given: object, what: str = "history", *, takes_none: bool = True) -> int | None:
+    """The `history_ms` that a text means, such as `7d`, `none` or `forever`. Raises InvalidUsage naming `what`.
+
+    Without `takes_none` an age of nothing is refused too.
+    """
     found: int | None = -1
     if given in (NONE, FOREVER):
         found = 0 if given == NONE else None
     elif isinstance(given, str) and (age := _AGE.fullmatch(given)):
         found = int(age[1]) * _UNITS_MS[age[2]]
-    if found is not None and not 0 <= found <= HISTORY_MS_MAX:
-        raise InvalidUsage(
-            f"history is {shown(given)}; it must be an age such as '7d' (ms, s, m, h, d or w), 'none' or 'forever'"
-        )
+    if found is not None and not (0 if takes_none else 1) <= found <= HISTORY_MS_MAX:
+        others = f"{NONE!r} or {FOREVER!r}" if takes_none else f"or {FOREVER!r}"
+        raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as '7d' (ms, s, m, h, d or w), {others}")
     return found
 
 

@@ -23,7 +23,7 @@ from persist.core.row_policy import DROP, NO_RETENTION, KeptCut, Retention
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.tags import Tag
 from persist.core.trace import EMPTY_TRACE, Trace
-from persist.core.truncation import NOT_TRUNCATED, Truncation
+from persist.core.truncation import NOT_TRUNCATED, Truncation, Truncations
 
 SERVICE_TIMES_MAX = 64
 # Fields that came with level 3.
@@ -32,8 +32,8 @@ LATER = (
     "outcome_files", "forgotten_ms", "service_times", "long_diffs", "given_up",
 )  # fmt: skip
 LATER_4 = (
-    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags", "truncated",
-    "drops", "floor",
+    "seal", "marks", "settings", "history_hold", "entries", "entry_files", "info_bytes", "tags",
+    "truncations", "restored_at", "drops", "floor",
     "cuts", "retention",
     "erasures",
 )  # and with level 4  # fmt: skip
@@ -185,10 +185,11 @@ class State(Record, frozen=True):
     `seal` and `marks` tell which upper belongs to which wall clock: `seal.last` is the newest mark, `marks` the recent
     ones before it, by instant; older ones lie in the index of attributes. `history_hold` is the shard's own hold on
     since, by its `settings`; `[]` where it holds none. `tags` are times that stay readable when since has passed them.
-    `truncated` is the last truncation that was not restored since. `drops` are those truncations by a drop that some
-    readable time comes before, ascending. No row before `floor` is there as of any readable time. `cuts` are those by
-    which the policy of rows will truncate, by the instant whose upper they are; `retention` tells how far it has come.
-    `erasures` are rows that were to go for good, by id.
+    `truncations` are those that no restore has undone: the last one, and those that some readable time comes before.
+    `restored_at` is the time of the last restore.
+    `drops` are those by a drop that some readable time comes before, ascending. No row before `floor` is there as of
+    any readable time. `cuts` are those by which the policy of rows will truncate, by the instant whose upper they are;
+    `retention` tells how far it has come. `erasures` are rows that were to go for good, by id.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -243,12 +244,18 @@ class State(Record, frozen=True):
     entry_files: tuple[EntryFile, ...] = ()
     info_bytes: int = 0
     tags: Mapping[str, Tag] = {}
-    truncated: Truncation = NOT_TRUNCATED
+    truncations: Truncations = ()
+    restored_at: int = 0
     drops: tuple[RowDrop, ...] = ()
     floor: int = 0
     cuts: Mapping[int, KeptCut] = {}
     retention: Retention = NO_RETENTION
     erasures: Mapping[str, Erasure] = {}
+
+    @property
+    def truncated(self) -> Truncation:
+        """The last truncation that was not undone."""
+        return self.truncations[-1] if self.truncations else NOT_TRUNCATED
 
     @property
     def lease_now_ms(self) -> int:
@@ -334,13 +341,21 @@ def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
     """The times before `since` that a merge of this State keeps apart, ascending. There may be more than 1,000.
 
     They are the times of tags and before cuts (also those by which a policy drops), those of readers that hold one time
-    alone, and the last times before the cuts of drops. None is ever added before the shard's since. So a merge may ask
-    a later State than the one in which since was found. In a shard that is closed to reads none counts.
+    alone, the last times before the cuts of drops, and those at which truncations wrote retractions, with the times
+    before these. None is ever added before the shard's since. So a merge may ask a later State than the one in which
+    since was found. In a shard that is closed to reads none counts.
     """
     if since.element is None or state.since.is_empty:
         return ()
     found = {*_points(state), *cut_times(state), *(drop.cut - 1 for drop in state.drops)}
+    found.update(time for one in told_apart(state) if one.wrote for time in (one.at - 1, one.at))
     return tuple(sorted(time for time in found if time < since.element))
+
+
+def told_apart(state: State) -> Truncations:
+    """The truncations that a readable time comes before. By those a later one tells which rows have gone already."""
+    earliest = earliest_readable(state)
+    return tuple(one for one in state.truncations if earliest < Antichain(one.at))
 
 
 def named_times(state: State) -> set[int]:

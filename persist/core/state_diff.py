@@ -38,7 +38,7 @@ from persist.core.state import (
 )
 from persist.core.tags import Tag
 from persist.core.trace import Trace
-from persist.core.truncation import Truncation
+from persist.core.truncation import Truncations
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -81,7 +81,8 @@ SCALARS = (
     "history_hold",
     "entry_files",
     "info_bytes",
-    "truncated",
+    "truncations",
+    "restored_at",
     "drops",
     "floor",
     "retention",
@@ -168,7 +169,8 @@ class StateDiff(Record, frozen=True):
     entry_files: tuple[EntryFile, ...] | None = None
     info_bytes: int | None = None
     tags: MapDiff[str, Tag] | None = None
-    truncated: Truncation | None = None
+    truncations: Truncations | None = None
+    restored_at: int | None = None
     drops: tuple[RowDrop, ...] | None = None
     floor: int | None = None
     cuts: MapDiff[int, KeptCut] | None = None

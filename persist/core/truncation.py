@@ -5,21 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from persist.core.errors import InvalidUsage
 from persist.core.record import Record
+
+TRUNCATIONS_MAX = 1_000  # of a shard, that something readable still tells apart
 
 
 class Truncation(Record, frozen=True):
     """At the time `at` the rows were taken away that were there before the time `before` and still were. 0: none were.
 
     It makes a truncation to the same time, or to an earlier one, change nothing when it comes again. `removed` rows
-    went by it and by those before it.
+    went by it and by those before it. `wrote`: there are retractions of it at the time `at`; otherwise nothing was to
+    be taken away, or a drop did it. What goes was worked out where the upper was `seen`; since then rows were only
+    added (0: a drop).
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("before", "at", "removed"), 4)
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("before", "at", "removed", "wrote", "seen"), 4)
 
     before: int = 0
     at: int = 0
     removed: int = 0
+    wrote: bool = False
+    seen: int = 0
 
 
 NOT_TRUNCATED = Truncation()
+Truncations = tuple[Truncation, ...]  # `before` and `at` ascend
+
+
+def owned_by_appenders(name: str, upper: object) -> InvalidUsage:
+    """Why a shard that is fed by `append` is not truncated."""
+    return InvalidUsage(
+        f"shard {name!r} is fed by append, whose writer owns the times: a truncation would take the time {upper}, and "
+        "what he appends there would be refused; let him append the retractions, or stop and insert from then on"
+    )
+
+
+def with_truncation(known: Truncations, new: Truncation, earliest: int) -> Truncations:
+    """With one more. Of those that no time before is readable, which begins at `earliest`, only the last one stays."""
+    passed = [old for old in known if old.at <= earliest]
+    return (*passed[-1:], *(old for old in known if old.at > earliest), new)
+
+
+def until(known: Truncations, as_of: int) -> Truncations:
+    """Those that a restore to a time leaves: what came after it is undone."""
+    return tuple(old for old in known if old.at <= as_of)

@@ -10,7 +10,8 @@ from persist.core.batch import HollowBatch
 from persist.core.drops import RowDrop
 from persist.core.ids import SeqNo, ShardId
 from persist.core.record import Record
-from persist.core.state import SchemaRecord, State
+from persist.core.state import SchemaRecord, State, told_apart
+from persist.core.truncation import Truncations
 
 
 class Seen(Record, frozen=True):
@@ -23,10 +24,11 @@ class Seen(Record, frozen=True):
 class ShardView(Record, frozen=True):
     """What readers and writers need of a State: frontiers, schemas, and the batches that they asked for.
 
-    Who reads contents from the batches asks `persist.core.drops.contents` which of them count.
+    Who reads contents from the batches asks `persist.core.drops.contents` which of them count. `truncations` are those
+    that a readable time comes before and no restore has undone; only with batches.
     """
 
-    levels: ClassVar[Mapping[str, int]] = {"drops": 4}
+    levels: ClassVar[Mapping[str, int]] = {"drops": 4, "truncations": 4}
 
     name: str
     shard_id: ShardId
@@ -38,6 +40,7 @@ class ShardView(Record, frozen=True):
     batches: tuple[HollowBatch, ...]
     commit_id: str = ""
     drops: tuple[RowDrop, ...] = ()
+    truncations: Truncations = ()
 
     @property
     def seen(self) -> Seen:
@@ -64,6 +67,7 @@ def view_of(state: State, lower: Antichain, with_batches: bool) -> ShardView:
         batches,
         state.commit_id,
         state.drops,
+        told_apart(state) if with_batches else (),
     )
 
 

@@ -49,10 +49,11 @@ def decode_result(data: bytes) -> Result:
 
 
 def encode_view(view: ShardView) -> bytes:
-    """The bytes of a view. One without drops leaves them out, so that clients read it which do not know of them."""
-    if view.drops:
+    """The bytes of a view. One without truncations leaves them out, so that clients read it which do not know them."""
+    if view.truncations:
         return encoded(view)
-    return msgspec.msgpack.encode([getattr(view, name) for name in view.__struct_fields__[:-1]])
+    known = view.__struct_fields__[: -1 if view.drops else -2]
+    return msgspec.msgpack.encode([getattr(view, name) for name in known])
 
 
 def decode_view(data: bytes) -> ShardView:

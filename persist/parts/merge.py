@@ -84,9 +84,9 @@ class Cursor:
         return cursor
 
     @classmethod
-    def of_tables(cls, tables: Iterator[pa.Table], files: Files, schema: ShardSchema) -> Cursor:
-        """A cursor over tables of consolidated rows that come in order."""
-        cursor = cls([], files, schema, KeyRange(), lambda table, part: table, settled=True)
+    def of_tables(cls, tables: Iterator[pa.Table], files: Files, schema: ShardSchema, settled: bool = True) -> Cursor:
+        """A cursor over tables of rows that come in order, and are consolidated where they are `settled`."""
+        cursor = cls([], files, schema, KeyRange(), lambda table, part: table, settled=settled)
         cursor._batches = tables
         return cursor
 

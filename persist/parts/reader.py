@@ -135,6 +135,36 @@ class PartReader:
         names = [*self.schema.columns(columns), DIFF]
         return self._stretches(runs, Times(after=after, upto=upto, advance=upto), key_range, names, None)
 
+    def read_changes_at(
+        self,
+        runs: Iterable[Run],
+        after: int,
+        upto: int,
+        times: Sequence[int],
+        key_range: KeyRange = ALL_KEYS,
+    ) -> tuple[Iterator[pa.Table], Iterator[pa.Table]]:
+        """As `read_changes`, of all columns: the updates at these times (ascending) and those at all others.
+
+        The parts must tell each of the times from the one before it, and from what came after. Each of the two reads
+        the parts by itself.
+        """
+        named = pa.array(times, pa.int64())
+        marks = sorted({mark for time in times for mark in (time - 1, time) if after < mark < upto})
+        apart = Times(after=after, upto=upto, advance=upto, kept=tuple(marks))
+        names = [*self.schema.columns(None), TIME, DIFF]
+
+        def read(are_named: bool) -> Iterator[pa.Table]:
+            for table in self._stretches(runs, apart, key_range, names, None):
+                is_named = pc.is_in(table.column(TIME), value_set=named)
+                yield table.filter(is_named if are_named else pc.invert(is_named))
+
+        return self._folded(read(True)), self._folded(read(False))
+
+    def _folded(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """Rows that come in key order, added up whatever their times."""
+        cursor = Cursor.of_tables(map(self._at_one_time, tables), self._files, self.schema, settled=False)
+        return merge_cursors([cursor], self.schema, [*self.schema.columns(None), DIFF], self._memory_bytes)
+
     def difference(
         self, earlier: Iterator[pa.Table], later: Iterator[pa.Table], columns: Sequence[str] | None = None
     ) -> Iterator[pa.Table]:

@@ -356,6 +356,8 @@ def _castable(source: Any, target: Any) -> bool:
         return [f.name for f in source] == [f.name for f in target] and all(
             _castable_child(s.type, t.type) for s, t in zip(source, target, strict=True)
         )
+    if types.is_decimal(source) and types.is_integer(target):
+        return bool(source.scale == 0)  # whole numbers, as Spark has those of 64 bits without a sign
     pair = (family(source), family(target))
     return (pair[0] is not None and pair[0] == pair[1]) or pair in _WIDENINGS
 

@@ -193,6 +193,16 @@ def changes_schema(target: Target, options: ReadOptions) -> StructType:
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 
 
+def check_signs(schema: StructType, options: ReadOptions) -> None:
+    """Raises InvalidUsage where rows of a change feed would be shown, and nothing would tell which of them went."""
+    if not options.changes or {CHANGE_TYPE, DIFF} & set(schema.names) or set(schema.names) <= set(MADE_UP):
+        return
+    raise InvalidUsage(
+        f"the schema given to readChangeFeed has neither {CHANGE_TYPE} nor {DIFF}, without which rows that were "
+        "removed look as if they had been added; name one of them too"
+    )
+
+
 def read_changes(
     target: Target, options: ReadOptions, schema: StructType, split: ChangesSplit
 ) -> Iterator[pa.RecordBatch]:

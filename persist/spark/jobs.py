@@ -20,7 +20,7 @@ from persist.core.antichain import EMPTY, frontier
 from persist.core.attribute import AttributeUpdate, named_key
 from persist.core.batch import Run
 from persist.core.commands import AttributeValues, ReadAttributes
-from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, UnknownShard
+from persist.core.errors import AttributeMismatch, Indeterminate, InvalidUsage, UnknownShard, UpperMismatch
 from persist.core.ids import ShardId, Token, WriterId, incarnation_of, mint
 from persist.core.phases import outlived
 from persist.core.recorded import NOBODY, Caller
@@ -236,7 +236,16 @@ def progress_update(name: str, number: int) -> AttributeUpdate:
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:
     try:
         view = executors.view_of(target)
-    except UnknownShard:
+    except UnknownShard as error:
+        if options.restores is not None:
+            raise UnknownShard(f"shard {target.shard!r} does not exist, so it cannot be restored") from error
+        if options.expected_upper:
+            raise UpperMismatch(
+                f"shard {target.shard!r} does not exist: when it is created its upper is [0], not the expected "
+                f"[{options.expected_upper}]; give expectedUpper=0, or leave it out",
+                expected=[options.expected_upper],
+                actual=[0],
+            ) from error
         if options.key is None:
             raise InvalidUsage(
                 f"shard {target.shard!r} does not exist; to create it from the DataFrame, name its key columns: "
@@ -270,6 +279,10 @@ def _check_roles(schema: StructType, options: WriteOptions) -> None:
     given = _renamed(schema, options)
     if len(set(given)) != len(given):
         raise InvalidUsage(f"a column occurs twice in {given}")
+    if options.restores is not None and DIFF not in given:
+        raise InvalidUsage(
+            f"rows with restoreTo need the column {DIFF}, as readChanges gives it: it tells what is added and what goes"
+        )
     if TIME in given and options.expected_upper is None:
         raise InvalidUsage(f"rows with times need options expectedUpper and newUpper; or drop the column {TIME}")
 

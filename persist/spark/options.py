@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from persist.client.arguments import named_once
 from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged
@@ -170,8 +171,8 @@ class Options:
 
     def _json(self, name: str, value: str, kind: type) -> Any:
         try:
-            found = json.loads(value)
-        except ValueError as error:
+            found = json.loads(value, object_pairs_hook=named_once)
+        except (ValueError, RecursionError) as error:
             raise InvalidUsage(f"option {name!r} is not valid JSON: {error}") from None
         if not isinstance(found, kind):
             raise InvalidUsage(f"option {name!r} must be a JSON {kind.__name__}, not {value!r}")

@@ -19,6 +19,7 @@ from persist.client.changes import Asked, Changes, ChangesSplit, Named, PairSpli
 from persist.client.rewriting import check_complete
 from persist.client.snapshot import SnapshotSplit
 from persist.client.transport import OneShard
+from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.parts import DIFF, current_schema
 from persist.spark import executors, planning
@@ -48,6 +49,11 @@ class PastReader(DataSourceReader):
         self._target = target
         self._options = options
         self._schema = schema
+        if DIFF not in schema.names:
+            raise InvalidUsage(
+                f"the schema given to readChanges lacks the column {DIFF}, without which rows that were removed look "
+                "as if they had been added; name it too"
+            )
 
     def partitions(self) -> Sequence[InputPartition]:
         return [PastPartition(one) for one in map(_carrying, self._changes().splits) if one] or [InputPartition(None)]

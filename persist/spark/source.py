@@ -17,7 +17,7 @@ from persist.core.errors import InvalidUsage, PersistError
 from persist.spark import history, past
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
-from persist.spark.changes import changes_schema
+from persist.spark.changes import changes_schema, check_signs
 from persist.spark.options import HistoryOptions, Options, PastOptions, ReadOptions, StreamOptions, Target, WriteOptions
 from persist.spark.stream_read import RefusedStream, StreamReader
 from persist.spark.stream_write import StreamWriter
@@ -56,13 +56,16 @@ class PersistDataSource(DataSource):
         target, read = Target.of(options), ReadOptions.of(options)
         if options.has("startingTimestamp") and not read.changes:
             raise InvalidUsage("option 'startingTimestamp' needs readChangeFeed")
+        check_signs(schema, read)
         return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         try:
             options = Options(self._given)
             options.check("a streaming read")
-            return StreamReader(Target.of(options), ReadOptions.of(options), StreamOptions.of(options), schema)
+            read = ReadOptions.of(options)
+            check_signs(schema, read)
+            return StreamReader(Target.of(options), read, StreamOptions.of(options), schema)
         except PersistError as error:  # Spark hides what is raised here behind an error of its own
             return RefusedStream(error)
 

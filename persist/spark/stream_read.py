@@ -43,6 +43,7 @@ from persist.spark.options import ReadOptions, StreamOptions, Target
 
 OFFSET_VERSION = 1
 CURSOR_TRIES_MAX = 10
+NOT_BEGUN = "not begun"  # the token of a cursor of which nobody has said yet where it is
 DOWNGRADES_PER_LEASE = 30  # progress must not grow the shard's log more often than this
 Offset = dict[str, Any]
 
@@ -252,11 +253,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._wanted()
         shard, life = self._shard()
         for _ in range(CURSOR_TRIES_MAX):
+            if isinstance(self._stream.starting, datetime) and (at := self._cursor_at(shard, cursor)) is not None:
+                return at
             wanted = self._wanted()
             handle = CriticalReaderHandle.take(shard, cursor, json.dumps(wanted), since=self._kept_at(wanted))
-            found = _position(handle)
-            if handle.since <= held_at(found):
-                handle.downgrade_since(self._kept_at(found))
+            if (found := self._held_position(handle)) is not None:
                 return found
             history = snapshot_offset(handle.since.element or 0, life)
             try:  # since moved between looking and registering: begin where history begins now
@@ -272,6 +273,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             as_of=starting.isoformat() if isinstance(starting, datetime) else starting,
             since=shard.since().to_json(),
         )
+
+    def _cursor_at(self, shard: Shard, cursor: str) -> Offset | None:
+        """Where a cursor that is there already is, whatever its instant named. None: the stream has to begin."""
+        if not CriticalReaderHandle.is_taken(shard, cursor):
+            return None
+        handle = CriticalReaderHandle.take(shard, cursor, NOT_BEGUN)
+        if handle.opaque == NOT_BEGUN:  # it was given up since, or whoever took it so was cut off
+            handle.expire()
+            return None
+        return self._held_position(handle)
+
+    def _held_position(self, handle: CriticalReaderHandle) -> Offset | None:
+        """The cursor's position, with all history that it needs. None: since has passed it."""
+        found = _position(handle)
+        if not handle.since <= held_at(found):
+            return None
+        handle.downgrade_since(self._kept_at(found))
+        return found
 
     def _wanted(self) -> Offset:
         starting, view = self._stream.starting, executors.view_of(self._target)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage
 from rpc.auth import SCOPES, mint
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tokens(path: Path) -> list[dict[str, Any]]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["tokens"]
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=named_once)["tokens"]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from persist.client.arguments import named_once
 from persist.client.erase import ErasureStatus, statuses
 from persist.client.erased_before import erased_before
 from persist.client.shard import Shard
@@ -19,7 +20,6 @@ from persist.core.commands import ADMIN
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
-from rpc.json_rows import named_once
 from rpc.routes.parameters import IdempotencyToken, caller_of, token_of
 from rpc.service import Service, principal_of, service_of, shard_of
 

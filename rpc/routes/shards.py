@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from persist.client.arguments import named_once
 from persist.client.arguments import names as listed
 from persist.client.bulk import PAGE_MAX, Chosen, drop_all, page
 from persist.client.embedded import EmbeddedTransport
@@ -23,7 +24,7 @@ from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.http_messages import RECORD, Staged, decode_staged, encode_view, result_to_json, view_to_json
 from persist.formats.records import encoded
 from rpc.commanding import answer
-from rpc.json_rows import body_json, named_once
+from rpc.json_rows import body_json
 from rpc.routes.parameters import Frontier, caller_of, frontier, seen_of
 from rpc.schemas import read_schema, write_schema
 from rpc.service import Service, principal_of, service_of, shard_of

@@ -55,7 +55,7 @@ def test_a_clock_that_is_right_needs_no_repair(directory: str, capsys: pytest.Ca
     ("arguments", "sentence"),
     [
         (["--at", "yesterday"], "--at is 'yesterday'; it must be an instant with its zone"),
-        (["--keep", "long"], "history is 'long'; it must be an age such as '7d'"),
+        (["--keep", "long"], "--keep is 'long'; it must be an age such as '7d'"),
         (["--forget", "3"], "lies beyond the latest complete time"),
     ],
 )

@@ -586,6 +586,7 @@ BAD_INFO = [
     ({"a": object()}, "cannot be written as JSON"),
     ({"a": float("nan")}, "cannot be written as JSON"),
     ({"a": "\ud800"}, "cannot be written as JSON"),
+    ({"a": {1: "x", "1": "y"}}, "two values for one name"),
     ({"a": "x" * INFO_BYTES_MAX}, "at most 4096 are kept"),
     (DEEP, "within each other"),
 ]
@@ -621,6 +622,9 @@ BAD_REQUESTS = [
     ("POST", INSERT, {"persist-info": "[1]"}, 400),
     ("POST", INSERT, {"persist-info": "NaN"}, 400),
     ("POST", INSERT, {"persist-info": '{"a": NaN}'}, 400),
+    ("POST", INSERT, {"persist-info": '{"a": 1, "a": 2}'}, 400),
+    ("POST", INSERT, {"persist-info": '{"a": [{"b": 1, "b": 1}]}'}, 400),
+    ("POST", f"/v1/shards/{NAME}/commands", {"persist-info": '{"a": 1, "a": 2}'}, 400),
     ("POST", INSERT, {"persist-info": '{"a": "' + "x" * 4_096 + '"}'}, 400),
     ("POST", INSERT, {"persist-purpose": "x" * 257}, 400),
     ("POST", INSERT, {"persist-purpose": "%ff"}, 400),

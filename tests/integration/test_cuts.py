@@ -204,6 +204,13 @@ def test_what_is_no_cut_is_refused(text: Any) -> None:
         Cut.from_json(text)
 
 
+def test_a_cut_that_names_something_twice_is_refused(machine: Machine) -> None:
+    """Its checksum is that of what is read: the last of the two."""
+    text = machine.client.cut(NAMES).to_json()
+    with pytest.raises(InvalidUsage, match="two values for one name"):
+        Cut.from_json(text.replace('"epoch":', '"epoch":7,"epoch":', 1))
+
+
 def test_a_cut_of_a_later_version_asks_for_an_upgrade(machine: Machine) -> None:
     with pytest.raises(UpgradeNeeded):
         Cut.from_json(json.dumps(altered(machine.client.cut(NAMES), v=2)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import pyarrow as pa
 import pytest
 
 from compactor.worker import Worker
+from persist.client.retry import is_final
 from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.client.write import WriteHandle
@@ -15,6 +17,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpperMismatch
 from persist.core.ids import token_of_key
 from persist.core.state import Policy
+from persist.core.transitions import writers
 from tests.support.clocks import Machine, World
 
 NAME = "orders"
@@ -100,13 +103,84 @@ def test_a_dry_run_tells_what_would_go_now_also_with_a_token_that_has_landed(sha
     assert shard.truncate(2, token=token).removed == 3
 
 
-def test_where_nothing_goes_nothing_is_committed(shard: Shard) -> None:
+def test_where_nothing_goes_no_time_is_taken(shard: Shard) -> None:
     shard.truncate(2)
     shard.insert([{"id": 2, "v": "b", "__diff": -2}])
     done = shard.truncate(3)
     assert (done.removed, done.changed, shard.upper()) == (1, True, Antichain(7))
     empty = shard.truncate(4)
     assert (empty.removed, empty.changed, shard.upper()) == (0, False, Antichain(7))
+
+
+def test_what_found_nothing_is_remembered(shard: Shard) -> None:
+    """A row that was there before the cut, was gone when it was truncated, and came again, is a new row."""
+    shard.insert([{"id": 2, "v": "b", "__diff": -4}])
+    assert not shard.truncate(1).changed
+    shard.insert([{"id": 1, "v": "a"}])
+    assert not shard.truncate(1).changed
+    assert (1, "a", 1) in rows(shard)
+
+
+def test_a_row_that_went_is_not_taken_again_as_an_equal_one_that_came_since(shard: Shard) -> None:
+    """Cuts that slide over equal rows: each takes what came before it, and none a row of after it."""
+    for _ in range(3):
+        shard.insert([{"id": 9, "v": "z"}])  # at 4, 5 and 6
+    assert shard.truncate(5).removed == 7
+    shard.insert([{"id": 9, "v": "z"}])  # at 8
+    assert shard.truncate(6).removed == 1, "that of 5"
+    assert shard.truncate(7).removed == 1, "that of 6"
+    assert rows(shard) == [(9, "z", 1)]
+    assert shard.truncate(9).removed == 1
+
+
+def test_an_earlier_truncation_counts_on_where_a_restore_undoes_a_later_one(shard: Shard) -> None:
+    shard.truncate(2)  # at 4
+    assert shard.truncate(3).removed == 1  # row 4, at 5
+    shard.restore(4)
+    shard.insert([{"id": 3, "v": "c"}])
+    assert not shard.truncate(2).changed
+    assert shard.truncate(3).removed == 1
+    assert rows(shard) == [(2, "b", 2), (3, "c", 1)]
+
+
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_shard_that_is_fed_by_append_is_left_to_its_writer(
+    machine: Machine, shard: Shard, mode: Literal["retract", "drop"], dry_run: bool
+) -> None:
+    """A truncation takes a time, and what he appends there would be refused."""
+    shard.append(pa.table({"id": [5], "v": ["e"]}), 4, 5)
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(InvalidUsage, match=r"is fed by append, whose writer owns the times: .* take the time \[5\]"):
+        shard.truncate(5, mode=mode, dry_run=dry_run)
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace, after.truncations, after.leased_readers) == (before.trace, before.truncations, {})
+    assert not shard.truncate(0, mode=mode).changed
+    shard.insert([{"id": 6, "v": "f"}])
+    assert shard.truncate(6, mode=mode).changed
+
+
+def test_truncations_that_readable_times_tell_apart_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    monkeypatch.setattr(writers, "TRUNCATIONS_MAX", 2)
+    shard.truncate(1)
+    shard.truncate(2)
+    before = machine.location.machine(NAME).refresh()
+    with pytest.raises(InvalidUsage, match="has 2 truncations that readable times still tell apart, which is the most"):
+        shard.truncate(3)
+    after = machine.location.machine(NAME).refresh()
+    assert (after.trace, after.truncations) == (before.trace, before.truncations)
+    shard.forget((shard.upper().element or 0) - 1)
+    shard.insert([{"id": 5, "v": "e"}])
+    assert shard.truncate(shard.upper().element or 0).changed
+
+
+def test_a_cut_before_all_is_refused_where_nothing_can_be_written(shard: Shard) -> None:
+    shard.advance_upper(None)
+    for mode in ("retract", "drop"):
+        with pytest.raises(UpperMismatch, match="is closed: nothing can be"):
+            shard.truncate(0, mode=mode)  # type: ignore[arg-type]
 
 
 def test_a_wall_clock_means_all_that_was_there_by_then(world: World, shard: Shard) -> None:
@@ -142,13 +216,13 @@ def test_a_retry_with_its_token_lands_once(machine: Machine, shard: Shard) -> No
 class Between:
     """Others write in the moment before a truncation commits, as often as is said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shard: Shard, times: int, taken: int = 1) -> None:
         real, self.left = WriteHandle.commit_truncation, times
 
         def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
             if runs and self.left:
                 self.left -= 1
-                shard.insert([{"id": 3, "v": "c", "__diff": -1}, {"id": 9, "v": "new"}])
+                shard.insert([*[{"id": 3, "v": "c", "__diff": -1}] * taken, {"id": 9, "v": "new"}])
             return real(handle, runs, *args, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
@@ -159,6 +233,66 @@ def test_a_write_that_comes_between_refuses_it(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(UpperMismatch, match="while it was truncated before 2; nothing was changed: look at the shard,"):
         shard.truncate(2)
     assert rows(shard) == [(2, "b", 4), (4, "d", 1), (9, "new", 1)], "only the other one has written"
+
+
+def test_rows_that_are_added_meanwhile_do_not_hold_it_up(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    Between(monkeypatch, shard, 1, taken=0)
+    done = shard.truncate(2)
+    assert (done.removed, done.lower, done.upper) == (3, Antichain(5), Antichain(6))
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1), (9, "new", 1)]
+    assert machine.location.machine(NAME).refresh().truncated.seen == 4
+
+
+@pytest.mark.parametrize("mode", ["retract", "drop"])
+def test_a_drop_or_a_merge_of_a_retraction_that_comes_between_does(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, mode: str
+) -> None:
+    """None of the two shows as a batch with a retraction of its own."""
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            if mode == "drop":
+                shard.insert([{"id": 8, "v": "y"}])
+                shard.truncate(5, mode="drop")
+            else:
+                shard.insert([{"id": 3, "v": "c", "__diff": -1}])
+                Worker(machine.location).run(NAME, idle=True)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    if mode == "drop":
+        assert not shard.truncate(4).changed, "the drop went further"
+    else:
+        with pytest.raises(UpperMismatch, match="nothing was changed"):
+            shard.truncate(4)
+    assert all(count > 0 for *_, count in rows(shard))
+
+
+def test_a_restore_that_comes_between_holds_it_up(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:
+    """It brings back what a truncation had taken, and only adds rows: they would stay, and count as truncated."""
+    shard.truncate(1)  # at 4: row 2, twice
+    real, left = WriteHandle.commit_truncation, [1]
+
+    def commit(handle: WriteHandle, runs: object, *args: object, **more: object) -> object:
+        if runs and left:
+            left.pop()
+            shard.restore(3)
+        return real(handle, runs, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_truncation", commit)
+    assert shard.truncate(2, retries=1).removed == 3
+    assert rows(shard) == [(2, "b", 2), (4, "d", 1)]
+
+
+def test_a_refusal_that_may_not_stay_is_not_told_of_a_try_that_was_not_answered() -> None:
+    """Rows that were taken away may be added again. A merge makes nothing of the two, and a late try would land."""
+    given = {"expected": [4], "actual": [5]}
+    assert is_final(UpperMismatch("a write came between", **given))
+    assert not is_final(UpperMismatch("rows may have been taken away since", **given, stays=False))
 
 
 def test_told_to_retry_it_takes_away_what_is_still_there(monkeypatch: pytest.MonkeyPatch, shard: Shard) -> None:

@@ -6,6 +6,7 @@ On the stack of `test_tags`: retractions, merges, collections, tags and readers 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -37,6 +38,15 @@ DROP_STEPS = st.one_of(
 )
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What a truncation took away at a time."""
+
+    cut: int
+    at: int
+    rows: Counter[tuple[str, int]]
+
+
 class Dropped(Tagged):
     """`world.rows` has what listeners see. `written` has what was written, by whom ever: drops go by its times."""
 
@@ -44,9 +54,12 @@ class Dropped(Tagged):
         super().__init__(inline)
         self.unwritten: set[int] = set()  # places in `world.rows` of what drops took away
         self.floor = 0
-        self.cut = 0  # of the last truncation that was not restored since
-        self.cut_at = 0
+        self.truncations: list[Taken] = []  # that no restore has undone, of either mode
         self.drops = 0
+
+    @property
+    def cut(self) -> int:
+        return self.truncations[-1].cut if self.truncations else 0
 
     def written(self) -> list[Row]:
         return [row for place, row in enumerate(self.world.rows) if place not in self.unwritten]
@@ -76,7 +89,8 @@ class Dropped(Tagged):
         for (key, value), count in going.items():
             self.unwritten.add(len(self.world.rows))
             self.world.rows.append((key, value, self.upper, -count))
-        self.floor, self.cut, self.cut_at, self.drops = cut, cut, self.upper, self.drops + 1
+        self.truncations.append(Taken(cut, self.upper, going))
+        self.floor, self.drops = cut, self.drops + 1
         self.upper += 1
         assert self.world.contents(self.upper - 1) == self.world.expected(self.upper - 1)
         assert not self.world.shard.truncate(cut, mode="drop").changed
@@ -87,16 +101,23 @@ class Dropped(Tagged):
     def truncate(self, choice: int) -> None:
         if self.upper == 0:
             return
-        cut = self.since + 1 + choice % (self.upper - self.since)
-        then, held = self.world.expected(cut - 1), self.world.expected(self.upper - 1)
-        gone = {row: min(then[row], held[row]) for row in then if then[row] > 0 and held[row] > 0}
+        times = self.readable()
+        cut = times[choice % len(times)] + 1
+        held, left = self.world.expected(self.upper - 1), Counter(self.world.expected(cut - 1))
+        for known in self.truncations:
+            if known.at >= cut:
+                left.subtract(known.rows)
+        gone = {row: min(left[row], held[row]) for row in left if left[row] > 0 and held[row] > 0}
         gone = {} if cut <= self.cut else gone
+        assert self.world.shard.truncate(cut, dry_run=True).removed == sum(gone.values())
         done = self.world.shard.truncate(cut)
         assert (done.changed, done.removed) == (bool(gone), sum(gone.values()))
+        if cut > self.cut:  # what found nothing is remembered too
+            self.truncations.append(Taken(cut, self.upper, Counter(gone)))
         if gone:
             self.world.rows += [(key, value, self.upper, -count) for (key, value), count in gone.items()]
-            self.cut, self.cut_at = cut, self.upper
             self.upper += 1
+        assert self.world.contents(self.upper - 1) == self.world.expected(self.upper - 1)
 
     def restore(self, choice: int) -> None:
         if self.upper == 0:
@@ -108,8 +129,7 @@ class Dropped(Tagged):
         assert done.changed == bool(back)
         if back:
             self.world.rows += [(key, value, self.upper, diff) for (key, value), diff in back.items()]
-            if time < self.cut_at:
-                self.cut = self.cut_at = 0
+            self.truncations = [known for known in self.truncations if known.at <= time]
             self.upper += 1
 
     def retract_new(self, count: int) -> None:

@@ -19,12 +19,13 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import NotReadable, PersistError, Unavailable
 from persist.core.ids import ReaderId
-from persist.core.marks import Mark, point_at
+from persist.core.marks import GRIDS_MAX, Mark
 from tests.support.examples import examples
 from tests.support.location import AscendingIds
 from tests.support.shard import Shard, numbered
 
 EVERY_MS = 1_000
+GRIDS_MS = (400, EVERY_MS, 1_500, 4_000)
 SHAPE = Shape(leaf_entries_max=4, index_entries_max=4, chunk_bytes_target=500)
 
 
@@ -52,7 +53,8 @@ class MarksAgainstList(RuleBasedStateMachine):
         self.stamps: list[tuple[int | None, int]] = []  # stamp (None: not known yet), and the upper since then
         self.sealed = 0
         self.dated: dict[int, int] = {}
-        self.answers: dict[int, Antichain] = {}
+        self.answers: dict[int, c.TimeResolved] = {}
+        self.grids: list[tuple[int, int]] = [(0, EVERY_MS)]  # from an instant on the points are so far apart
 
     # --- the plain list
 
@@ -70,11 +72,33 @@ class MarksAgainstList(RuleBasedStateMachine):
             self.stamps.append((self.sealed if self.shard.is_checked else None, upper))
 
     def expected(self, at_ms: int) -> Antichain:
-        point = point_at(at_ms, EVERY_MS)
+        point = self.point(at_ms)
         shown = [upper for stamp, upper in self.stamps if stamp is not None and stamp < point]
         return Antichain(max(shown, default=0))
 
+    def point(self, at_ms: int) -> int:
+        """The last point at or before the instant."""
+        start, every_ms = max(grid for grid in self.grids if grid[0] <= at_ms)
+        return max(start, at_ms // every_ms * every_ms)
+
+    def point_after(self, at_ms: int) -> int:
+        start, every_ms = max(grid for grid in self.grids if grid[0] <= at_ms)
+        following = [later for later, _ in self.grids if later > start]
+        return min([*following, (at_ms // every_ms + 1) * every_ms])
+
     # --- what happens
+
+    @precondition(lambda self: len(self.grids) < GRIDS_MAX)
+    @rule(every_ms=st.sampled_from(GRIDS_MS))
+    def change_the_grid(self, every_ms: int) -> None:
+        """From the next point on. Where nothing was sealed yet nothing was told."""
+        before = self.shard.state
+        settings = before.settings
+        start = self.point_after(self.sealed) if self.sealed else 0
+        self.shard.one(c.SetSettings(settings.version, settings.history_ms, every_ms))
+        if every_ms != settings.mark_every_ms:
+            self.grids = [*(grid for grid in self.grids if grid[0] < start), (start, every_ms)]
+        self.committed(before)
 
     @rule(by=st.integers(0, 3), passed=st.sampled_from([0, 1, 300, 700, 2_500, 60_000]), back=st.integers(0, 4))
     def append(self, by: int, passed: int, back: int) -> None:
@@ -126,7 +150,7 @@ class MarksAgainstList(RuleBasedStateMachine):
 
     def answered(self, at_ms: int, found: Any) -> None:
         if isinstance(found, (Unavailable, c.TimeToCome)):
-            assert point_at(at_ms, EVERY_MS) > self.sealed
+            assert self.point(at_ms) > self.sealed
             assert not self.shard.is_checked or at_ms > self.shard.now_ms
             return
         if isinstance(found, NotReadable):  # its mark has left the index
@@ -135,8 +159,8 @@ class MarksAgainstList(RuleBasedStateMachine):
         since = self.shard.state.since.element
         assert since is not None
         if found.upper.element > since:  # else it is forgotten, and who reads is told so
-            assert found == c.TimeResolved(self.expected(at_ms), point_at(at_ms, EVERY_MS))
-            assert self.answers.setdefault(at_ms, found.upper) == found.upper
+            assert found == c.TimeResolved(self.expected(at_ms), self.point(at_ms))
+            assert self.answers.setdefault(at_ms, found) == found
 
     @rule(back=st.integers(1, 20))
     def ask_when_a_time_was_written(self, back: int) -> None:
@@ -150,8 +174,9 @@ class MarksAgainstList(RuleBasedStateMachine):
             return
         if found.at_ms <= self.sealed:
             assert not self.expected(found.at_ms).less_equal(upper - back)
-        if found.at_ms - EVERY_MS <= self.sealed:
-            assert self.expected(found.at_ms - EVERY_MS).less_equal(upper - back)
+        assert self.dated.setdefault(upper - back, found.at_ms) == found.at_ms
+        if found.at_ms and self.point_after(found.at_ms - 1) == found.at_ms:
+            assert self.expected(found.at_ms - 1).less_equal(upper - back)
 
     @rule(back=st.integers(1, 20), many=st.integers(1, 20), limit=st.integers(2, 5))
     def ask_when_many_times_were_written(self, back: int, many: int, limit: int) -> None:

@@ -209,8 +209,7 @@ def show_state(state: State) -> list[str]:
     ]
     if state.forgotten_ms:
         lines.append(f"forgotten {state.forgotten_ms}")
-    if state.truncated.before:
-        lines.append(f"truncated {_fields(state.truncated)}")
+    lines += [f"truncated {_fields(one)}" for one in state.truncations]
     lines += [f"drop {_fields(drop)}" for drop in state.drops]
     lines += [f"floor {state.floor}"] if state.floor else []
     if state.retention != NO_RETENTION:

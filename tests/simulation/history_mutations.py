@@ -14,7 +14,7 @@ from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import AttributeKey
-from persist.core.marks import Mark, Seal, mark_key, point_at, sealed_by
+from persist.core.marks import Mark, Seal, mark_key, sealed_by
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions import history
@@ -46,7 +46,7 @@ def wall_clock_answered_without_a_seal() -> Broken:
         every_ms = state.settings.mark_every_ms
         if command.at_ms <= state.seal.known_ms(every_ms):
             return real(state, command, context)
-        return state, c.TimeResolved(state.upper, point_at(command.at_ms, every_ms))
+        return state, c.TimeResolved(state.upper, state.seal.point_ms(command.at_ms, every_ms))
 
     return transition(c.ResolveTime, resolve_time)
 
@@ -58,9 +58,14 @@ def mark_moved_later() -> Broken:
         found = sealed_by(seal, upper, checked_ms, every_ms)
         if found.last is None or found.last is seal.last:
             return found
-        return replace(found, last=Mark(point_at(checked_ms, every_ms), found.last.upper))
+        return replace(found, last=Mark(found.point_ms(checked_ms, every_ms), found.last.upper))
 
     return patch.object(history, "sealed_by", sealed)
+
+
+def grid_changed_at_once() -> Broken:
+    """A new grid holds from the seal on, though it was told already where the next mark lies."""
+    return patch.object(history, "with_grid", lambda seal, every_ms: seal)
 
 
 def mark_with_the_commit_itself() -> Broken:
@@ -135,6 +140,7 @@ MEANT_FOR: dict[Callable[[], Broken], str] = {
     mark_forgotten_early: "sealed",
     wall_clock_answered_without_a_seal: "sealed",
     mark_moved_later: "sealed",
+    grid_changed_at_once: "sealed",
     mark_with_the_commit_itself: "sealed",
     sealed_by_any_clock: "sealed",
     history_aged_by_any_clock: "policy",

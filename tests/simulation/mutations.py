@@ -528,6 +528,7 @@ NEEDED: dict[str, set[str]] = {broken.__name__: {"timekeeper"} for broken in his
     "truncate_by_time_only": {"truncator"},
     "truncate_ignores_the_upper": {"truncator"},
     "truncated_once_more": {"truncator"},
+    "truncated_rows_count_again": {"truncator"},
     "drop_ignores_retractions": {"truncator"},
     "merge_over_the_cut": {"truncator"},
     "drop_unheard": {"truncator"},

@@ -70,6 +70,15 @@ def life_of(name: str, shard: str) -> str:
     return f"{name}~{incarnation_of(name, shard)}"
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What a truncation took away at a time."""
+
+    cut: int
+    at: int
+    updates: list[Update]
+
+
 @dataclass
 class ShardTruth:
     """What is true of one shard now."""
@@ -89,8 +98,13 @@ class ShardTruth:
     uppers: list[tuple[int | None, int]] = field(default_factory=list)  # each upper and the event that made it
     attributes: AttributeTruth = field(default_factory=AttributeTruth)
     instants: InstantTruth = field(default_factory=InstantTruth)
-    cut: int = 0  # of the last truncation that no restore came after
+    truncations: list[Taken] = field(default_factory=list)  # that no restore has undone, of either kind
     unwritten: list[Update] = field(default_factory=list)  # those of `updates` that stand for what drops took away
+
+    @property
+    def cut(self) -> int:
+        """Of the last truncation that was not undone."""
+        return self.truncations[-1].cut if self.truncations else 0
 
     def contents(self, as_of: int) -> Contents:
         total: Contents = {}
@@ -105,11 +119,25 @@ class ShardTruth:
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, diff) for k, v in rows if (diff := then.get((k, v), 0) - now.get((k, v), 0))]
 
-    def truncating(self, as_of: int, time: int) -> list[Update]:
-        """The updates at `time` that take away what was there as of `as_of` and still is."""
-        then, now = self.contents(as_of), self.contents(time - 1)
+    def truncating(self, as_of: int, seen: int, time: int) -> list[Update]:
+        """The updates at `time` that take away what was there as of `as_of` and still was where the upper was `seen`.
+
+        What truncations took away since is not.
+        """
+        then, now = self.contents(as_of), self.contents(seen - 1)
+        for taken in self.truncations:
+            for key, value, _, diff in taken.updates if taken.at > as_of else ():
+                then[key, value] = then.get((key, value), 0) + diff
         rows = sorted({*then, *now}, key=repr)
         return [(k, v, time, -gone) for k, v in rows if (gone := min(then.get((k, v), 0), now.get((k, v), 0))) > 0]
+
+    def truncated(self, as_of: int, time: int) -> list[Update]:
+        """What a truncation has taken away at `time`. The State tells what it had looked at."""
+        seen = [one.seen for one in self.state.truncations if one.before == as_of + 1]
+        going, left = self.truncating(as_of, *(seen or [time]), time), self.contents(time - 1)
+        short = [row for row in going if left.get(row[:2], 0) + row[3] < 0]
+        expect(not short, "truncated", f"{self.name} was truncated at {time}, and {short} had gone since {seen}")
+        return going
 
     def dropping(self, as_of: int, time: int) -> list[Update]:
         """The updates at `time` that stand for a drop: what was written up to `as_of`, and not dropped before."""
@@ -238,10 +266,12 @@ class Oracle:
             self._blob(key, truth.name)
         left = truth.named - now
         gone = self._with_listed(change.gone, set(change.emptied))
-        expect(gone == left, "gone", f"v{new.seqno} says that {gone} left, but {left} did")
+        passing = {key for key in gone - left if key not in now and key not in truth.gone_at}  # came in this commit
+        expect(gone - passing == left, "gone", f"v{new.seqno} says that {gone - left} left, but {left - gone} did")
+        self.paths["part came and left"] += len(passing)
         self.paths["bundle left"] += any(map(is_bundle_key, change.gone))
         self.paths["parts bundled"] += any(map(is_bundle_key, now - truth.named))
-        for key in left:
+        for key in left | passing:
             truth.gone_at[key] = int(new.seqno)
         truth.named = now
         begins = truth.first in {int(seqno) for seqno in new.rollups}
@@ -249,7 +279,7 @@ class Oracle:
         parts = {part.id for part in new.trace.parts()} | {part_id_of(key) for key in now if is_part_key(key)}
         back = parts & truth.dead_parts
         expect(not back, "single-use", f"parts {back} came back to {truth.name} at v{new.seqno}")
-        truth.dead_parts |= truth.part_ids - parts
+        truth.dead_parts |= (truth.part_ids - parts) | {part_id_of(key) for key in passing if is_part_key(key)}
         truth.part_ids = set(parts)
 
     def _with_listed(self, keys: Iterable[str], emptied: Set[str] = frozenset()) -> set[str]:
@@ -328,6 +358,7 @@ class Oracle:
             truth.updates += [(k, v, lower, d) for k, v, _, d in write.updates]
         elif write.as_of is not None:
             assert lower is not None
+            assert write.landed is not None
             is_cut = write.kind != "restore"
             again = is_cut and write.as_of < truth.cut
             if write.by_policy:
@@ -340,8 +371,13 @@ class Oracle:
                 expect(least >= 0, "truncated", f"#{write.number} left a row there {least} times, by a drop")
                 self.paths["dropped"] += 1
             else:
-                truth.updates += (truth.truncating if is_cut else truth.leading_back)(write.as_of, lower)
-            truth.cut = write.as_of + 1 if is_cut else 0
+                going = truth.truncated(write.as_of, lower) if is_cut else truth.leading_back(write.as_of, lower)
+                truth.updates += going
+                expect(write.landed[0] != write.landed[1] or not going, "truncated", f"#{write.number} left {going}")
+            if is_cut:
+                truth.truncations.append(Taken(write.as_of + 1, lower, going))
+            else:
+                truth.truncations = [taken for taken in truth.truncations if taken.at <= write.as_of]
         else:
             truth.updates += write.updates
 

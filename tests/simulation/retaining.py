@@ -28,7 +28,7 @@ from tests.simulation.writers import attempted, told
 
 RETAINED_SHARE = 0.35  # of the runs with history and without chroniclers
 CONSUMER = "consumer"
-FOLLOWS_WITHIN_MS = 60_000  # beyond twice the age: cuts, steps, and what clocks are off
+FOLLOWS_WITHIN_MS = 60_000  # beyond the age and two cuts: steps, and what clocks are off
 ROUNDS_MAX = 200
 
 
@@ -123,7 +123,7 @@ def check_retained(host: Host) -> None:
             return
         if not facts.ahead and facts.upper.element == facts.newest[1]:
             break
-        within = 2 * policy.age_ms + host.run.oracle.clocks_off_ms + FOLLOWS_WITHIN_MS
+        within = policy.age_ms + 2 * policy.cut_every_ms + host.run.oracle.clocks_off_ms + FOLLOWS_WITHIN_MS
         expect(now_ms - began_ms <= within, "retained", f"{facts} does not come to rest within {now_ms - began_ms} ms")
         at_ms = next_ms(facts, now_ms)
         host.run.world.scheduler.sleep(1.0 if at_ms is None else max(0.5, (at_ms - now_ms) / 1000))

@@ -41,7 +41,8 @@ class Indexed(Record, frozen=True):
     by the range `(lower, upper)` that was asked for. `marks`: the newest mark at or before an instant (None: not
     there). `shown`: the first mark beyond a time. `spans`: for the first and last of some times, the marks from the
 
-    first one beyond the last on, newest first.
+    first one beyond the last on, newest first. `first_ms`: where the oldest mark lies, if one was looked for in vain
+    (None: there is none there).
     """
 
     flushes: int
@@ -50,6 +51,7 @@ class Indexed(Record, frozen=True):
     marks: Mapping[int, Mark | None] = {}
     shown: Mapping[int, Mark | None] = {}
     spans: Mapping[tuple[int, int], tuple[Mark, ...]] = {}
+    first_ms: int | None = None
 
 
 NOTHING_INDEXED = Indexed(0, {}, {})

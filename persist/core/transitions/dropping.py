@@ -86,8 +86,8 @@ def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> 
     claims = {key: claim for key, claim in state.claims.items() if changed.isdisjoint(claim.inputs)}
     trace = state.trace if not changed else trace_of(batches)
     removed = known_rows(state.trace.parts()) - known_rows(trace.parts())
-    truncated = replace(state.truncated, removed=state.truncated.removed + removed) if removed else state.truncated
-    following = replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor, truncated=truncated)
+    state = _with_removed(state, removed)
+    following = replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor)
     return following, c.Done()
 
 
@@ -96,8 +96,15 @@ def recounted(state: State, taken: Iterable[Part], outputs: Iterable[Part]) -> S
     inputs = tuple(taken)
     if not state.floor or all(part.diff_sum is not None for part in inputs):
         return state
-    removed = state.truncated.removed + known_rows(inputs) - known_rows(outputs)
-    return replace(state, truncated=replace(state.truncated, removed=removed))
+    return _with_removed(state, known_rows(inputs) - known_rows(outputs))
+
+
+def _with_removed(state: State, more: int) -> State:
+    """The State with so many rows more that truncations took. Where all of them were restored nothing is counted."""
+    if not more or not state.truncations:
+        return state
+    last = state.truncations[-1]
+    return replace(state, truncations=(*state.truncations[:-1], replace(last, removed=last.removed + more)))
 
 
 def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:

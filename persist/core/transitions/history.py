@@ -6,7 +6,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, TIME_MAX, Antichain
 from persist.core.entries import with_changes
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
-from persist.core.marks import Mark, lowered, passed_by, point_after, point_at, sealed_by, with_grid
+from persist.core.marks import Mark, lowered, passed_by, sealed_by, with_grid
 from persist.core.record import replace
 from persist.core.row_policy import DROP
 from persist.core.shard_settings import ShardSettings
@@ -50,7 +50,7 @@ def resolve_time(state: State, command: c.ResolveTime, context: Context) -> tupl
         return state, c.TimeToCome(context.checked_ms)
     state = _sealing(state, command.at_ms, context)
     mark = _mark_at(state, command.at_ms, context)
-    return state, c.TimeResolved(mark.upper, point_at(command.at_ms, state.settings.mark_every_ms))
+    return state, c.TimeResolved(mark.upper, state.seal.point_ms(command.at_ms, state.settings.mark_every_ms))
 
 
 def upper_at(state: State, at_ms: int, context: Context) -> tuple[State, Antichain]:
@@ -76,7 +76,7 @@ def time_shown(state: State, command: c.TimeShown, context: Context) -> tuple[St
     if not marks or marks[-1].upper.less_equal(time):
         if not seal.sealed_ms or (seal.passed is not None and seal.passed.less_equal(time)):
             return state, c.ShownFrom(None)  # nobody knows when it was written
-        return state, c.ShownFrom(point_after(seal.floor_ms, state.settings.mark_every_ms))
+        return state, c.ShownFrom(seal.next_ms(state.settings.mark_every_ms))
     shown = next(mark for mark in marks if not mark.upper.less_equal(time))
     if shown is marks[0]:
         _check_indexed(state, context)
@@ -131,7 +131,7 @@ def _newest_first(state: State) -> list[Mark]:
     marks = [seal.last, *(Mark(at_ms, upper) for at_ms, upper in sorted(state.marks.items(), reverse=True))]
     upper = state.upper if seal.passed is None else seal.passed
     if seal.last.upper < upper:
-        marks.insert(0, Mark(point_after(seal.floor_ms, state.settings.mark_every_ms), upper))
+        marks.insert(0, Mark(seal.next_ms(state.settings.mark_every_ms), upper))
     return marks
 
 
@@ -170,7 +170,7 @@ def _mark_at(state: State, at_ms: int, context: Context) -> Mark:
     """The mark that answers for an instant which is sealed. Raises NotReadable."""
     mark = _newest_mark(state, at_ms, context)
     repair, every_ms = state.seal.repair_of(at_ms), state.settings.mark_every_ms
-    if repair is not None and (mark is None or mark.at_ms != point_at(at_ms, every_ms)):
+    if repair is not None and (mark is None or mark.at_ms != state.seal.point_ms(at_ms, every_ms)):
         raise NotReadable(
             f"{at_ms} ms (UTC, since 1970) of shard {state.name!r} was sealed by a wrong clock, whose repair left what "
             f"lies after {repair[0]} ms and up to {repair[1]} ms without an answer; take another instant",
@@ -180,7 +180,7 @@ def _mark_at(state: State, at_ms: int, context: Context) -> Mark:
             lowered_from_ms=repair[1],
         )
     if mark is None:
-        first_ms = _first_ms(state)
+        first_ms = _first_ms(state, context)
         raise NotReadable(
             f"shard {state.name!r} knows wall clocks from {first_ms} ms (UTC, since 1970) on, not {at_ms} ms",
             as_of=None,
@@ -203,10 +203,12 @@ def _newest_mark(state: State, at_ms: int, context: Context) -> Mark | None:
     return context.indexed.marks[at_ms]
 
 
-def _first_ms(state: State) -> int:
-    """The first instant that this State itself can tell."""
+def _first_ms(state: State, context: Context) -> int:
+    """The first instant that is known, where one was looked for in vain: the oldest mark, maybe in the index."""
+    if context.indexed.first_ms is not None:
+        return context.indexed.first_ms
     known = [*state.marks, *([state.seal.last.at_ms] if state.seal.last is not None else [])]
-    return min(known, default=point_after(state.seal.floor_ms, state.settings.mark_every_ms))
+    return min(known, default=state.seal.next_ms(state.settings.mark_every_ms))
 
 
 def _check_indexed(state: State, context: Context) -> None:

@@ -16,7 +16,6 @@ from persist.core.trace import trace_of
 from persist.core.transitions.context import LIVES_LEVEL, Context
 from persist.core.transitions.leases import without_lapsed_readers
 from persist.core.transitions.outcomes import of_ended_life
-from persist.core.truncation import NOT_TRUNCATED
 
 HOLDERS_NAMED_MAX = 5
 
@@ -79,7 +78,8 @@ def finalise(state: State, command: c.Finalise, context: Context) -> tuple[State
         entry_files=(),
         info_bytes=0,
         tags={},
-        truncated=NOT_TRUNCATED,
+        truncations=(),
+        restored_at=0,
         drops=(),
         floor=0,
         cuts={},

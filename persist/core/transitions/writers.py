@@ -13,7 +13,7 @@ from persist.core.erasing import erased_at
 from persist.core.errors import Expired, InlineBudget, InvalidUsage, NotReadable, Overloaded, UpperMismatch
 from persist.core.ids import Token, WriterId
 from persist.core.record import replace
-from persist.core.state import SERVICE_TIMES_MAX, State, WriterState
+from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
@@ -21,7 +21,7 @@ from persist.core.transitions.dropping import drops_rows, without_cuts
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
-from persist.core.truncation import NOT_TRUNCATED, Truncation
+from persist.core.truncation import TRUNCATIONS_MAX, Truncation, owned_by_appenders, until, with_truncation
 
 
 def register(state: State, command: c.RegisterWriter, context: Context) -> tuple[State, c.WriterRegistered]:
@@ -128,14 +128,60 @@ def _fed_by_append(state: State, by_append: bool, context: Context) -> State:
 
 
 def truncate(state: State, command: c.Truncate, context: Context) -> tuple[State, c.Appended]:
-    """Where the shard was truncated to that time already, or to a later one, the answer is an empty interval."""
+    """Where the shard was truncated to that time already, or to a later one, the answer is an empty interval.
+
+    So it is where there was nothing to take away, and no time is taken then.
+    """
     context.check_level("truncations", HISTORY_LEVEL)
-    before, time = command.as_of + 1, state.upper.element
+    before = command.as_of + 1
     if before <= state.truncated.before:
         return state, c.Appended(state.upper, state.upper)
-    after, result = restore(state, command, context)
-    gone = diff_sum_of(part for run in command.runs for part in run.parts) or 0
-    return replace(after, truncated=Truncation(before, time or 0, state.truncated.removed - gone)), result
+    _check_owner(state)
+    lower = _seen(state, command)
+    after, result = _rewritten(state, command, lower, context)
+    removed = state.truncated.removed - (diff_sum_of(part for run in command.runs for part in run.parts) or 0)
+    at, looked = result.lower.element or 0, command.expected_upper.element or 0
+    return _truncated(after, Truncation(before, at, removed, bool(command.runs), looked)), result
+
+
+def _seen(state: State, command: c.Truncate) -> Antichain:
+    """The upper of the shard, if nothing was taken away since the one that the truncation has looked at.
+
+    Then all that it takes away is still there: what was added only makes rows more. So writers that add rows do not
+    hold it up. Otherwise the one that it has looked at; UpperMismatch where that is not the shard's.
+    """
+    seen, time = command.expected_upper.element, state.upper.element
+    if seen is None or time is None or not command.as_of < seen < time:
+        return command.expected_upper
+    earlier = max(state.truncated.at, state.restored_at, *(drop.at for drop in state.drops))
+    if earlier < seen and is_kept(state, command.as_of):
+        later = (batch for batch in state.trace.batches if Antichain(seen) < batch.desc.upper)
+        if not any(part.diff_min < 0 and part.time_max >= seen for batch in later for part in batch.parts()):
+            return state.upper
+    raise UpperMismatch(
+        f"shard {state.name!r} has upper {state.upper}, not the expected [{seen}], and rows may have been taken away "
+        "since; read it and decide anew",
+        expected=[seen],
+        actual=state.upper.to_json(),
+        stays=False,  # what was taken away may be added again, and a merge makes nothing of the two
+    )
+
+
+def _check_owner(state: State) -> None:
+    if state.retention.appended:
+        raise owned_by_appenders(state.name, state.upper)
+
+
+def _truncated(state: State, new: Truncation) -> State:
+    """The State that remembers one more truncation. Raises InvalidUsage where there are too many."""
+    earliest = earliest_readable(state).element
+    known = with_truncation(state.truncations, new, new.at if earliest is None else earliest)
+    if len(known) > TRUNCATIONS_MAX:
+        raise InvalidUsage(
+            f"shard {state.name!r} has {len(known) - 1} truncations that readable times still tell apart, which is "
+            "the most; forget history first, or take away the tags of times before them"
+        )
+    return replace(state, truncations=known)
 
 
 def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[State, c.Appended]:
@@ -147,12 +193,14 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     if not command.expected_upper.is_empty:
         _check_upper(state, command.expected_upper)
     if not drops_rows(state, cut, has_rows=bool(command.runs)):
-        return state, c.Appended(state.upper, state.upper)
+        result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
+        return _recorded(state, command, result, context), result
+    _check_owner(state)
     result = c.Appended(state.upper, Antichain(time + 1))
+    state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     state = replace(
         state,
         service_times=_with_time(state.service_times, time),
-        truncated=Truncation(cut, time, state.truncated.removed),
         drops=(*state.drops, RowDrop(cut, time)),
         cuts=without_cuts(state, cut),
     )
@@ -160,10 +208,15 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
-    """What was truncated may come back by it. So the same truncation takes it away again."""
+    """What was truncated since that time may come back by it. So the same truncation takes it away again."""
+    return _rewritten(state, command, command.expected_upper, context)
+
+
+def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Context) -> tuple[State, c.Appended]:
+    """Rows that were worked out from the contents, at the next time, where the upper is `lower`."""
     _check_no_times(command.runs)
     check_staged(state, command.runs, context)
-    lower, time = command.expected_upper, state.upper.element
+    time = state.upper.element
     if state.upper == lower and (time is None or time > TIME_MAX):
         raise _no_time_left(state)
     _check_upper(state, lower)
@@ -173,9 +226,12 @@ def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, 
     if isinstance(command, c.Restore):
         _check_not_erased(state, command.as_of)
     result = c.Appended(lower, Antichain(time + 1))
-    undone = command.as_of < state.truncated.at and not isinstance(command, c.Truncate)
-    truncated = NOT_TRUNCATED if undone else state.truncated
-    state = replace(state, service_times=_with_time(state.service_times, time), truncated=truncated)
+    if not command.runs and isinstance(command, c.Truncate):  # it is remembered, and takes no time
+        result = c.Appended(lower, lower)
+        return _recorded(state, command, result, context), result
+    if isinstance(command, c.Restore):
+        state = replace(state, truncations=until(state.truncations, command.as_of), restored_at=time)
+    state = replace(state, service_times=_with_time(state.service_times, time))
     return _push(state, command, result, _at(command.runs, time), context)
 
 

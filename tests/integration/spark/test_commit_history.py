@@ -55,7 +55,7 @@ def test_a_read_of_it_that_is_refused(client: Any, load: Any, options: dict[str,
         load("orders", **options).collect()
 
 
-@pytest.mark.parametrize("info", ["{", "[1]", "7", '{"a": "' + "x" * 4_096 + '"}'])
+@pytest.mark.parametrize("info", ["{", "[1]", "7", '{"a": 1, "a": 2}', '{"a": "' + "x" * 4_096 + '"}'])
 def test_info_that_is_refused_writes_nothing(spark: Any, client: Any, save: Any, info: str) -> None:
     with pytest.raises(PySparkException, match="option 'info'"):
         save(spark.range(1).selectExpr("'k' k", "id n"), "orders", key="k", info=info)

@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import types as t
+from pyspark.sql.types import StructType
 
 from persist.core.errors import InvalidUsage, NotReadable, UnknownShard, UpperMismatch
 from persist.spark import restore
+from persist.spark.source import PersistDataSource
 
 pytestmark = pytest.mark.spark
 
@@ -149,6 +152,61 @@ def test_bad_options_of_changes_are_one_clear_sentence(
     client.create_shard("wider", SCHEMA.append(pa.field("more", pa.int64())), ["k"]).insert([{"k": "a"}])
     with pytest.raises(PySparkException, match=message):
         load("orders", **options).collect()
+
+
+def source(url: str, **options: str) -> PersistDataSource:
+    return PersistDataSource({"url": url, **options})
+
+
+def columns(ddl: str) -> StructType:
+    kinds = {"string": t.StringType(), "bigint": t.LongType()}
+    return StructType([t.StructField(name, kinds[kind]) for name, kind in map(str.split, ddl.split(","))])
+
+
+def test_changes_whose_sign_nobody_would_see_are_refused(shard: Any, url: str) -> None:
+    """Rows that were removed looked as if they had been added."""
+    between = source(url, path="orders", readChanges="true", start="0")
+    with pytest.raises(InvalidUsage, match="lacks the column __diff"):
+        between.reader(columns("k string, n bigint"))
+    between.reader(columns("k string, __diff bigint"))
+    feed = source(url, path="orders", readChangeFeed="true")
+    for without in ("k string", "n bigint, __time bigint", "k string, _commit_version bigint"):
+        with pytest.raises(InvalidUsage, match="neither _change_type nor __diff"):
+            feed.reader(columns(without))
+        with pytest.raises(InvalidUsage, match="neither _change_type nor __diff"):
+            feed.streamReader(columns(without)).initialOffset()
+    for enough in ("k string, _change_type string", "k string, __diff bigint", "__time bigint"):
+        feed.reader(columns(enough))
+    source(url, path="orders").reader(columns("k string"))
+
+
+def test_a_shard_of_whole_numbers_without_a_sign_is_restored(client: Any, url: str) -> None:
+    """Spark has none of 64 bits: they pass through it as decimals."""
+    most = 2**64 - 1
+    shard = client.create_shard("wide", pa.schema([("k", pa.uint64()), ("more", pa.list_(pa.uint64()))]), ["k"])
+    shard.insert([{"k": most, "more": [0, most]}, {"k": 7, "more": None}])
+    before = shard.snapshot().to_arrow()
+    shard.insert([{"k": most, "more": [0, most], "__diff": -1}, {"k": 8, "more": []}])
+    back = source(url, path="wide", readChanges="true", start="1", end="0")
+    shown = back.schema()
+    assert [field.dataType.simpleString() for field in shown] == ["decimal(20,0)", "array<decimal(20,0)>", "bigint"]
+    reader, writer = back.reader(shown), source(url, path="wide", restoreTo="0", expectedUpper="2").writer(shown, False)
+    writer.commit([writer.write(reader.read(partition)) for partition in reader.partitions()])
+    assert shard.snapshot().to_arrow().equals(before)
+
+
+def test_a_write_to_a_new_name_that_is_refused_creates_no_shard(client: Any, shard: Any, url: str) -> None:
+    given = {"url": url, "path": "nowhere", "key": "k"}
+    with pytest.raises(UnknownShard, match="'nowhere' does not exist, so it cannot be restored"):
+        source(**given, restoreTo="0", expectedUpper="1").writer(columns("k string, __diff bigint"), False)
+    with pytest.raises(UpperMismatch, match="'nowhere' does not exist") as raised:
+        source(**given, expectedUpper="3").writer(columns("k string"), False)
+    assert raised.value.details == {"expected": [3], "actual": [0]}
+    assert client.shards() == ["orders"]
+    with pytest.raises(InvalidUsage, match="rows with restoreTo need the column __diff"):
+        source(url, path="orders", restoreTo="0", expectedUpper="3").writer(columns("k string, n bigint"), False)
+    source(**given, expectedUpper="0").writer(columns("k string"), False)
+    assert sorted(client.shards()) == ["nowhere", "orders"]
 
 
 BAD_RESTORES = [

@@ -13,14 +13,16 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from persist.client.critical import CriticalReaderHandle
 from persist.core.commands import ExpireWriter
-from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.errors import Expired, InvalidUsage, NotReadable, UnknownShard
+from persist.core.ids import critical_reader_id_of
 from persist.core.recorded import NOBODY
-from persist.spark import executors
+from persist.spark import executors, planning
 from persist.spark.jobs import Job
 from persist.spark.options import Options, ReadOptions, StreamOptions, Target, WriteOptions
 from persist.spark.schemas import spark_schema
-from persist.spark.stream_read import StreamReader
+from persist.spark.stream_read import NOT_BEGUN, StreamReader
 from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
@@ -469,3 +471,47 @@ def test_a_bad_stream_option_is_one_clear_sentence(
     with pytest.raises((PySparkException, StreamingQueryException), match=message) as told:
         pump(stream(**options), "copy", key="k")
     assert "UnboundLocalError" not in str(told.value), "PySpark's own, which hid the sentence"
+
+
+def test_a_stream_that_began_at_a_wall_clock_goes_on_when_its_mark_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, client: Any, url: str
+) -> None:
+    """Its cursor says where it is. Only the first start has to know what the instant names."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "before", "n": 0}])
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    start = reader(url, startingTimestamp=soon, cursor="job").initialOffset()
+
+    def forgotten(*_: Any) -> Any:
+        raise NotReadable("the mark is forgotten", as_of=None, since=[5])
+
+    monkeypatch.setattr(planning, "upper_at", forgotten)
+    assert reader(url, startingTimestamp=soon, cursor="job").initialOffset() == start
+    with pytest.raises(NotReadable):
+        reader(url, startingTimestamp=soon, cursor="another").initialOffset()
+    assert list(state_of(url, "orders").critical_readers) == [critical_reader_id_of("job")]
+
+
+def test_a_cursor_that_is_given_up_while_a_stream_looks_for_it_is_begun_anew(
+    monkeypatch: pytest.MonkeyPatch, client: Any, url: str
+) -> None:
+    """Also one that was left behind by a start that was cut off in between."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "before", "n": 0}])
+    soon = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    begun = reader(url, startingTimestamp=soon, cursor="job").initialOffset()
+    take, gone = CriticalReaderHandle.take, []
+
+    def after_it_was_given_up(shard: Any, cursor: str, *given: Any, **more: Any) -> Any:
+        if not gone:
+            gone.append(cursor)
+            take(shard, cursor).expire()
+        return take(shard, cursor, *given, **more)
+
+    monkeypatch.setattr(CriticalReaderHandle, "take", after_it_was_given_up)
+    assert reader(url, startingTimestamp=soon, cursor="job").initialOffset() == begun
+    assert gone == ["job"]
+    left = take(shard, "cut-off", NOT_BEGUN)
+    assert reader(url, startingTimestamp=soon, cursor="cut-off").initialOffset() == begun
+    with pytest.raises(Expired):
+        left.downgrade_since(0)

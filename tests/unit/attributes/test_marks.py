@@ -13,7 +13,7 @@ from persist.attributes.storage import NodeCache
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import MARKS_FROM, AttributeKey, AttributeUpdate
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, NotReadable, PersistError
 from persist.core.ids import Token, WriterId
 from persist.core.marks import Mark, Seal
 from persist.core.record import replace
@@ -113,6 +113,46 @@ def test_marks_whose_history_is_forgotten_leave_in_bounded_steps(index: Attribut
     assert shard.state.attribute_root.count <= MARKS - since + 3
     for number in range(since, MARKS):
         assert resolved(index, shard.state, number * EVERY_MS) == Mark(number * EVERY_MS, Antichain(number))
+
+
+def test_a_refusal_names_the_first_instant_that_is_known(index: AttributeIndex, shard: Shard) -> None:
+    """Also where the oldest mark lies in the index; so asking for that one is answered."""
+    shard.is_stamped = shard.is_checked = True
+    shard.now_ms = (MARKS + 2) * EVERY_MS
+
+    def asked(at_ms: int) -> c.Result | PersistError:
+        shard.indexed = index.indexed(shard.state, [c.ResolveTime(at_ms)])
+        return shard.commit(c.ResolveTime(at_ms))[0]
+
+    refused = asked(EVERY_MS - 1)
+    assert isinstance(refused, NotReadable)
+    assert refused.details["first_ms"] == EVERY_MS
+    assert "knows wall clocks from 1000 ms" in refused.message
+    assert asked(EVERY_MS) == c.TimeResolved(Antichain(1), EVERY_MS)
+    shard.state = replace(shard.state, since=Antichain(9_000))
+    for _ in range(4):
+        shard.one(index.flush(shard.state))
+    refused = asked(EVERY_MS)
+    assert isinstance(refused, NotReadable)
+    first_ms = refused.details["first_ms"]
+    assert isinstance(asked(first_ms), c.TimeResolved)
+    assert isinstance(asked(first_ms - 1), NotReadable)
+
+
+def test_where_no_mark_is_in_the_index_the_first_instant_is_that_of_the_state(index: AttributeIndex) -> None:
+    """Attributes may be there alone."""
+    shard = Shard()
+    writer = WriterId(numbered("w", 1))
+    shard.one(c.RegisterWriter(writer, 1_000))
+    update = AttributeUpdate.replace(AttributeKey("fe" * 16), 7)
+    shard.one(c.UpdateAttributes(writer, Token(numbered("i", 1)), (update,)))
+    shard.one(index.flush(shard.state))
+    newest = Mark(9_000, Antichain(1))
+    shard.state = replace(shard.state, seal=Seal(9_500, newest))
+    shard.indexed = index.indexed(shard.state, [c.ResolveTime(8_999)])
+    [refused] = shard.commit(c.ResolveTime(8_999))
+    assert isinstance(refused, NotReadable)
+    assert refused.details["first_ms"] == 9_000
 
 
 def test_attributes_that_go_to_the_index_before_the_first_mark_does(index: AttributeIndex) -> None:

@@ -140,6 +140,8 @@ def test_a_file_that_was_away_and_comes_back_damaged_lets_nobody_in(file: File) 
         "[]",
         '{"tokens": 1}',
         '{"tokens": [{}]}',
+        '{"tokens": [], "tokens": []}',
+        '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["read"], "scopes": ["admin"]}]}' % ("0" * 64),
         '{"tokens": [{"id": "a", "sha256": "00", "scopes": ["read"]}]}',
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": []}]}' % ("0" * 64),
         '{"tokens": [{"id": "a", "sha256": "%s", "scopes": ["root"]}]}' % ("0" * 64),
