@@ -8,24 +8,19 @@ from collections.abc import Callable
 from compactor.loop import Task
 from compactor.metering import Metrics
 from compactor.worker import Worker, idle_for_ms
-from persist.client.ladder import due_rungs, next_rung_ms, outlived
-from persist.client.past import HandleSettings
-from persist.client.retaining import RetentionRun, run_retention
-from persist.client.transport import OneShard, Transport
-from persist.client.wall_clock import instant_ms
+from persist.client.keeping import Keeper
+from persist.client.retaining import RetentionRun
+from persist.client.transport import Transport
 from persist.commit.aging import age, forget_dropped, forget_tags, is_aging, step_s, tags_in_s
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
 from persist.core.errors import PersistError
-from persist.core.marks import point_at
 from persist.core.merge_plan import claim_is_for_merge
-from persist.core.retention_plan import facts_of, next_ms, plan, step_ms, wanted_cuts
 from persist.core.state import State
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 
 BUSY_AGAIN_S = 1.0
-HOUR_MS = 3_600_000
 AGED_MAX = 100_000  # shards of which it is remembered when the next step is due
 
 
@@ -73,53 +68,29 @@ def history_task(location: Location, committer_of: CommitterOf) -> Task:
 
 
 def retention_task(location: Location, transport: Transport, metrics: Metrics | None = None) -> Task:
-    """Take the cuts that policies of rows need, and truncate by them; look again when something may be due.
-
-    Whether anything is due is told by the State that is known here, without a statement. A wrong clock of this process
-    only makes it ask too often: what goes is decided by a checked one.
-    """
-    counted, settings = metrics or Metrics(), HandleSettings()
-    due: dict[str, float] = {}
-    cut: dict[str, int] = {}  # the last instant that was asked for: its upper is settled, and asking again is in vain
+    """Take the cuts that policies of rows need, and take rows away by them; look again when something may be due."""
+    counted, keeper = metrics or Metrics(), Keeper(location, transport)
 
     def retain(name: str) -> float | None:
-        state, now_s = location.machine(name).state(), location.clock.monotonic()
-        policy, now_ms = state.settings.rows, location.clock.now_ms()
-        if policy is None or state.is_closed:
-            return None
-        facts = facts_of(state)
-        instants = [*wanted_cuts(facts, now_ms), *(rung.at_ms for rung in due_rungs(facts, now_ms))]
-        if plan(facts, now_ms).due is None and max(instants, default=0) <= cut.get(name, 0) and not outlived(facts):
-            waits = [at for at in (next_ms(facts, now_ms), next_rung_ms(facts, now_ms)) if at is not None]
-            return _until(min(waits, default=None), now_ms)
-        if (wait_s := due.get(name, now_s) - now_s) > 0:
-            return wait_s
-        if len(due) >= AGED_MAX:
-            due.clear()
-            cut.clear()
-        due[name] = now_s + step_ms(policy) / 1000
         try:
-            run = run_retention(OneShard(transport, state.shard_id), name, settings)
+            run, again_s = keeper.run(name)
         except PersistError:
             counted.add(retention_failed=1)
             raise
-        _count(counted, run)
-        if run.at is not None:  # by that clock, which this process's own may be ahead of
-            cut[name] = point_at(instant_ms("at", run.at), min(policy.cut_every_ms, HOUR_MS))
-        return step_ms(policy) / 1000
+        if run is not None:
+            _count(counted, run)
+        return again_s
 
     return retain
 
 
-def _until(at_ms: int | None, now_ms: int) -> float | None:
-    return None if at_ms is None else max(BUSY_AGAIN_S, (at_ms - now_ms) / 1000)
-
-
 def _count(metrics: Metrics, run: RetentionRun) -> None:
-    went = run.truncated is not None and run.truncated.changed
+    runs = int(run.truncated is not None and run.truncated.changed)
     removed = (run.truncated.removed or 0) if run.truncated is not None else 0
+    if run.by_column is not None:
+        runs, removed = runs + run.by_column.changed, removed + run.by_column.removed
     metrics.add(
-        retention_cuts=run.cuts, retention_runs=went, retention_rows=removed, retention_overran=bool(run.passed)
+        retention_cuts=run.cuts, retention_runs=runs, retention_rows=removed, retention_overran=bool(run.passed)
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from persist.attributes import Attributes
     from persist.client.bulk import ShardDropped, ShardsDropped, ShardSummary
+    from persist.client.by_column import ColumnRun
     from persist.client.changes import Changes, ChangesSplit
     from persist.client.connect import Client, Connection, connect
     from persist.client.critical import CriticalReaderHandle
@@ -51,7 +52,7 @@ __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "Criti
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
 __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
-__all__ += ["ShardsDropped", "ErasureStatus"]
+__all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
@@ -63,7 +64,7 @@ __all__ += ["__version__"]
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
 _HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
-_HOMES += ["client.bulk", "client.shard", "attributes"]
+_HOMES += ["client.by_column", "client.bulk", "client.shard", "attributes"]
 
 
 def _check_neighbours() -> None:

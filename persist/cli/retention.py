@@ -12,7 +12,8 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.retaining import read_policy
 from persist.core.errors import InvalidUsage
 
-LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags")
+OF_COLUMN = ("column", "column_age", "column_unit")
+LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode", *OF_COLUMN)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--age", metavar="AGE", help="rows that are older go: 90d")
     parser.add_argument("--bytes", metavar="SIZE", help="about so much stays: 500GiB")
     parser.add_argument("--rows", metavar="N", type=int, help="at least so many rows stay")
+    parser.add_argument("--column", metavar="COLUMN", help="rows go whose wall clock in this column is old enough")
+    parser.add_argument("--column-age", metavar="AGE", help="from which age on: 30d")
+    parser.add_argument("--column-unit", metavar="UNIT", help="of a column of whole numbers: s, ms, us or ns")
     parser.add_argument("--cut-every", metavar="AGE", help="how finely (a hundredth of the age, or 1h)")
     parser.add_argument(
         "--consumer", action="append", dest="consumers", metavar="NAME", help="nothing goes that it has not passed"
@@ -30,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tags", metavar="LADDER", type=_ladder, help="tags that are kept: hourly=24,daily=31,monthly=24"
     )
+    parser.add_argument("--mode", metavar="MODE", help="drop truncates without reading what goes; else retract")
     parser.add_argument("--keep-all", action="store_true", help="take the policy away: all rows are kept")
     parser.add_argument("--confirm", action="store_true", help="also if more than half of the rows go at once")
     parser.add_argument("--dry-run", action="store_true", help="with run: only tell what would go")

@@ -17,7 +17,7 @@ from persist.client.arguments import names as tuple_of
 from persist.client.bulk import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
 from persist.client.cut import Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
-from persist.client.embedded import EmbeddedTransport
+from persist.client.keeping import kept_by_itself
 from persist.client.shard import HandleSettings, Shard
 from persist.client.telling import Info
 from persist.client.transport import Transport
@@ -42,10 +42,10 @@ class Connection:
     Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
     URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers; `timeout_s` bounds one call to
     them. `handles` are settings of readers and writers, `location` those of stores that this process opens itself.
-    `collect`: whether this process deletes, in the background as it commits, what nobody can need any more; not where
-    it commits through a server, which has maintenance of its own. `history`: for how long new shards stay readable as
-    of earlier times, such as `7d`, `none` or `forever`; with others for names that begin so, `7d,tmp/=none`. A server
-    has a setting of its own for that.
+    `collect`: whether this process deletes, in the background as it commits, what nobody can need any more, and runs
+    policies of rows; not where it commits through a server, which has maintenance of its own. `history`: for how long
+    new shards stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin
+    so, `7d,tmp/=none`. A server has a setting of its own for that.
     """
 
     url: str | None = None
@@ -81,10 +81,10 @@ class Connection:
         if self.url is None:
             if not self.blob or not self.consensus:
                 raise InvalidUsage("give a url, or both a blob and a consensus location")
-            return EmbeddedTransport(open_stores(self.blob, self.consensus, settings=self._here))
+            return kept_by_itself(open_stores(self.blob, self.consensus, settings=self._here))
         scheme = self.url.partition(":")[0].lower()
         if scheme == "persist":
-            return EmbeddedTransport(open_location(self.url, settings=self._here))
+            return kept_by_itself(open_location(self.url, settings=self._here))
         if scheme in _TRANSPORT_MODULES:
             module: Any = importlib.import_module(_TRANSPORT_MODULES[scheme])
             return module.open_transport(self)  # type: ignore[no-any-return]

@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from persist.client.arguments import checked, names
+from persist.client.by_column import COLUMN, ColumnRun, Outcome, TakingAged, check_column, held_by_column, run_by_column
+from persist.client.by_drop import count_dropped, dropped, refused_drop
 from persist.client.changes import Named
 from persist.client.ladder import due_rungs, outlived
 from persist.client.past import HandleSettings, Past
@@ -18,14 +20,16 @@ from persist.client.truncate import Truncated, Truncating
 from persist.client.wall_clock import instant_ms, instant_text, kept_ms, shown_instant
 from persist.core import commands as c
 from persist.core import record
+from persist.core.column_plan import has_to_look, next_look_ms
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
 from persist.core.marks import point_at
-from persist.core.retention_plan import Facts, next_ms, plan, wanted_cuts
-from persist.core.row_policy import Ladder, RowPolicy, bytes_of, cut_every_of
+from persist.core.retention_plan import Due, Facts, blocked, next_ms, plan, wanted_cuts
+from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
 
 TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
-FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags")
+FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
+OF_COLUMN = ("column", "column_age", "column_unit")
 RUNGS = ("hourly", "daily", "monthly")
 NO_CLOCK = "the clocks of the server and of the blob store do not agree, or cannot be compared"
 
@@ -39,7 +43,8 @@ class RowRetention:
     `removed` how many rows went then (None: not known). `overran` counts truncations that passed a consumer. `due` says
     before which time it truncates next, now (None: nothing is due), `next` when there may be something to do (None: not
     before the shard moves). `held_by` has a sentence for everything that holds it back. `rows` are there now (None: not
-    known), `bytes` are stored, with all history.
+    known), `bytes` are stored, with all history. By its column the policy last looked at `column_at`, and took
+    `column_removed` rows away then; `column_due`: it looks again at the next turn.
     """
 
     policy: dict[str, Any] | None
@@ -54,11 +59,14 @@ class RowRetention:
     held_by: tuple[str, ...]
     rows: int | None
     bytes: int
+    column_at: datetime | None
+    column_removed: int | None
+    column_due: bool
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; wall clocks in RFC 3339."""
         told = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("done_at", "next"):
+        for name in ("done_at", "next", "column_at"):
             at = told[name]
             told[name] = None if at is None else instant_text(instant_ms(name, at))
         return {**told, "held_by": list(self.held_by)}
@@ -70,7 +78,8 @@ class RetentionRun:
 
     `truncated` is what went, or would go (None: nothing was due); `why` which limits asked for it; `passed` which
     consumers it has passed, as they were behind for too long; `held_by` what holds back the rest. `cuts` were taken.
-    `at` is the clock by which it went (None: the shard has no policy).
+    `at` is the clock by which it went (None: the shard has no policy). `by_column` is what went by the policy's column,
+    in a commit of its own (None: that was not due).
     """
 
     truncated: Truncated | None
@@ -79,6 +88,7 @@ class RetentionRun:
     held_by: tuple[str, ...]
     cuts: int
     at: datetime | None
+    by_column: ColumnRun | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The same for JSON; the clock in RFC 3339."""
@@ -89,6 +99,7 @@ class RetentionRun:
             "held_by": list(self.held_by),
             "cuts": self.cuts,
             "at": None if self.at is None else instant_text(instant_ms("at", self.at)),
+            "by_column": None if self.by_column is None else self.by_column.to_json(),
         }
 
 
@@ -97,19 +108,27 @@ class RetentionRun:
 
 def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
     """The policy that a dict tells, such as `{"age": "90d", "consumers": ["billing"]}`. Raises InvalidUsage."""
-    if unknown := sorted(str(name) for name in wanted.keys() - set(FIELDS)):
-        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join(FIELDS)}")
+    if unknown := sorted(str(name) for name in wanted.keys() - {*FIELDS, *OF_COLUMN}):
+        raise InvalidUsage(f"a policy of rows has no {unknown[0]!r:.100}; it has {', '.join((*FIELDS, *OF_COLUMN))}")
     given = {name: value for name, value in wanted.items() if value is not None}
     age_ms, rows = _age("age", given.get("age")), given.get("rows")
+    column, column_age_ms = given.get("column"), _age("column_age", given.get("column_age"))
     checked("rows", rows, int, type(None))
+    checked("column", column, str, type(None))
+    checked("mode", mode := given.get("mode", RETRACT), str)
+    checked("column_unit", unit := given.get("column_unit", ""), str)
     policy = RowPolicy(
         age_ms,
         None if "bytes" not in given else bytes_of(given["bytes"]),
         rows,
-        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms),
+        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms or column_age_ms),
         names("consumers", given.get("consumers", ())),
         _age("consumers_max_age", given.get("consumers_max_age")),
         _ladder(given.get("tags", {})),
+        column,
+        column_age_ms,
+        unit,
+        mode,
     )
     policy.check()
     return policy
@@ -121,10 +140,14 @@ def policy_json(policy: RowPolicy) -> dict[str, Any]:
         "age": None if policy.age_ms is None else history_text(policy.age_ms),
         "bytes": policy.bytes_max,
         "rows": policy.rows_max,
-        "cut_every": history_text(policy.cut_every_ms) if policy.cuts else None,
+        "cut_every": history_text(policy.cut_every_ms) if policy.takes_rows else None,
         "consumers": list(policy.consumers) or None,
         "tags": {rung: count for rung in RUNGS if (count := getattr(policy.tags, rung))} or None,
         "consumers_max_age": None if policy.consumers_max_age_ms is None else history_text(policy.consumers_max_age_ms),
+        "column": policy.column,
+        "column_age": None if policy.column_age_ms is None else history_text(policy.column_age_ms),
+        "column_unit": policy.column_unit or None,
+        "mode": policy.mode if policy.mode == DROP else None,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -154,8 +177,14 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
     found = _read(transport, name, retry_s)
     facts, done = found.facts, found.facts.done
     now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
-    planned, following = plan(facts, now_ms), next_ms(facts, now_ms)
-    no_clock = () if found.checked_ms is not None or facts.policy is None else (NO_CLOCK,)
+    planned, looked = plan(facts, now_ms), done.looked
+    following = min(
+        (at for at in (next_ms(facts, now_ms), next_look_ms(facts, now_ms)) if at is not None), default=None
+    )
+    held_by = (*no_clock_of(found), *planned.held_by, *held_by_column(transport, name, facts))
+    due = planned.due
+    if due is not None and facts.drops and (reason := refused_drop(transport, name, due.cut.upper)) is not None:
+        due, held_by = None, (*held_by, reason)
     return RowRetention(
         None if facts.policy is None else policy_json(facts.policy),
         facts.version,
@@ -164,33 +193,45 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         shown_instant(done.at_ms) if done.at_ms else None,
         done.removed,
         done.overran,
-        None if planned.due is None else planned.due.cut.upper,
+        None if due is None else due.cut.upper,
         None if following is None else shown_instant(following),
-        (*no_clock, *planned.held_by),
+        tuple(dict.fromkeys(held_by)),
         facts.rows,
         facts.stored_bytes,
+        shown_instant(looked.at_ms) if looked.at_ms else None,
+        looked.removed if looked.at_ms else None,
+        has_to_look(facts, now_ms),
     )
 
 
-def run_retention(
-    transport: OneShard, name: str, settings: HandleSettings, *, dry_run: bool = False, retries: int = TRIES
-) -> RetentionRun:
-    """Take the cuts that are due, and truncate by what the policy says now. Repeating it is safe.
+def no_clock_of(found: c.RetentionIs) -> tuple[str, ...]:
+    """What is said where the policy cannot go by any clock."""
+    return () if found.checked_ms is not None or found.facts.policy is None else (NO_CLOCK,)
 
-    It goes by the clock of who commits, where the blob store agrees with it: by one clock alone nothing goes. Raises
-    UpperMismatch (others wrote meanwhile each time), Unavailable (also: no clock can be trusted), and what every call
-    may.
+
+def run_retention(
+    transport: OneShard,
+    name: str,
+    settings: HandleSettings,
+    *,
+    dry_run: bool = False,
+    retries: int = TRIES,
+    by_hand: bool = True,
+) -> RetentionRun:
+    """Take the cuts that are due, and take the rows away that the policy says now. Repeating it is safe.
+
+    It goes by the clock of who commits, where the blob store agrees with it: by one clock alone nothing goes.
+    `by_hand`: rows are looked for by the column also where that was done less than `cut_every` ago. Raises
+    UpperMismatch (others wrote meanwhile each time), Conflict (the policy was changed meanwhile), Unavailable (also: no
+    clock can be trusted), and what every call may.
     """
     retry_s, cuts = settings.write.retry_s, 0
     found = _read(transport, name, retry_s)
     if found.facts.policy is None:
         return RetentionRun(None, (), (), (), 0, None)
     now_ms = _checked_ms(name, found)
-    rungs, gone = due_rungs(found.facts, now_ms), outlived(found.facts)
-    if (rungs or gone) and not dry_run:
-        send(transport, name, c.SetRungs(rungs, gone), retry_s)
-        if rungs and (beyond := outlived(_read(transport, name, retry_s).facts)):
-            send(transport, name, c.SetRungs((), beyond), retry_s)
+    if not dry_run:
+        _set_rungs(transport, name, found.facts, now_ms, retry_s)
     for at_ms in () if dry_run else wanted_cuts(found.facts, now_ms):
         kept = send(transport, name, c.TakeCut(at_ms), retry_s)
         assert isinstance(kept, c.CutKept)
@@ -198,22 +239,80 @@ def run_retention(
     if cuts:
         found = _read(transport, name, retry_s)
         now_ms = _checked_ms(name, found)
-    planned = plan(found.facts, now_ms)
+    planned, done = plan(found.facts, now_ms), None
     due = planned.due
-    if due is None:
-        return RetentionRun(None, (), (), planned.held_by, cuts, shown_instant(now_ms))
+    if due is not None:
+        tried = _truncated(transport, name, due, settings, _How(found.facts.drops, retries, dry_run, now_ms))
+        if isinstance(tried, tuple):
+            held_by = tuple(dict.fromkeys((*planned.held_by, *tried)))
+            return RetentionRun(None, (), (), held_by, cuts, shown_instant(now_ms))
+        done = tried
+        if done.changed:
+            found = _read(transport, name, retry_s)
+            _checked_ms(name, found)
+    by_column = run_by_column(transport, name, settings, found, dry_run=dry_run, by_hand=by_hand)
+    return _ran(done, due, planned.held_by, by_column, cuts, now_ms)
+
+
+def _set_rungs(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> None:
+    """Set the tags of the ladder that are due, and take those away that it does not keep any more."""
+    rungs, gone = due_rungs(facts, now_ms), outlived(facts)
+    if rungs or gone:
+        send(transport, name, c.SetRungs(rungs, gone), retry_s)
+        if rungs and (beyond := outlived(_read(transport, name, retry_s).facts)):
+            send(transport, name, c.SetRungs((), beyond), retry_s)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How a policy truncates: by drops or not, how often where others write, whether it only tells, and when."""
+
+    drops: bool
+    retries: int
+    dry_run: bool
+    now_ms: int
+
+
+def _truncated(
+    transport: OneShard, name: str, due: Due, settings: HandleSettings, how: _How
+) -> Truncated | tuple[str, ...]:
+    """What went by the cut that is due, which the policy is done with then; or what holds it back."""
     said = info_bytes("info", {"retention": list(due.why)})
-    truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
     try:
-        done = replace(truncating, info=said).run(None, retries, dry_run=dry_run)
+        if how.drops:
+            made = dropped(transport, name, due, settings, said, dry_run=how.dry_run)
+            if isinstance(made, str):
+                return (made,)
+            done = made
+        else:
+            truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
+            done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
     except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
-        planned = plan(_read(transport, name, retry_s).facts, now_ms)
+        planned = plan(_read(transport, name, settings.write.retry_s).facts, how.now_ms)
         if planned.due == due:
             raise
-        return RetentionRun(None, (), (), planned.held_by, cuts, shown_instant(now_ms))
-    if not dry_run:
-        send(transport, name, c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes)), retry_s)
-    return RetentionRun(done, due.why, due.passes, planned.held_by, cuts, shown_instant(now_ms))
+        return planned.held_by
+    if not how.dry_run:
+        passed = c.PassCut(due.cut_ms, due.cut.upper, done.removed, bool(due.passes))
+        send(transport, name, passed, settings.write.retry_s)
+    return done
+
+
+def _ran(
+    done: Truncated | None, due: Due | None, held_by: tuple[str, ...], by_column: Outcome, cuts: int, now_ms: int
+) -> RetentionRun:
+    why, passes = ((), ()) if due is None else (due.why, due.passes)
+    if by_column.done is not None and by_column.done.removed:
+        why = (*why, COLUMN)
+    return RetentionRun(
+        done,
+        why,
+        tuple(dict.fromkeys((*passes, *by_column.passes))),
+        tuple(dict.fromkeys((*held_by, *by_column.held_by))),
+        cuts,
+        shown_instant(now_ms),
+        by_column.done,
+    )
 
 
 def set_policy(
@@ -233,6 +332,8 @@ def set_policy(
             expected=version,
             actual=now.version,
         )
+    if policy is not None and policy.column is not None:
+        check_column(transport, name, policy.column, policy.column_unit)
     if policy is not None and not asked.confirm:
         _guard(transport, name, policy, settings)
     send(transport, name, c.SetSettings(version, now.history_ms, now.mark_every_ms, policy), retry_s)
@@ -248,17 +349,17 @@ class Asked:
 
 
 def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSettings) -> None:
-    """Raises InvalidUsage where the policy would take away more than half of the rows as soon as it is set."""
+    """Raises InvalidUsage where the policy would take away more than half of the rows as soon as it is set.
+
+    A row that goes by a cut and by the column counts for both.
+    """
     found = _read(transport, name, settings.write.retry_s)
     now_ms, facts = _checked_ms(name, found), found.facts
-    upper = _at_once(transport, name, record.replace(facts, policy=record.replace(policy, consumers=())), now_ms)
-    if not upper or facts.rows == 0:
-        return
-    tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
-    try:
-        removed = tried.run(None, 0, dry_run=True).removed or 0
-    except NotReadable:  # what was forgotten cannot be cut
-        return
+    alone = record.replace(facts, policy=record.replace(policy, consumers=()))
+    removed = _cut_at_once(transport, name, alone, now_ms, settings)
+    if policy.column is not None and facts.upper.element and blocked(facts) is None:
+        outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
+        removed += 0 if outcome.done is None else outcome.done.removed
     if removed and (facts.rows is None or 2 * removed > facts.rows):
         raise InvalidUsage(
             f"this policy would take away {removed} of the {'' if facts.rows is None else f'{facts.rows} '}rows of "
@@ -266,6 +367,20 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
             removed=removed,
             rows=facts.rows,
         )
+
+
+def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, settings: HandleSettings) -> int:
+    """How many rows the first run would take away by a cut."""
+    upper = _at_once(transport, name, facts, now_ms)
+    if not upper or facts.rows == 0:
+        return 0
+    if facts.drops:
+        return count_dropped(transport, name, upper, settings)
+    tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
+    try:
+        return tried.run(None, 0, dry_run=True).removed or 0
+    except NotReadable:  # what was forgotten cannot be cut
+        return 0
 
 
 def _at_once(transport: OneShard, name: str, facts: Facts, now_ms: int) -> int:
@@ -310,10 +425,13 @@ class Retaining(Past):
 
         Args:
             policy: a dict with at least one of `age` (rows older than that go, as `90d`), `bytes` (about so many stay,
-                as `500GiB` or a number), `rows` (at least so many stay) and `tags` (a ladder: so many of each kind are
-                kept, as `{"hourly": 24, "daily": 31, "monthly": 24}`). With `cut_every`: how finely (a hundredth of the
-                age, or an hour). With `consumers`, names of critical readers: nothing goes that one of them has not
-                passed; and `consumers_max_age`: but for what is older than that. None: all rows are kept.
+                as `500GiB` or a number), `rows` (at least so many stay), `column` and `tags` (a ladder: so many of each
+                kind are kept, as `{"hourly": 24, "daily": 31, "monthly": 24}`). With `cut_every`: how finely (a
+                hundredth of the age, or an hour). With `consumers`, names of critical readers: nothing goes that one of
+                them has not passed; and `consumers_max_age`: but for what is older than that. `column` comes with
+                `column_age`: rows go whose wall clock in that column is older, whenever they came. Where it has whole
+                numbers, `column_unit` tells what they count: s, ms, us or ns. `mode` "drop" truncates without reading
+                what goes, as `truncate` does, and waits where a drop is refused. None: all rows are kept.
             confirm: also if the policy takes away more than half of the rows as soon as it is set.
             expected_version: that the settings must have now; None is the one that they have.
         Returns: the policy afterwards.
@@ -332,7 +450,8 @@ class Retaining(Past):
 
         Args:
             dry_run: only tell what would go, by the cuts that were taken.
-        Raises: UpperMismatch (others wrote meanwhile; repeat it), Unavailable (no clock can be trusted).
+        Raises: UpperMismatch (others wrote meanwhile; repeat it), Conflict (the policy was changed meanwhile; repeat
+            it), Unavailable (no clock can be trusted).
         """
         checked("dry_run", dry_run, bool)
         return run_retention(self._transport, self.name, self._settings, dry_run=dry_run)

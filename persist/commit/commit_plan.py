@@ -105,6 +105,10 @@ class FlushHistory(Struct, frozen=True):
     """A task of upkeep: write the recent entries of the newest State to a file. Ends in a FlushEntries."""
 
 
+class Retain(Struct, frozen=True):
+    """A task of upkeep: do what the shard's policy of rows asks for (`persist.client.keeping`)."""
+
+
 class Collect(Struct, frozen=True):
     """A task of upkeep: delete what no live version of the shard needs (`persist.commit.collector`)."""
 

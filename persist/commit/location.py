@@ -95,6 +95,8 @@ class Location:
         self._stamps = CheckedClock(blob, self.clock, self.ids) if self.settings.compares_clock else None
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
         self._collector = Collector(self, COLLECTS)
+        self._retain: Callable[[str], object] | None = None
+        self._retaining = threading.Lock()
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
         self._unread: OrderedDict[str, None] = OrderedDict()  # names that were new of late
@@ -119,6 +121,8 @@ class Location:
                 )
                 if self.settings.collects:
                     machine.collect_with(self._maintain)
+                if self._retain is not None:
+                    machine.retain_with(self._retained)
                 self._make_room(name)
             self._machines.move_to_end(name)
             return machine
@@ -131,6 +135,23 @@ class Location:
             age(machine, self.clock)
             forget_dropped(machine)
         self._collector.run(name)
+
+    def retain_with(self, retain: Callable[[str], object]) -> None:
+        """Have `retain(name)` run policies of rows in the background, as commits of this process land.
+
+        For one shard at a time: the others have their turn with a later commit.
+        """
+        with self._lock:
+            self._retain = retain
+            for machine in self._machines.values():
+                machine.retain_with(self._retained)
+
+    def _retained(self, name: str) -> None:
+        if self._retain is not None and self._retaining.acquire(blocking=False):
+            try:
+                self._retain(name)
+            finally:
+                self._retaining.release()
 
     def settings_of_new(self, name: str) -> ShardSettings:
         """The settings of a new shard of this name, if nobody says anything else."""

@@ -25,6 +25,7 @@ from persist.commit.commit_plan import (
     Given,
     Merge,
     Outcome,
+    Retain,
     Supply,
     Task,
     plan_commit,
@@ -112,11 +113,17 @@ class Machine(CachedState):
         self._store_clock = StoreClock(versions.blob, system.clock, system.ids)
         self._upkeep = Upkeep(policy, settings.small_merges)
         self._collect: Callable[[str], object] | None = None
+        self._retain: Callable[[str], object] | None = None
 
     def collect_with(self, collect: Callable[[str], object]) -> None:
         """Have `collect(name)` called in the background whenever a commit leaves something to collect."""
         self._collect = collect
         self._upkeep.collects = True
+
+    def retain_with(self, retain: Callable[[str], object]) -> None:
+        """Have `retain(name)` called in the background as commits land, now and then, where rows have a policy."""
+        self._retain = retain
+        self._upkeep.retains = True
 
     def create(self, state: State, follows: str | None = None) -> State:
         """Commit the first State of a shard, unless the shard exists; the State that is there afterwards.
@@ -432,9 +439,10 @@ class Machine(CachedState):
 
     def _do(self, duty: Duty) -> None:
         try:
-            if isinstance(duty.task, Collect):
-                if self._collect is not None:
-                    self._collect(self.name)
+            if isinstance(duty.task, (Collect, Retain)):
+                work = self._collect if isinstance(duty.task, Collect) else self._retain
+                if work is not None:
+                    work(self.name)
                 return
             command = self._blobs.done(duty.task, self.state())
             if command is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from persist.commit.commit_plan import BundleUp, Collect, FlushHistory, FlushIndex, FlushTokens, Merge, RollUp
+from persist.commit.commit_plan import BundleUp, Collect, FlushHistory, FlushIndex, FlushTokens, Merge, Retain, RollUp
 from persist.core.bundles import to_bundle
 from persist.core.ids import SeqNo
 from persist.core.merge_plan import claimed, garbage_due, inline_due, tier_due
@@ -30,7 +30,7 @@ class Duty(Struct, frozen=True):
     """One piece of upkeep: a task of the blob store. `inputs` are the parts that it will replace."""
 
     kind: str
-    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect
+    task: Merge | BundleUp | RollUp | FlushIndex | FlushTokens | FlushHistory | Collect | Retain
     inputs: frozenset[str] = frozenset()
 
 
@@ -38,6 +38,7 @@ class Upkeep:
     """Remembers what is under way. Thread-safe. `merges`: whether small merges are among the duties.
 
     `collects`: whether collections are. One is asked for once a rollup, and only where its horizon can move.
+    `retains`: whether policies of rows are run. Whether one is due is looked up in the State, by whoever runs it.
     """
 
     def __init__(self, policy: Policy, merges: bool) -> None:
@@ -50,6 +51,7 @@ class Upkeep:
         self._given_away: SeqNo | None = None  # the rollup after which a flush of marks took the place of the next one
         self.collects = False
         self._collected: tuple[SeqNo, bool, bool] | None = None
+        self.retains = False
 
     def due(self, state: State, level: int = BUNDLES_LEVEL) -> list[Duty]:
         """What the State that was just committed asks for, and is not under way. All of it counts as under way now.
@@ -69,6 +71,8 @@ class Upkeep:
             duties += self._bundles_due(state) if level >= BUNDLES_LEVEL else ()
         if self.collects and self._has_to_collect(state):
             duties.append(Duty("collection", Collect()))
+        if self.retains and state.settings.rows is not None and not state.is_closed:
+            duties.append(Duty("retention", Retain()))
         return [duty for duty in duties if self._begins(duty)]
 
     def _turn(self, state: State) -> Iterator[Duty]:

@@ -82,9 +82,11 @@ from persist.core.results import TimeResolved as TimeResolved
 from persist.core.results import TimeToCome as TimeToCome
 from persist.core.results import WriterRegistered as WriterRegistered
 from persist.core.retention_commands import CutKept as CutKept
+from persist.core.retention_commands import NoteLooked as NoteLooked
 from persist.core.retention_commands import PassCut as PassCut
 from persist.core.retention_commands import ReadRetention as ReadRetention
 from persist.core.retention_commands import RetentionIs as RetentionIs
+from persist.core.retention_commands import RetractAged as RetractAged
 from persist.core.retention_commands import SetRungs as SetRungs
 from persist.core.retention_commands import TakeCut as TakeCut
 from persist.core.rewrite_commands import DropBefore as DropBefore

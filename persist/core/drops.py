@@ -69,6 +69,11 @@ def clip(part: Part, floor: int) -> Part:
     return part if part.time_min >= floor else replace(part, clip=floor, time_min=floor, diff_sum=None)
 
 
+def known_rows(parts: Iterable[Part]) -> int:
+    """The sum of the diffs of those parts that tell theirs."""
+    return sum(part.diff_sum for part in parts if part.diff_sum is not None)
+
+
 def begins(part: Part) -> int:
     """The time before which the part has no update that shows."""
     return part.time_min if part.clip is None else max(part.clip, part.time_min)

@@ -11,7 +11,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.drops import begins
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
-from persist.core.state import State, earliest_readable, is_kept
+from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.state_diff import StateDiff, apply
 
 
@@ -67,7 +67,8 @@ def _check_drops(old: State, new: State) -> None:
     """A drop takes a time of this commit, and the time before its cut can be told apart. It goes when none needs it."""
     for drop in new.drops:
         is_new = drop not in old.drops
-        if is_new and not (is_kept(old, drop.cut - 1) and old.upper.less_equal(drop.at)):
+        is_told_apart = is_kept(old, drop.cut - 1) or drop.cut - 1 in cut_times(old)
+        if is_new and not (is_told_apart and old.upper.less_equal(drop.at)):
             raise Corruption(f"shard {old.name!r} would drop what lies before {drop.cut}, which was forgotten")
     gone = [drop for drop in old.drops if drop not in new.drops]
     if gone and not new.tombstone and (earliest_readable(new) < Antichain(gone[-1].at) or new.floor < gone[-1].cut):
@@ -79,8 +80,9 @@ def _check_truncations(old: State, new: State) -> None:
     for one, following in pairwise(new.truncations):
         if not (one.before < following.before and one.at <= following.at):
             raise Corruption(f"truncations of shard {old.name!r} would not ascend: {one}, then {following}")
+    known = {one.at for one in old.truncations}  # what they took may be counted anew
     for one in new.truncations:
-        if one.wrote and one not in old.truncations and not old.upper.less_equal(one.at):
+        if one.wrote and one.at not in known and not old.upper.less_equal(one.at):
             raise Corruption(f"shard {old.name!r} would remember a truncation at {one.at}, which it did not make")
 
 

@@ -34,7 +34,7 @@ from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch, Part, diff_sum_of
 from persist.core.commands import MergeSpec
 from persist.core.erasing import MERGE_CLAIM, stretch, to_rewrite
-from persist.core.state import Policy, State, kept_below, named_times
+from persist.core.state import Policy, State, cut_times, kept_below, named_times
 from persist.core.trace import Trace
 
 FAN_IN = 4
@@ -151,7 +151,7 @@ def _tagged(state: State, lower: Antichain, upper: Antichain) -> int:
 
     For each, what is left may be there again.
     """
-    times = named_times(state) | {drop.cut - 1 for drop in state.drops}
+    times = named_times(state) | cut_times(state) | {drop.cut - 1 for drop in state.drops}
     within = (time for time in times if lower.less_equal(time) and not upper.less_equal(time + 1))
     return sum(1 for time in within if not state.merge_since.less_equal(time))
 

@@ -8,7 +8,8 @@ from persist.core.command import TIME_MS_MAX, Command, ReadCommand
 from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
-from persist.core.row_policy import Rung
+from persist.core.rewrite_commands import Rewrite
+from persist.core.row_policy import Looked, Rung
 from persist.core.tags import TAGS_MAX
 
 RUNGS_AT_ONCE = 8
@@ -37,6 +38,26 @@ class PassCut(Command, frozen=True):
     cut_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
     upper: Annotated[int, Meta(ge=0)]
     removed: int | None = None
+    overran: bool = False
+
+
+class RetractAged(Rewrite, frozen=True, kw_only=True):
+    """The rows take away what the policy of rows says by its column, as the settings of `version` have it. -> Appended
+
+    Conflict where the settings have another version by now: then nothing is taken away.
+    """
+
+    version: Annotated[int, Meta(ge=0)] = 0
+
+
+class NoteLooked(Command, frozen=True):
+    """Remember how far the policy has come by its column. -> CutKept. A retry is safe.
+
+    Nothing changes where the settings have another version by now, or where it has come further. `overran`: what a
+    consumer has not passed went.
+    """
+
+    looked: Looked
     overran: bool = False
 
 

@@ -11,7 +11,7 @@ from persist.core.antichain import Antichain
 from persist.core.ids import critical_reader_id_of
 from persist.core.marks import point_after, point_at
 from persist.core.record import Record
-from persist.core.row_policy import KeptCut, Retention, RowPolicy
+from persist.core.row_policy import DROP, KeptCut, Retention, RowPolicy
 from persist.core.state import State
 from persist.core.tags import Tag
 from persist.core.truncation import Truncation
@@ -39,6 +39,11 @@ class Facts(Record, frozen=True):
     stored_bytes: int
     holds: Mapping[str, Antichain]
     tags: Mapping[str, Tag] = {}
+
+    @property
+    def drops(self) -> bool:
+        """Whether the policy truncates by drops."""
+        return self.policy is not None and self.policy.mode == DROP
 
     @property
     def came(self) -> int | None:
@@ -114,12 +119,8 @@ def plan(facts: Facts, now_ms: int) -> Plan:
     wanted, why = _wanted(facts, policy, now_ms)
     if wanted is None:
         return Plan(None)
-    if facts.upper.element is None or facts.since.is_empty:
-        return Plan(None, ("the shard is closed",))
-    if facts.upper <= facts.since:
-        return Plan(None, (f"nothing can be read before the next write: since and upper are {facts.since}",))
-    if facts.done.appended:
-        return Plan(None, ("the shard is fed by append, whose writer owns the times: a truncation would take one",))
+    if (reason := blocked(facts)) is not None:
+        return Plan(None, (reason,))
     last_ms, last = wanted
     behind = [name for name in policy.consumers if not _has_passed(facts, name, last.upper)]
     held_by = tuple(_told(facts, name, last.upper) for name in behind)
@@ -129,6 +130,17 @@ def plan(facts: Facts, now_ms: int) -> Plan:
         if not passes or (max_age_ms is not None and at_ms <= now_ms - max_age_ms):
             return Plan(Due(at_ms, cut, why, passes), held_by)
     return Plan(None, held_by)
+
+
+def blocked(facts: Facts) -> str | None:
+    """Why no row can go now, whatever the policy says; None: rows can go."""
+    if facts.upper.element is None or facts.since.is_empty:
+        return "the shard is closed"
+    if facts.upper <= facts.since:
+        return f"nothing can be read before the next write: since and upper are {facts.since}"
+    if facts.done.appended:
+        return "the shard is fed by append, whose writer owns the times: a truncation would take one"
+    return None
 
 
 def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:

@@ -24,6 +24,9 @@ NUMBER_MAX = 2**62
 CONSUMERS_MAX = 100
 RUNG_MAX = 200  # tags of one kind in a ladder
 CURSOR_CHARS_MAX = 256
+COLUMN_CHARS_MAX = 1_000
+RETRACT, DROP = "retract", "drop"  # how a cut takes rows away
+UNITS = ("s", "ms", "us", "ns")  # of a column of whole numbers: since 1970, UTC
 _BYTES = re.compile(r"([0-9]{1,18})(B|[KMGTP]iB|[kMGTP]B)?")
 _UNITS: dict[str, int] = {unit + "iB": 1024**power for power, unit in enumerate("KMGTP", 1)}
 _UNITS |= {unit + "B": 1000**power for power, unit in enumerate("kMGTP", 1)} | {"B": 1}
@@ -61,12 +64,18 @@ class RowPolicy(Record, frozen=True):
 
     `cut_every_ms` is how finely: what goes was there before an instant of that grid. Nothing goes that one of the
     critical readers `consumers` has not passed, unless it is older than `consumers_max_age_ms` (None: in any case).
-    `tags` is the ladder of tags that maintenance sets and takes away.
+    `tags` is the ladder of tags that maintenance sets and takes away. Rows of which `column` tells a wall clock that is
+    older than `column_age_ms` go too, whenever they came; `column_unit` is that of whole numbers ("": it has a type of
+    its own for wall clocks). `mode` tells whether cuts take rows away by retractions or by a drop.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        ("age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms", "tags"), 4
-    )
+        (
+            "age_ms", "bytes_max", "rows_max", "cut_every_ms", "consumers", "consumers_max_age_ms", "tags",
+            "column", "column_age_ms", "column_unit", "mode",
+        ),
+        4,
+    )  # fmt: skip
 
     age_ms: int | None = None
     bytes_max: int | None = None
@@ -75,24 +84,38 @@ class RowPolicy(Record, frozen=True):
     consumers: tuple[str, ...] = ()
     consumers_max_age_ms: int | None = None
     tags: Ladder = NO_LADDER
+    column: str | None = None
+    column_age_ms: int | None = None
+    column_unit: str = ""
+    mode: str = RETRACT
 
     @property
     def cuts(self) -> bool:
-        """Whether rows go by it: else it only sets tags."""
+        """Whether rows go by when they came, so that cuts are taken for it."""
         return self.age_ms is not None or self.bytes_max is not None or self.rows_max is not None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether rows go by it: else it only sets tags."""
+        return self.cuts or self.column is not None
 
     def check(self) -> None:
         """Raises InvalidUsage where a limit makes no sense."""
         self.tags.check()
-        if not self.cuts and self.tags == NO_LADDER:
-            raise InvalidUsage("a policy needs an age, bytes, rows or tags; to keep all rows take the policy away")
-        if not self.cuts and self.consumers:
-            raise InvalidUsage("consumers are for a policy with an age, bytes or rows")
+        self._check_column()
+        self._check_mode()
+        if not self.takes_rows and self.tags == NO_LADDER:
+            raise InvalidUsage(
+                "a policy needs an age, bytes, rows, a column or tags; to keep all rows take the policy away"
+            )
+        if not self.takes_rows and self.consumers:
+            raise InvalidUsage("consumers are for a policy with an age, bytes, rows or a column")
         for what, value, most in (
             ("age", self.age_ms, AGE_MS_MAX),
             ("bytes", self.bytes_max, NUMBER_MAX),
             ("rows", self.rows_max, NUMBER_MAX),
             ("consumers_max_age", self.consumers_max_age_ms, AGE_MS_MAX),
+            ("column_age", self.column_age_ms, AGE_MS_MAX),
         ):
             if value is not None and not 0 < value <= most:
                 raise InvalidUsage(f"{what} is {value}; it must be in [1, {most}]")
@@ -100,7 +123,7 @@ class RowPolicy(Record, frozen=True):
             raise InvalidUsage(
                 f"cut_every is {self.cut_every_ms} ms; it must be in [{CUT_EVERY_MS_MIN}, {CUT_EVERY_MS_MAX}]"
             )
-        longest = max(self.age_ms or 0, self.consumers_max_age_ms or 0)
+        longest = max(self.age_ms or 0, self.consumers_max_age_ms or 0) if self.cuts else 0
         if longest > CUTS_OF_AN_AGE_MAX * self.cut_every_ms:
             raise InvalidUsage(
                 f"cut_every is {self.cut_every_ms} ms; for an age of {longest} ms it must be at least "
@@ -115,6 +138,26 @@ class RowPolicy(Record, frozen=True):
                 raise InvalidUsage(
                     f"a consumer is a cursor of 1 to {CURSOR_CHARS_MAX} characters, not {consumer!r:.300}"
                 )
+
+    def _check_mode(self) -> None:
+        if self.mode not in (RETRACT, DROP):
+            raise InvalidUsage(f"mode is {self.mode!r:.100}; it must be {RETRACT!r} or {DROP!r}")
+        if self.mode == DROP and self.column is not None:
+            raise InvalidUsage("a drop goes by when rows came, not by a column; take mode 'retract'")
+        if self.mode == DROP and not self.cuts:
+            raise InvalidUsage("mode is for a policy with an age, bytes or rows")
+
+    def _check_column(self) -> None:
+        if (self.column is None) != (self.column_age_ms is None):
+            raise InvalidUsage("column and column_age belong together: the column, and from which age on its rows go")
+        if self.column is None and self.column_unit:
+            raise InvalidUsage("column_unit is given without column")
+        if self.column is not None and not 1 <= len(self.column) <= COLUMN_CHARS_MAX:
+            raise InvalidUsage(
+                f"column is {self.column!r:.300}; it must be a name of 1 to {COLUMN_CHARS_MAX} characters"
+            )
+        if self.column_unit and self.column_unit not in UNITS:
+            raise InvalidUsage(f"column_unit is {self.column_unit!r:.100}; it must be one of {', '.join(UNITS)}")
 
 
 def cut_every_of(age_ms: int | None) -> int:
@@ -145,15 +188,37 @@ class KeptCut(Record, frozen=True):
     rows: int | None = None
 
 
+class Looked(Record, frozen=True):
+    """What the policy found when it looked for rows by its column, as the settings of `version` say; 0: never yet.
+
+    It looked at all that was there before the time `upper`, at `at_ms`, by a checked clock, and took `removed` rows
+    away. Of what is left nothing is old enough before `next_ms` (None: nothing will be), but for rows that wait for
+    consumers: `held` is the time that all of these had passed (None: none waits).
+    """
+
+    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(("version", "upper", "at_ms", "removed", "next_ms", "held"), 4)
+
+    version: int = 0
+    upper: int = 0
+    at_ms: int = 0
+    removed: int = 0
+    next_ms: int | None = None
+    held: int | None = None
+
+
+NOT_LOOKED = Looked()
+
+
 class Retention(Record, frozen=True):
     """How far the policy has come: everything before the time `upper`, which is the cut of the instant `cut_ms`.
 
     That was at `at_ms`, by a checked clock, and took `removed` rows away (None: not known). `overran` counts the
     truncations that passed a consumer. `appended`: the last rows came by `append`, whose writer owns the times.
+    `looked` is how far it has come by its column.
     """
 
     levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        ("cut_ms", "upper", "at_ms", "removed", "overran", "appended"), 4
+        ("cut_ms", "upper", "at_ms", "removed", "overran", "appended", "looked"), 4
     )
 
     cut_ms: int = 0
@@ -162,6 +227,7 @@ class Retention(Record, frozen=True):
     removed: int | None = None
     overran: int = 0
     appended: bool = False
+    looked: Looked = NOT_LOOKED
 
 
 NO_RETENTION = Retention()

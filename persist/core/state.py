@@ -19,7 +19,7 @@ from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
 from persist.core.recorded import NOBODY, Caller, Committed, Entry, EntryFile
-from persist.core.row_policy import NO_RETENTION, KeptCut, Retention
+from persist.core.row_policy import DROP, NO_RETENTION, KeptCut, Retention
 from persist.core.shard_settings import NO_SETTINGS, ShardSettings
 from persist.core.tags import Tag
 from persist.core.trace import EMPTY_TRACE, Trace
@@ -341,14 +341,14 @@ def held_since(state: State, *more: Antichain) -> Antichain:
 def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
     """The times before `since` that a merge of this State keeps apart, ascending. There may be more than 1,000.
 
-    They are the times of tags and before cuts, those of readers that hold one time alone, the last times before the
-    cuts of drops, and those at which truncations wrote retractions, with the times before these. None is ever added
-    before the shard's since. So a merge may ask a later State than the one in which since was found. In a shard that is
-    closed to reads none counts.
+    They are the times of tags and before cuts (also those by which a policy drops), those of readers that hold one time
+    alone, the last times before the cuts of drops, and those at which truncations wrote retractions, with the times
+    before these. None is ever added before the shard's since. So a merge may ask a later State than the one in which
+    since was found. In a shard that is closed to reads none counts.
     """
     if since.element is None or state.since.is_empty:
         return ()
-    found = {*_points(state), *(drop.cut - 1 for drop in state.drops)}
+    found = {*_points(state), *cut_times(state), *(drop.cut - 1 for drop in state.drops)}
     found.update(time for one in told_apart(state) if one.wrote for time in (one.at - 1, one.at))
     return tuple(sorted(time for time in found if time < since.element))
 
@@ -360,8 +360,19 @@ def told_apart(state: State) -> Truncations:
 
 
 def named_times(state: State) -> set[int]:
-    """The times that tags keep, and those before cuts."""
-    return {tag.time for tag in state.tags.values()} | {cut.upper - 1 for cut in state.cuts.values()}
+    """The times that tags keep, and those before cuts.
+
+    A policy that drops reads nothing as of its cuts. There they are told apart, and nobody can read as of them by that
+    alone: else the cuts that are still to come would keep all that was dropped.
+    """
+    policy = state.settings.rows
+    tagged = {tag.time for tag in state.tags.values()}
+    return tagged if policy is not None and policy.mode == DROP else tagged | cut_times(state)
+
+
+def cut_times(state: State) -> set[int]:
+    """The times before the cuts of the policy of rows, which merges keep apart."""
+    return {cut.upper - 1 for cut in state.cuts.values()}
 
 
 def is_kept(state: State, time: int) -> bool:

@@ -26,7 +26,7 @@ from persist.core.erasure import Doomed, Proof
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
 from persist.core.keys import entries_key, rollup_key
 from persist.core.recorded import EntryFile
-from persist.core.row_policy import Rung
+from persist.core.row_policy import Looked, Rung
 from persist.core.state import SchemaRecord, State
 from persist.formats.http_messages import decode_result
 from persist.formats.records import encoded
@@ -157,6 +157,8 @@ def commands(place: Place) -> list[c.Command]:
         c.ReadRetention(),
         c.TakeCut(1),
         c.PassCut(1, 1),
+        c.RetractAged(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), version=1),
+        c.NoteLooked(Looked(1, UPPER, 1)),
         c.SetRungs((Rung("hourly-2026-11-23T04Z", 1),)),
         c.ForgetTags(),
         c.ForgetDropped(),

@@ -22,7 +22,7 @@ from persist.core.marks import MARKS_PAGE_MAX, Mark
 from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
-from persist.core.row_policy import NO_RETENTION, RowPolicy, Rung
+from persist.core.row_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
 from persist.core.state import Policy, SchemaRecord, State
 from persist.core.tags import Tag
 from tests.scripts.harness import Arguments, ScriptError, print_error
@@ -213,7 +213,9 @@ def show_state(state: State) -> list[str]:
     lines += [f"drop {_fields(drop)}" for drop in state.drops]
     lines += [f"floor {state.floor}"] if state.floor else []
     if state.retention != NO_RETENTION:
-        lines.append(f"retention {_fields(state.retention)}")
+        lines.append(f"retention {_fields(replace(state.retention, looked=None))}")
+    if state.retention.looked != NOT_LOOKED:
+        lines.append(f"looked {_fields(state.retention.looked)}")
     lines += [show_erasure(key, state.erasures[key], {}) for key in sorted(state.erasures)]
     if state.settings.version:
         lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
@@ -237,13 +239,40 @@ def _fields(record: Any) -> str:
 
 
 def _row_policy(args: Arguments) -> RowPolicy | None:
-    """`age=` and `rows=` with `cut-every=`, `consumer=` and `consumers-max-age=`; none where no limit is given."""
+    """`age=`, `rows=` and `column=` with `column-age=`, `cut-every=`, `consumer=` and `consumers-max-age=`.
+
+    None where no limit is given.
+    """
     age_ms, rows_max = (_optional_number(args.optional(name)) for name in ("age", "rows"))
     every_ms, consumer = args.number("cut-every", 1000), args.named("consumer", "")
     max_age_ms = _optional_number(args.optional("consumers-max-age"))
-    if age_ms is None and rows_max is None:
+    column, column_age_ms = args.optional("column"), _optional_number(args.optional("column-age"))
+    if age_ms is None and rows_max is None and column is None:
         return None
-    return RowPolicy(age_ms, None, rows_max, every_ms, (consumer,) if consumer else (), max_age_ms)
+    consumers = (consumer,) if consumer else ()
+    return RowPolicy(
+        age_ms,
+        None,
+        rows_max,
+        every_ms,
+        consumers,
+        max_age_ms,
+        column=column,
+        column_age_ms=column_age_ms,
+        mode=args.named("mode", RETRACT),
+    )
+
+
+def _looked(args: Arguments) -> Looked:
+    """`version=`, `upper=`, `at=`, `removed=`, `next=`, `held=`."""
+    return Looked(
+        args.number("version", 0),
+        args.number("upper", 0),
+        args.number("at", 0),
+        args.number("removed", 0),
+        _optional_number(args.optional("next")),
+        _optional_number(args.optional("held")),
+    )
 
 
 def _merge(args: Arguments) -> c.MergeResult:
@@ -468,6 +497,14 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "read-retention": lambda a: c.ReadRetention(),
     "take-cut": lambda a: c.TakeCut(int(a.next("an instant"))),
     "pass-cut": lambda a: c.PassCut(int(a.next("an instant")), int(a.next("a time")), overran=a.flag("overran")),
+    "retract-aged": lambda a: c.RetractAged(
+        *parse_written(a),
+        _frontier(a),
+        a.number("as-of", 0),
+        version=a.number("version", 0),
+        runs=parse_runs(a.rest()),
+    ),
+    "note-looked": lambda a: c.NoteLooked(_looked(a), a.flag("overran")),
     "set-rung": lambda a: c.SetRungs((Rung(a.next("a tag"), int(a.next("an instant"))),)),
     "remove-rung": lambda a: c.SetRungs((), (a.next("a tag"),)),
     "read-settings": lambda a: c.ReadShardSettings(),

@@ -85,6 +85,8 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.ReadRetention: retention.read_retention,
     c.TakeCut: retention.take_cut,
     c.PassCut: retention.pass_cut,
+    c.RetractAged: retention.retract_aged,
+    c.NoteLooked: retention.note_looked,
     c.SetRungs: retention.set_rungs,
     c.EvolveSchema: lifecycle.evolve_schema,
     c.Drop: lifecycle.drop,

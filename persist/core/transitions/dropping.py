@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.batch import HollowBatch, Run, batch_of
-from persist.core.drops import begins, check_droppable, clipped, floor_at
+from persist.core.batch import HollowBatch, Part, Run, batch_of
+from persist.core.drops import begins, check_droppable, clipped, floor_at, known_rows
+from persist.core.entries import with_changes
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.record import replace
-from persist.core.state import State, earliest_readable, is_kept
+from persist.core.row_policy import KeptCut
+from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.trace import trace_of
 from persist.core.transitions.context import HISTORY_LEVEL, Context
 
@@ -29,7 +33,7 @@ def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
             f"rows of shard {state.name!r} before {floor} were dropped already, and what a restore has added again was "
             "written by the restore, after the cut; truncate with mode 'retract'"
         )
-    if not is_kept(state, cut - 1):
+    if not is_kept(state, cut - 1) and (state.since.is_empty or cut - 1 not in cut_times(state)):
         raise NotReadable(
             f"shard {state.name!r} is readable from {state.since} on: what was there before {cut} can no longer be "
             "told apart from what came then",
@@ -40,6 +44,20 @@ def drops_rows(state: State, cut: int, *, has_rows: bool = False) -> bool:
     return any(begins(part) < cut and part.time_max >= floor for part in state.trace.parts())
 
 
+def without_cuts(state: State, cut: int) -> Mapping[int, KeptCut]:
+    """The cuts of the policy that a drop before `cut` leaves: by one at or before it nothing more can go.
+
+    Each of them would keep the time before it readable, and so the files that were dropped.
+    """
+    gone = [at_ms for at_ms, known in state.cuts.items() if known.upper <= cut]
+    return with_changes(state.cuts, {}, gone) if gone else state.cuts
+
+
+def dropped_before(state: State) -> int:
+    """The cut of the last drop; 0: there was none. No cut at or before it is of use to a policy."""
+    return max(state.floor, state.drops[-1].cut if state.drops else 0)
+
+
 def forgettable(state: State) -> int:
     """How many of the drops, from the first on, no readable time comes before."""
     earliest = earliest_readable(state)
@@ -47,7 +65,11 @@ def forgettable(state: State) -> int:
 
 
 def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> tuple[State, c.Done]:
-    """Claims of merges that read what changes end: they would bring back what goes."""
+    """Claims of merges that read what changes end: they would bring back what goes.
+
+    What leaves the counts here had come all the same, so it is added to what truncations took. A part that is clipped
+    tells no count until it is merged.
+    """
     context.check_level("truncations", HISTORY_LEVEL)
     count = forgettable(state)
     if not count:
@@ -63,7 +85,26 @@ def forget_dropped(state: State, command: c.ForgetDropped, context: Context) -> 
     }
     claims = {key: claim for key, claim in state.claims.items() if changed.isdisjoint(claim.inputs)}
     trace = state.trace if not changed else trace_of(batches)
-    return replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor), c.Done()
+    removed = known_rows(state.trace.parts()) - known_rows(trace.parts())
+    state = _with_removed(state, removed)
+    following = replace(state, trace=trace, claims=claims, drops=state.drops[count:], floor=floor)
+    return following, c.Done()
+
+
+def recounted(state: State, taken: Iterable[Part], outputs: Iterable[Part]) -> State:
+    """The State in which a merge of a part that a drop has clipped leaves the number of rows that came as it was."""
+    inputs = tuple(taken)
+    if not state.floor or all(part.diff_sum is not None for part in inputs):
+        return state
+    return _with_removed(state, known_rows(inputs) - known_rows(outputs))
+
+
+def _with_removed(state: State, more: int) -> State:
+    """The State with so many rows more that truncations took. Where all of them were restored nothing is counted."""
+    if not more or not state.truncations:
+        return state
+    last = state.truncations[-1]
+    return replace(state, truncations=(*state.truncations[:-1], replace(last, removed=last.removed + more)))
 
 
 def brings_back(state: State, outputs: tuple[Run, ...]) -> bool:

@@ -8,6 +8,7 @@ from persist.core.entries import with_changes
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.marks import Mark, lowered, passed_by, sealed_by, with_grid
 from persist.core.record import replace
+from persist.core.row_policy import DROP
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, State, held_since, latest_time
 from persist.core.transitions.context import HISTORY_LEVEL, Context
@@ -246,7 +247,9 @@ def set_settings(state: State, command: c.SetSettings, context: Context) -> tupl
     if wanted.mark_every_ms != known.mark_every_ms:
         seal = with_grid(seal, known.mark_every_ms)
     files = state.entry_files if wanted.keeps_history else ()
-    cuts = state.cuts if wanted.rows is not None else {}
+    # What a policy has dropped is not there as of its cuts any more, so one that retracts takes cuts anew.
+    dropped = known.rows is not None and known.rows.mode == DROP and (wanted.rows is None or wanted.rows.mode != DROP)
+    cuts = {} if wanted.rows is None or dropped else state.cuts
     following = replace(state, settings=wanted, history_hold=hold, seal=seal, entry_files=files, cuts=cuts)
     return following, c.SettingsAre(wanted)
 

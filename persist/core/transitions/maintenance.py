@@ -12,7 +12,7 @@ from persist.core.keys import belongs_to, is_rollup_key, rollup_seqno
 from persist.core.record import replace
 from persist.core.state import Claim, Rollup, State, kept_below
 from persist.core.transitions.context import SWEEPS_LEVEL, Context
-from persist.core.transitions.dropping import brings_back
+from persist.core.transitions.dropping import brings_back, recounted
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES, expire_lapsed, heartbeat_ms
 from persist.core.transitions.naming import check_merged
 from persist.core.transitions.recording import cut
@@ -114,7 +114,10 @@ def apply_merge(state: State, command: c.MergeResult, context: Context) -> tuple
         return state, c.MergeApplied(landed)
     _check_since(state, command.since)
     first, count = _with_empty_neighbours(state, *found)
-    merged = _merged(state, inputs, command, state.trace.batches[first : first + count], context)
+    batches = state.trace.batches[first : first + count]
+    merged = _merged(state, inputs, command, batches, context)
+    taken = (part for batch in batches for part in batch.parts() if part.id in inputs)
+    state = recounted(state, taken, (part for run in command.outputs for part in run.parts))
     trace = state.trace.splice(first, count, [merged])
     return replace(state, trace=trace, claims=_without(state, command.claim_key)), c.MergeApplied(True)
 

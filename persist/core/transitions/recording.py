@@ -38,6 +38,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.Truncate: "truncate",
     c.DropBefore: "drop_before",
     c.Erase: "erase",
+    c.RetractAged: "truncate",
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -55,6 +56,7 @@ _OTHERS: Mapping[type[c.Command], str] = {
     c.ForgetDropped: AGE,
     c.TakeCut: AGE,
     c.PassCut: AGE,
+    c.NoteLooked: AGE,
     c.SetRungs: AGE,
     c.NoteRewritten: AGE,
     c.ProveErasure: "erased",

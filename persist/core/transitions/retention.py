@@ -6,14 +6,16 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.entries import with_changes
 from persist.core.erasing import erased_at
-from persist.core.errors import NotReadable, Unavailable
+from persist.core.errors import Conflict, NotReadable, Unavailable
 from persist.core.record import replace
 from persist.core.retention_plan import facts_of, rows_before
-from persist.core.row_policy import CUTS_MAX, KeptCut, Retention
+from persist.core.row_policy import CUTS_MAX, KeptCut
 from persist.core.state import State, is_kept
 from persist.core.tags import TAGS_MAX, Tag, check_tag_name
 from persist.core.transitions.context import HISTORY_LEVEL, Context
+from persist.core.transitions.dropping import dropped_before
 from persist.core.transitions.history import checked, upper_at
+from persist.core.transitions.writers import restore
 
 
 def read_retention(state: State, command: c.ReadRetention, context: Context) -> tuple[State, c.RetentionIs]:
@@ -35,7 +37,7 @@ def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State,
     upper = found.element
     if not upper or upper - 1 < erased_at(state) or not is_kept(state, upper - 1):
         return sealed, c.CutKept(False)
-    if upper <= max(state.retention.upper, _before(state, at_ms)):
+    if upper <= max(state.retention.upper, _before(state, at_ms), dropped_before(state)):
         return sealed, c.CutKept(False)  # rows that came by an unchecked clock show from the next point on
     cuts = with_changes(state.cuts, {at_ms: KeptCut(upper, rows_before(state, upper))})
     if len(cuts) > CUTS_MAX:
@@ -49,15 +51,41 @@ def pass_cut(state: State, command: c.PassCut, context: Context) -> tuple[State,
     if command.upper <= known.upper or state.upper < Antichain(command.upper):
         return state, c.CutKept(False)
     gone = [at_ms for at_ms, cut in state.cuts.items() if cut.upper <= command.upper]
-    done = Retention(
-        max(command.cut_ms, known.cut_ms),
-        command.upper,
-        context.checked_ms or known.at_ms,
-        command.removed,
-        known.overran + command.overran,
-        known.appended,
+    done = replace(
+        known,
+        cut_ms=max(command.cut_ms, known.cut_ms),
+        upper=command.upper,
+        at_ms=context.checked_ms or known.at_ms,
+        removed=command.removed,
+        overran=known.overran + command.overran,
     )
     return replace(state, cuts=with_changes(state.cuts, {}, gone), retention=done), c.CutKept(True)
+
+
+def retract_aged(state: State, command: c.RetractAged, context: Context) -> tuple[State, c.Appended]:
+    """Rows do not go by a policy that somebody has changed, or taken away, since they were looked for."""
+    context.check_level("policies of rows", HISTORY_LEVEL)
+    settings = state.settings
+    if command.version != settings.version or settings.rows is None or settings.rows.column is None:
+        raise Conflict(
+            f"the policy of rows of shard {state.name!r} has changed: its settings have version {settings.version}, "
+            f"and rows were looked for by a column of version {command.version}; nothing was taken away",
+            expected=command.version,
+            actual=settings.version,
+        )
+    return restore(state, command, context)
+
+
+def note_looked(state: State, command: c.NoteLooked, context: Context) -> tuple[State, c.CutKept]:
+    context.check_level("policies of rows", HISTORY_LEVEL)
+    looked, known, settings = command.looked, state.retention, state.settings
+    if settings.rows is None or looked.version != settings.version or state.upper < Antichain(looked.upper):
+        return state, c.CutKept(False)
+    is_new = known.looked.version != settings.version
+    if not is_new and (looked.upper, looked.at_ms) <= (known.looked.upper, known.looked.at_ms):
+        return state, c.CutKept(False)
+    done = replace(known, looked=looked, overran=known.overran + command.overran)
+    return replace(state, retention=done), c.CutKept(True)
 
 
 def set_rungs(state: State, command: c.SetRungs, context: Context) -> tuple[State, c.TagsAre]:

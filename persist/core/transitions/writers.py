@@ -17,7 +17,7 @@ from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_r
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
 from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
-from persist.core.transitions.dropping import drops_rows
+from persist.core.transitions.dropping import drops_rows, without_cuts
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
@@ -199,7 +199,10 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     result = c.Appended(state.upper, Antichain(time + 1))
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     state = replace(
-        state, service_times=_with_time(state.service_times, time), drops=(*state.drops, RowDrop(cut, time))
+        state,
+        service_times=_with_time(state.service_times, time),
+        drops=(*state.drops, RowDrop(cut, time)),
+        cuts=without_cuts(state, cut),
     )
     return _push(state, command, result, (), context)
 

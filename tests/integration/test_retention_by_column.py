@@ -1,0 +1,572 @@
+"""Policies of rows by a column: which rows go, what never goes, what holds them back, and what a look costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+import persist
+from compactor.metering import Metrics
+from compactor.worker import Worker
+from persist.cli.__main__ import main
+from persist.client import by_column
+from persist.client.shard import Shard
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Conflict, InvalidUsage, Unavailable, UpperMismatch
+from persist.core.row_policy import RowPolicy
+from persist.parts.ages import Sieve
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.integration.test_retention import keeper
+from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
+
+NAME = "events"
+SCHEMA = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+POLICY: dict[str, Any] = {"column": "at", "column_age": "10d", "cut_every": "1d"}
+
+
+@pytest.fixture
+def world() -> World:
+    found = World()
+    found.true_ms = START_MS // DAY_MS * DAY_MS
+    return found
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="30d")
+
+
+def day(world: World, days: float) -> datetime:
+    """A wall clock so many days ago."""
+    return datetime.fromtimestamp((world.true_ms - days * DAY_MS) / 1000, UTC)
+
+
+def rows(world: World, **ages: float | None) -> list[dict[str, Any]]:
+    """Rows `r7=3`: with the id 7, three days old; None has no wall clock."""
+    return [{"id": int(name[1:]), "at": None if days is None else day(world, days)} for name, days in ages.items()]
+
+
+def ids(shard: Shard) -> list[int]:
+    found: list[int] = shard.snapshot().to_arrow()["id"].to_pylist()
+    return found
+
+
+# --- which rows go
+
+
+def test_rows_go_by_their_value_whenever_they_came(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    shard.insert(rows(world, r1=2, r2=9.5, r3=30, r4=None, r5=-400))
+    task, metrics = keeper(machine, counted := Metrics()), counted
+    task(NAME)
+    assert ids(shard) == [1, 2, 4, 5], "nulls stay, and what lies ahead"
+    assert (metrics.counters.retention_runs, metrics.counters.retention_rows) == (1, 1)
+    told = shard.retention()
+    assert (told.column_removed, told.column_due, told.held_by) == (1, False, ())
+    world.pass_ms(DAY_MS)
+    task(NAME)
+    assert ids(shard) == [1, 4, 5]
+    world.pass_ms(20 * DAY_MS)
+    task(NAME)
+    assert ids(shard) == [4, 5]
+
+
+def test_as_often_as_a_row_is_there_it_goes(world: World, shard: Shard) -> None:
+    old = rows(world, r1=20)[0]
+    shard.insert([{**old, "__diff": 3}, *rows(world, r2=1)])
+    shard.insert([{**old, "__diff": -1}, {"id": 3, "at": day(world, 30), "__diff": -1}])
+    shard.retain(POLICY, confirm=True)
+    done = shard.run_retention().by_column
+    assert done is not None
+    assert (done.removed, done.older_than) == (2, day(world, 10))
+    assert [(row["id"], row["__diff"]) for row in shard.changes(0).to_arrow().to_pylist() if row["id"] == 1] == [
+        (1, -3)
+    ]
+    assert sorted(shard.snapshot().to_arrow()["id"].to_pylist()) == [2, 3], "what was there less than no times stays so"
+
+
+def test_it_is_one_commit_that_tells_why_and_can_be_undone(world: World, shard: Shard) -> None:
+    shard.retain(POLICY)
+    shard.insert(rows(world, r1=20, r2=1, r3=2))
+    done = shard.run_retention()
+    assert (done.why, done.truncated) == (("column",), None)
+    assert done.by_column is not None
+    entry = shard.history(1)[0]
+    assert (entry.operation, entry.info, entry.rows, entry.retractions) == (
+        "truncate", {"retention": ["column"]}, 1, 1,
+    )  # fmt: skip
+    assert (entry.lower, entry.upper) == (1, 2)
+    assert (done.by_column.lower, done.by_column.upper) == (Antichain(1), Antichain(2))
+    shard.restore(0)
+    assert ids(shard) == [1, 2, 3]
+    assert shard.run_retention().by_column is not None
+    assert ids(shard) == [2, 3], "what came back is still old"
+
+
+KINDS: list[tuple[Any, str, Any]] = [
+    (pa.timestamp("s"), "", lambda at: at.replace(tzinfo=None)),
+    (pa.timestamp("ns"), "", lambda at: at.replace(tzinfo=None)),
+    (pa.timestamp("ms", tz="Europe/Rome"), "", lambda at: at),
+    (pa.date32(), "", lambda at: at.date()),
+    (pa.int64(), "us", lambda at: int(at.timestamp() * 1_000_000)),
+    (pa.uint32(), "s", lambda at: int(at.timestamp())),
+]
+
+
+@pytest.mark.parametrize("in_key", [False, True])
+@pytest.mark.parametrize(("kind", "unit", "value"), KINDS, ids=[str(kind) for kind, *_ in KINDS])
+def test_kinds_of_columns(world: World, machine: Machine, kind: Any, unit: str, value: Any, in_key: bool) -> None:
+    schema = pa.schema([("at", kind), ("id", pa.int64())])
+    shard = machine.client.create_shard("kinds", schema, ["at", "id"] if in_key else ["id"], history="1d")
+    shard.insert([{"at": value(day(world, age)), "id": n} for n, age in enumerate((9, 9.9, 12, 40))])
+    shard.insert([{"at": None, "id": 7}, {"at": value(day(world, 11.5)), "id": 8}])
+    Worker(machine.location).run("kinds", idle=True)
+    shard.retain({**POLICY, **({"column_unit": unit} if unit else {})})
+    assert shard.run_retention().why == ("column",)
+    assert sorted(ids(shard)) == [0, 1, 7]
+
+
+def test_a_date_is_as_old_as_the_end_of_its_day(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(
+        "dates", pa.schema([("id", pa.int64()), ("at", pa.date32())]), ["id"], history="1d"
+    )
+    today = datetime.fromtimestamp(world.true_ms / 1000, UTC).date()
+    shard.insert([{"id": n, "at": today - timedelta(days=n)} for n in range(4)])
+    shard.retain({"column": "at", "column_age": "1d"}, confirm=True)
+    shard.run_retention()
+    assert ids(shard) == [0, 1]
+    assert isinstance(shard.snapshot().to_arrow()["at"][0].as_py(), date)
+
+
+def test_a_column_that_came_later_is_null_in_older_rows(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard("later", pa.schema([("id", pa.int64())]), ["id"], history="1d")
+    shard.insert([{"id": 1}])
+    shard.evolve_schema(SCHEMA)
+    shard.insert(rows(world, r2=20, r3=1))
+    shard.retain(POLICY)
+    shard.run_retention()
+    assert ids(shard) == [1, 3]
+
+
+# --- what a look costs
+
+
+def test_a_shard_at_rest_is_not_read(world: World, machine: Machine, shard: Shard) -> None:
+    """A look reads what may be old enough. It is worth one when something was written, or a value comes of age."""
+    shard.retain(POLICY)
+    shard.insert(rows(world, r1=8, r2=4, r3=None))
+    Worker(machine.location).run(NAME, idle=True)
+    task, looks, waits, seqnos = keeper(machine), [], [], []
+    with patch.object(by_column.TakingAged, "run", autospec=True, side_effect=by_column.TakingAged.run) as run:
+        for _ in range(20):
+            waits.append(task(NAME))
+            looks.append(run.call_count)
+            seqnos.append(machine.location.machine(NAME).state().seqno)
+            if waits[-1] is None:
+                break
+            world.pass_ms(int(waits[-1] * 1000))
+    assert waits[-1] is None, "it is not looked at again before it moves"
+    assert ids(shard) == [3]
+    assert looks[-1] <= 5, "the first look, one for each value, and one for what each of them wrote"
+    assert seqnos[-1] == seqnos[-2]
+
+
+def test_at_most_once_every_cut_every(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    task = keeper(machine)
+    with patch.object(by_column.TakingAged, "run", autospec=True, side_effect=by_column.TakingAged.run) as run:
+        for number in range(24):
+            shard.insert(rows(world, **{f"r{number}": 20}))
+            task(NAME)
+            world.pass_ms(HOUR_MS)
+    assert run.call_count == 1
+    assert len(ids(shard)) == 23
+    assert shard.retention().next == day(world, 0)
+    task(NAME)
+    assert ids(shard) == []
+
+
+def test_row_groups_that_are_young_are_not_read(world: World, machine: Machine, shard: Shard) -> None:
+    for age in (20, 5, 3):
+        count = 3_000
+        at = pa.array([day(world, age)] * count, SCHEMA.field("at").type)
+        shard.insert(pa.table({"id": pa.array(range(count)), "at": at}))
+    shard.retain(POLICY, confirm=True)
+    read, real = [], Sieve.rows
+
+    def counted(self: Sieve, table: pa.Table) -> pa.Table:
+        read.append(len(table))
+        return real(self, table)
+
+    with patch.object(Sieve, "rows", counted):
+        assert shard.run_retention().by_column is not None
+    assert sum(read) == 3_000, "of three parts one has old rows"
+    left = ids(shard)
+    assert len(left) == 6_000
+
+
+def test_nothing_to_take_commits_nothing_and_is_remembered(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    shard.insert(rows(world, r1=1))
+    done = shard.run_retention().by_column
+    assert done is not None
+    assert (done.changed, done.removed, shard.upper()) == (False, 0, Antichain(1))
+    before = machine.location.machine(NAME).refresh().seqno
+    assert shard.run_retention().by_column is None
+    assert machine.location.machine(NAME).refresh().seqno == before
+    assert shard.retention().next == day(world, -9) + timedelta(milliseconds=1)
+
+
+def test_a_dry_run_and_what_is_told(world: World, machine: Machine, shard: Shard) -> None:
+    shard.insert(rows(world, r1=20, r2=1, r3=2))
+    shard.retain(POLICY)
+    assert shard.retention().column_due
+    before = machine.location.machine(NAME).refresh().seqno
+    done = shard.run_retention(dry_run=True)
+    assert done.by_column is not None
+    assert (done.by_column.removed, done.by_column.changed) == (1, False)
+    assert machine.location.machine(NAME).refresh().entries[before], "nothing but what the reader holds was committed"
+    assert ids(shard) == [1, 2, 3]
+    assert shard.retention().column_at is None
+
+
+# --- clocks
+
+
+def test_a_wrong_clock_takes_no_rows(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    shard.insert(rows(world, r1=5, r2=20))
+    for off_ms in (400 * DAY_MS, -400 * DAY_MS):
+        wrong = world.machine(off_ms)
+        with pytest.raises(Unavailable, match="do not agree"):
+            wrong.shard(NAME).run_retention()
+        assert "do not agree" in wrong.shard(NAME).retention().held_by[0]
+    assert ids(shard) == [1, 2]
+
+
+# --- consumers
+
+
+def test_it_never_takes_what_a_consumer_has_not_passed(world: World, machine: Machine, shard: Shard) -> None:
+    shard.insert(rows(world, r1=20))
+    reader = shard.critical_reader("billing")
+    shard.retain({**POLICY, "consumers": ["billing"]}, confirm=True)
+    task = keeper(machine)
+    task(NAME)
+    assert ids(shard) == [1], "it has read nothing"
+    assert "consumer 'billing' is at [0]" in shard.retention().held_by[0]
+    shard.insert(rows(world, r2=20))
+    reader.downgrade_since(1)
+    world.pass_ms(DAY_MS)
+    task(NAME)
+    assert ids(shard) == [2]
+    world.pass_ms(DAY_MS)
+    assert task(NAME) is None, "nothing to do before the consumer moves"
+    reader.downgrade_since(3)
+    task(NAME)
+    assert (ids(shard), shard.retention().held_by) == ([], ())
+
+
+def test_an_equal_row_that_a_consumer_has_not_passed_stays(world: World, shard: Shard) -> None:
+    """The policy took the one that it had passed. An equal one that comes after that is not that one."""
+    old = rows(world, r1=20)
+    shard.insert(old)
+    reader = shard.critical_reader("billing")
+    reader.downgrade_since(1)
+    shard.retain({**POLICY, "consumers": ["billing"]}, confirm=True)
+    shard.run_retention()
+    assert ids(shard) == []
+    shard.insert(old)
+    shard.run_retention()
+    assert ids(shard) == [1]
+    shard.insert([{**old[0], "__diff": -1}, *rows(world, r2=20)])
+    shard.insert(old)
+    shard.run_retention()
+    assert ids(shard) == [1, 2]
+    reader.downgrade_since(3)
+    shard.run_retention()
+    assert ids(shard) == [1, 2], "what came at 2 was retracted, and came again at 4"
+    reader.downgrade_since(5)
+    shard.run_retention()
+    assert ids(shard) == []
+
+
+def test_a_consumer_that_was_never_registered_holds_everything(world: World, shard: Shard) -> None:
+    shard.insert(rows(world, r1=20, r2=1, r3=1))
+    shard.retain({**POLICY, "consumers": ["billing"]})
+    assert shard.run_retention().why == ()
+    assert "has no critical reader yet" in shard.retention().held_by[0]
+    assert shard.run_retention().by_column is None, "it is not looked at again before the consumer moves"
+
+
+def test_what_is_much_older_passes_a_consumer_and_is_counted(world: World, machine: Machine, shard: Shard) -> None:
+    shard.insert(rows(world, r1=12, r2=40))
+    reader = shard.critical_reader("billing")
+    reader.downgrade_since(1)
+    shard.insert(rows(world, r3=12, r4=40, r5=1))
+    shard.retain({**POLICY, "consumers": ["billing"], "consumers_max_age": "30d"}, confirm=True)
+    done = shard.run_retention()
+    assert done.by_column is not None
+    assert (done.by_column.removed, done.passed, ids(shard)) == (3, ("billing",), [3, 5])
+    assert "billing" in done.held_by[0]
+    assert shard.retention().overran == 1
+    world.pass_ms(19 * DAY_MS)
+    assert shard.run_retention().passed == ("billing",)
+    assert (ids(shard), shard.retention().overran) == ([5], 2), "at 31 days it waits for nobody"
+    assert reader.since == Antichain(1)
+
+
+def test_what_it_has_passed_alone_does_not_count_as_overrun(world: World, shard: Shard) -> None:
+    shard.insert(rows(world, r1=40))
+    shard.critical_reader("billing").downgrade_since(1)
+    shard.insert(rows(world, r2=1))
+    shard.retain({**POLICY, "consumers": ["billing"], "consumers_max_age": "30d"}, confirm=True)
+    assert shard.run_retention().passed == ()
+    assert (ids(shard), shard.retention().overran) == ([2], 0)
+
+
+def test_without_the_history_that_tells_what_was_passed_rows_wait(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard("plain", SCHEMA, ["id"], history="none")
+    shard.insert(rows(world, r1=20))
+    reader = shard.critical_reader("billing")
+    reader.downgrade_since(1)
+    shard.insert(rows(world, r2=20))
+    machine.location.machine("plain").apply(c.AgeHistory(world.true_ms))
+    shard.retain({**POLICY, "consumers": ["billing"]}, confirm=True)
+    assert shard.since() == Antichain(1)
+    assert shard.run_retention().why == ()
+    assert "wait for it" in shard.retention().held_by[0]
+    shard.insert(rows(world, r3=1))
+    reader.downgrade_since(3)
+    machine.location.machine("plain").apply(c.AgeHistory(world.true_ms))
+    shard.configure(history="7d")
+    shard.insert(rows(world, r4=1))
+    reader.downgrade_since(4)
+    assert shard.run_retention().why == ("column",)
+    assert ids(shard) == [3, 4]
+
+
+# --- who owns the times, and who writes meanwhile
+
+
+def test_a_shard_that_is_fed_by_append_is_left_alone(world: World, machine: Machine, shard: Shard) -> None:
+    shard.append(pa.Table.from_pylist(rows(world, r1=20), SCHEMA), 0, 1)
+    shard.retain(POLICY, confirm=True)
+    assert shard.run_retention().why == ()
+    assert "fed by append" in shard.retention().held_by[0]
+    assert ids(shard) == [1]
+    assert keeper(machine)(NAME) is None
+
+
+def test_what_others_write_meanwhile_is_looked_at_too(world: World, shard: Shard) -> None:
+    """Each try adds what came since the last one, so that a shard that is written all the time comes to an end."""
+    shard.insert(rows(world, r1=20, r2=20, r3=1))
+    shard.retain(POLICY, confirm=True)
+    meanwhile = [
+        rows(world, r4=20, r5=2),
+        [{**rows(world, r2=20)[0], "__diff": -1}],
+        [{**rows(world, r4=20)[0], "__diff": 2}],
+    ]
+    real = by_column.TakingAged._staged
+
+    def staged(self: Any, *given: Any) -> Any:
+        found = real(self, *given)
+        if meanwhile:
+            shard.insert(meanwhile.pop(0))
+        return found
+
+    with patch.object(by_column.TakingAged, "_staged", staged):
+        done = shard.run_retention().by_column
+    assert done is not None
+    assert (done.removed, ids(shard)) == (4, [3, 5])
+    assert [row["__diff"] for row in shard.changes(0).to_arrow().to_pylist()] == [-1, -1, 1]
+
+
+def test_who_loses_each_time_changes_nothing(world: World, shard: Shard) -> None:
+    shard.insert(rows(world, r1=20, r2=1))
+    shard.retain(POLICY)
+    real = by_column.TakingAged._staged
+
+    def staged(self: Any, *given: Any) -> Any:
+        found = real(self, *given)
+        shard.insert(rows(world, r3=1))
+        return found
+
+    with (
+        patch.object(by_column.TakingAged, "_staged", staged),
+        pytest.raises(UpperMismatch, match="others wrote to shard 'events' each of 6 times"),
+    ):
+        shard.run_retention()
+    assert 1 in ids(shard)
+    assert shard.retention().column_at is None
+
+
+def test_a_drop_meanwhile_begins_it_anew(world: World, shard: Shard) -> None:
+    """What was staged of a row that a drop took would leave it there less than no times."""
+    shard.insert(rows(world, r1=20, r2=1))
+    shard.insert(rows(world, r3=20, r4=1))
+    shard.retain(POLICY)
+    real, dropped = by_column.TakingAged._staged, []
+
+    def staged(self: Any, *given: Any) -> Any:
+        found = real(self, *given)
+        if not dropped:
+            dropped.append(shard.truncate(1, mode="drop"))
+        return found
+
+    with patch.object(by_column.TakingAged, "_staged", staged):
+        done = shard.run_retention().by_column
+    assert done is not None
+    assert (done.removed, ids(shard)) == (1, [4])
+    assert shard.snapshot().to_arrow()["__diff"].to_pylist() == [1]
+
+
+def test_nothing_goes_by_a_policy_that_was_taken_away_meanwhile(world: World, shard: Shard) -> None:
+    shard.insert(rows(world, r1=20, r2=1))
+    shard.retain(POLICY)
+    real = by_column.TakingAged._staged
+
+    def staged(self: Any, *given: Any) -> Any:
+        shard.retain(None)
+        return real(self, *given)
+
+    with (
+        patch.object(by_column.TakingAged, "_staged", staged),
+        pytest.raises(Conflict, match=r"of rows of shard .* has changed"),
+    ):
+        shard.run_retention()
+    assert ids(shard) == [1, 2]
+
+
+def test_beside_a_limit_of_rows_at_least_so_many_stay(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain({**POLICY, "rows": 6, "cut_every": "1h"})
+    task, kept = keeper(machine), []
+    for hour in range(12):
+        number = 10 * hour
+        shard.insert(rows(world, **{f"r{number}": 20, f"r{number + 1}": 1, f"r{number + 2}": 1}))
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+        kept.append(len(ids(shard)))
+    assert min(kept[3:]) >= 6
+    assert max(kept) <= 6 + 6 + 6
+    assert shard.retention().done_before > 0
+
+
+# --- what is refused
+
+REFUSED: list[dict[str, Any]] = [
+    {"column": "nobody", "column_age": "30d"},
+    {"column": "name", "column_age": "30d"},
+    {"column": "number", "column_age": "30d"},
+    {"column": "number", "column_age": "30d", "column_unit": "h"},
+    {"column": "short", "column_age": "30d", "column_unit": "s"},
+    {"column": "at", "column_age": "30d", "column_unit": "ms"},
+    {"column": "at"},
+    {"column_age": "30d"},
+    {"age": "30d", "column_unit": "ms"},
+    {"column": "at", "column_age": "long"},
+    {"column": "at", "column_age": "0d"},
+    {"column": "at", "column_age": 7},
+    {"column": 7, "column_age": "30d"},
+    {"column": "", "column_age": "30d"},
+    {"column": "at", "column_age": "30d", "column_unit": 1},
+    {"column": "x" * 1_001, "column_age": "30d"},
+]
+WIDE = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("at", pa.timestamp("us")),
+        ("name", pa.string()),
+        ("number", pa.int64()),
+        ("short", pa.int16()),
+    ]
+)
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.mark.parametrize("policy", REFUSED)
+def test_what_is_refused_of_a_column(machine: Machine, http: TestClient, policy: dict[str, Any]) -> None:
+    shard = machine.client.create_shard("wide", WIDE, ["id"], history="1d")
+    with pytest.raises(InvalidUsage):
+        shard.retain(policy)
+    answer = http.put("/v1/shards/wide/retention", json=policy, headers={"if-match": '"1"'})
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+    assert shard.retention().version == 1
+
+
+def test_a_column_that_tells_no_wall_clock_holds_it_back(world: World, machine: Machine, shard: Shard) -> None:
+    """A policy can be set by its command alone, which looks at no column."""
+    shard.insert(rows(world, r1=20))
+    for column, told in (("nobody", "no column 'nobody'"), ("id", "column_unit")):
+        version = shard.retention().version
+        policy = RowPolicy(column=column, column_age_ms=DAY_MS)
+        machine.location.machine(NAME).apply(c.SetSettings(version, 30 * DAY_MS, rows=policy))
+        assert told in shard.retention().held_by[0]
+        assert told in shard.run_retention().held_by[0]
+        assert keeper(machine)(NAME) is None, "it is looked at again when something was written"
+    assert ids(shard) == [1]
+
+
+def test_what_would_take_more_than_half_at_once_needs_confirm(world: World, shard: Shard, http: TestClient) -> None:
+    shard.insert(rows(world, r1=20, r2=20, r3=1))
+    path = f"/v1/shards/{NAME}/retention"
+    with pytest.raises(InvalidUsage, match="2 of the 3 rows"):
+        shard.retain(POLICY)
+    answer = http.put(path, json=POLICY, headers={"if-match": '"1"'})
+    assert (answer.status_code, answer.json()["details"]) == (400, {"removed": 2, "rows": 3})
+    assert shard.retain({**POLICY, "column_age": "21d"}).version == 2
+    assert shard.retain(POLICY, confirm=True).version == 3
+
+
+# --- over HTTP and by commands
+
+
+def test_over_http(world: World, shard: Shard, http: TestClient) -> None:
+    path = f"/v1/shards/{NAME}/retention"
+    shard.insert(rows(world, r1=20, r2=1, r3=2))
+    told = http.put(path, json=POLICY, headers={"if-match": '"1"'}).json()
+    assert (told["policy"], told["column_due"], told["column_at"]) == (POLICY | {"column_age": "10d"}, True, None)
+    dry = http.post(f"{path}/run?dry_run=true").json()["by_column"]
+    assert (dry["removed"], dry["lower"], dry["upper"]) == (1, [1], [1])
+    done = http.post(f"{path}/run").json()
+    assert (done["why"], done["truncated"], done["by_column"]["removed"]) == (["column"], None, 1)
+    assert done["by_column"]["column"] == "at"
+    assert datetime.fromisoformat(done["by_column"]["older_than"]) == day(world, 10)
+    told = http.get(path).json()
+    assert (told["column_removed"], told["column_due"]) == (1, False)
+    assert datetime.fromisoformat(told["column_at"]) == day(world, 0)
+
+
+def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "data")]
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1, "at": long_ago}, {"id": 2, "at": None}])
+    given = ["--column", "at", "--column-age", "30d"]
+    assert main(["retention", "set", "a", *given, *where]) == 0
+    policy = json.loads(capsys.readouterr().out)["policy"]
+    assert policy == {"column": "at", "column_age": "30d", "cut_every": "432m"}
+    assert main(["retention", "run", "a", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["by_column"]["removed"] == 1
+    assert main(["retention", "set", "a", *given, "--column-unit", "ms", *where]) == 1
+    assert "column_unit is for a column of whole numbers" in capsys.readouterr().err

@@ -1,0 +1,292 @@
+"""Policies of rows that truncate by a drop: what goes, what holds them back, and that counts stay right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+import persist
+from compactor.worker import Worker
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.commit.aging import age, forget_dropped
+from persist.core import commands as c
+from persist.core.errors import InvalidUsage
+from persist.core.retention_plan import facts_of
+from rpc.app import create_app
+from rpc.settings import ServerSettings
+from tests.integration.test_retention import days, ids, keeper
+from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
+
+NAME = "orders"
+SCHEMA = pa.schema([("id", pa.int64())])
+POLICY: dict[str, Any] = {"age": "3d", "cut_every": "1d", "mode": "drop"}
+
+
+@pytest.fixture
+def world() -> World:
+    found = World()
+    found.true_ms = START_MS // DAY_MS * DAY_MS
+    return found
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    return machine.client.create_shard(NAME, SCHEMA, ["id"], history="1d")
+
+
+def upkeep(machine: Machine, *, merge: bool = True) -> None:
+    """What maintenance does besides running the policy."""
+    committer = machine.location.machine(NAME)
+    age(committer, machine.clock)
+    forget_dropped(committer)
+    if merge:
+        Worker(machine.location).run(NAME, idle=True)
+
+
+# --- what goes
+
+
+def test_by_age_it_drops(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    days(world, machine, shard, 0, 8)
+    assert min(ids(shard)) >= 2
+    told = [entry for entry in shard.history(100) if entry.operation in ("truncate", "drop_before")]
+    assert {(entry.operation, entry.rows) for entry in told} == {("drop_before", 0)}
+    assert told[0].info == {"retention": ["age"]}
+    assert shard.retention().removed is None, "a drop counts nothing"
+    upkeep(machine)
+    assert machine.location.machine(NAME).refresh().floor > 0
+
+
+def test_a_dry_run_counts(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    task = keeper(machine)
+    for number in range(5):
+        shard.insert([{"id": number}])
+        world.pass_ms(DAY_MS)
+        if number < 2:
+            task(NAME)
+    done = shard.run_retention(dry_run=True)
+    assert done.truncated is not None
+    assert (done.truncated.mode, done.truncated.removed, ids(shard)) == ("drop", 2, [0, 1, 2, 3, 4])
+    assert shard.run_retention().truncated is not None
+    assert ids(shard) == [2, 3, 4]
+
+
+# --- what holds it back
+
+
+def test_where_rows_were_taken_away_nothing_goes_and_it_says_so(world: World, machine: Machine, shard: Shard) -> None:
+    shard.retain(POLICY)
+    shard.insert([{"id": 1}, {"id": 2}])
+    world.pass_ms(DAY_MS)
+    task = keeper(machine)
+    task(NAME)
+    world.pass_ms(2 * DAY_MS)
+    shard.insert([{"id": 1, "__diff": -1}])
+    world.pass_ms(DAY_MS)
+    task(NAME)
+    assert ids(shard) == [2]
+    told = shard.retention()
+    assert (told.due, told.done_before) == (None, 0)
+    assert "truncate with mode 'retract'" in told.held_by[0]
+    assert "truncate with mode 'retract'" in shard.run_retention().held_by[0]
+    before = machine.location.machine(NAME).refresh().seqno
+    for _ in range(5):
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+    assert machine.location.machine(NAME).refresh().seqno <= before + 1, "what is refused is not asked for again"
+    world.pass_ms(3 * DAY_MS)
+    task(NAME)
+    assert ids(shard) == [], "a cut after that retraction takes all of it"
+
+
+def test_64_drops_hold_it_back(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard(NAME, SCHEMA, ["id"], history="forever")
+    for number in range(70):
+        shard.insert([{"id": number}])
+    for number in range(64):
+        shard.truncate(number + 1, mode="drop")
+    shard.retain({"age": "1d", "cut_every": "1d", "mode": "drop"}, confirm=True)
+    task = keeper(machine)
+    world.pass_ms(DAY_MS)
+    task(NAME)
+    world.pass_ms(2 * DAY_MS)
+    task(NAME)
+    assert ids(shard) == list(range(64, 70))
+    assert "has 64 drops" in shard.retention().held_by[0]
+
+
+def test_consumers_hold_it_as_any_other(world: World, machine: Machine, shard: Shard) -> None:
+    reader = shard.critical_reader("billing")
+    shard.retain({**POLICY, "consumers": ["billing"]})
+    days(world, machine, shard, 0, 6)
+    assert ids(shard) == list(range(6))
+    reader.downgrade_since(2)
+    keeper(machine)(NAME)
+    assert ids(shard) == list(range(2, 6))
+
+
+# --- counts and cuts
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_counts_stay_right_when_what_was_dropped_is_forgotten(
+    world: World, machine: Machine, shard: Shard, merged: bool
+) -> None:
+    """Also where a part across the cut is clipped: it tells no count until it is merged."""
+    for number in range(6):
+        shard.insert([{"id": 10 * number + at} for at in range(10)])
+    if merged:
+        Worker(machine.location).run(NAME, idle=True)
+    committer = machine.location.machine(NAME)
+    assert facts_of(committer.refresh()).came == 60
+    shard.truncate(4, mode="drop")
+    assert facts_of(committer.refresh()).came == 60
+    world.pass_ms(2 * DAY_MS)
+    shard.insert([{"id": 99}])
+    upkeep(machine, merge=False)
+    upkeep(machine)
+    shard.insert([{"id": 100}])
+    upkeep(machine)
+    facts = facts_of(committer.refresh())
+    assert committer.refresh().drops == ()
+    assert len(ids(shard)) == 22
+    assert (facts.rows, facts.came, facts.truncated.removed) == (22, 62, 40)
+
+
+def test_at_least_so_many_rows_stay_and_it_is_not_late(world: World, machine: Machine, shard: Shard) -> None:
+    """A drop leaves the shard when history has passed it. A limit of rows then goes on as before."""
+    shard.configure(history="3h")
+    shard.retain({"rows": 25, "cut_every": "1h", "mode": "drop"})
+    task, kept = keeper(machine), []
+    for hour in range(24):
+        shard.insert([{"id": 10 * hour + number} for number in range(10)])
+        world.pass_ms(HOUR_MS)
+        task(NAME)
+        upkeep(machine)
+        kept.append(len(ids(shard)))
+    assert min(kept[3:]) >= 30
+    assert max(kept) <= 70
+    assert machine.location.machine(NAME).refresh().floor > 0, "drops were forgotten"
+
+
+def test_a_drop_by_hand_beside_a_limit_of_rows(world: World, machine: Machine, shard: Shard) -> None:
+    """What was dropped by hand had come all the same, so the limit is not late for it, and never early."""
+    shard.configure(history="2h")
+    shard.retain({"rows": 25, "cut_every": "1h"})
+    task, kept = keeper(machine), []
+    for hour in range(16):
+        shard.insert([{"id": 10 * hour + number} for number in range(10)])
+        world.pass_ms(HOUR_MS)
+        if hour == 2:
+            shard.truncate(2, mode="drop")
+        task(NAME)
+        upkeep(machine)
+        kept.append(len(ids(shard)))
+    assert kept[:4] == [10, 20, 10, 20]
+    assert min(kept[5:]) >= 25
+    assert max(kept) <= 70
+
+
+def test_cuts_before_a_drop_go_with_it(world: World, machine: Machine, shard: Shard) -> None:
+    """Each would keep the time before it readable, and the files that were dropped."""
+    shard.retain({"age": "9d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 5)
+    committer = machine.location.machine(NAME)
+    assert [cut.upper for cut in committer.refresh().cuts.values()] == [1, 2, 3, 4, 5]
+    shard.truncate(3, mode="drop")
+    assert [cut.upper for cut in committer.refresh().cuts.values()] == [4, 5]
+    kept = committer.apply(c.TakeCut(world.true_ms - 2 * DAY_MS))
+    assert kept == c.CutKept(False), "nor is one taken anew"
+
+
+def test_the_cuts_that_are_still_to_come_do_not_keep_what_was_dropped(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    """Each drop would stand for as long as rows live, and 64 of them would hold the policy for ever."""
+    shard.retain({"age": "5d", "cut_every": "1d", "mode": "drop"})
+    for day in range(16):
+        days(world, machine, shard, day, day + 1)
+        upkeep(machine, merge=False)
+    committer = machine.location.machine(NAME)
+    assert len(committer.refresh().drops) <= 2, "as many as history has not passed"
+    assert committer.refresh().floor > 5
+    assert min(part.time_min for part in committer.refresh().trace.parts()) >= committer.refresh().floor
+    assert shard.retention().held_by == ()
+    assert shard.run_retention(dry_run=True).held_by == ()
+    shard.retain({"age": "5d", "cut_every": "1d"})
+    assert shard.retention().cuts == 0, "what was dropped is not there as of these any more"
+    before = min(ids(shard))
+    days(world, machine, shard, 16, 23)
+    assert before < min(ids(shard)) <= 17
+
+
+def test_what_a_restore_brings_back_goes_again(world: World, machine: Machine, shard: Shard) -> None:
+    shard.configure(history="30d")
+    shard.retain(POLICY)
+    days(world, machine, shard, 0, 4)
+    dropped_at = machine.location.machine(NAME).refresh().drops[-1].at
+    shard.restore(dropped_at - 1)
+    assert 0 in ids(shard)
+    days(world, machine, shard, 4, 14)
+    assert 0 not in ids(shard)
+
+
+# --- what is refused
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"age": "3d", "mode": "delete"},
+        {"age": "3d", "mode": 7},
+        {"tags": {"hourly": 1}, "mode": "drop"},
+        {"column": "at", "column_age": "3d", "mode": "drop"},
+        {"age": "3d", "column": "at", "column_age": "3d", "mode": "drop"},
+    ],
+)
+def test_what_is_refused_of_a_mode(shard: Shard, http: TestClient, policy: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsage):
+        shard.retain(policy)
+    answer = http.put(f"/v1/shards/{NAME}/retention", json=policy, headers={"if-match": '"1"'})
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+    assert shard.retention().version == 1
+
+
+def test_more_than_half_at_once_needs_confirm(world: World, machine: Machine) -> None:
+    shard = machine.client.create_shard("old", SCHEMA, ["id"], history="forever")
+    for number in range(4):
+        shard.insert([{"id": number}])
+        world.pass_ms(DAY_MS)
+    policy = {"age": "1d", "cut_every": "1d", "mode": "drop"}
+    with pytest.raises(InvalidUsage, match="3 of the 4 rows"):
+        shard.retain(policy)
+    assert shard.retain({**policy, "age": "2d"}).policy == {**policy, "age": "2d"}
+    assert shard.retain({"age": "2d", "mode": "retract"}).policy == {"age": "2d", "cut_every": "1728s"}
+
+
+def test_by_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--dir", str(tmp_path / "data")]
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        client.create_shard("a", SCHEMA, ["id"]).insert([{"id": 1}])
+    assert main(["retention", "set", "a", "--age", "3d", "--mode", "drop", *where]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"]["mode"] == "drop"
