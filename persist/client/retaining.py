@@ -163,7 +163,7 @@ def _ladder(given: object) -> Ladder:
 def _age(what: str, given: object) -> int | None:
     if given is None:
         return None
-    found = kept_ms(given) if isinstance(given, (str, timedelta)) else 0
+    found = kept_ms(given, what, takes_none=False) if isinstance(given, (str, timedelta)) else 0
     if not found:
         raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as '90d' (ms, s, m, h, d or w)")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,26 @@ def test_a_run_that_another_one_has_overtaken_does_nothing(
     monkeypatch.setattr(Truncating, "run", run)
     assert shard.run_retention().truncated is None
     assert ids(shard) == [0, 1, 2, 9]
+
+
+@pytest.mark.parametrize(
+    ("policy", "sentence"),
+    [
+        ({"age": ""}, "age is ''; it must be an age such as"),
+        ({"age": "none"}, "age is 'none'; it must be an age"),
+        ({"age": "forever"}, "age is 'forever'; it must be an age"),
+        ({"age": "365000d"}, "age is 31536000000000; it must be in"),
+        ({"age": "99999999999d"}, "age is"),
+    ],
+    ids=str,
+)
+def test_a_wrong_age_is_told_by_its_name_and_with_what_helps(
+    shard: Shard, policy: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidUsage, match=f"^{re.escape(sentence)}") as told:
+        shard.retain(policy)
+    assert "history" not in str(told.value)
+    assert "cut_every" not in str(told.value)
 
 
 def test_a_worker_that_was_away_catches_up_with_one_truncation(world: World, machine: Machine, shard: Shard) -> None:
