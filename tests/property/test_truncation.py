@@ -30,7 +30,7 @@ STEPS = st.one_of(
 ONE = ("append", [("k0", 0, 0, 1)])
 
 
-@examples(10)
+@examples(3)
 @given(st.booleans(), st.lists(STEPS, min_size=2, max_size=14))
 @example(True, [ONE, ("truncate", 1), ONE, ("truncate", 3), ONE, ("truncate", 6)])
 @example(
