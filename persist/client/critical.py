@@ -58,7 +58,13 @@ class CriticalReaderHandle:
 
     @classmethod
     def is_taken(cls, shard: HeldShard, cursor: str) -> bool:
-        """Whether the shard has a hold of this name. Changes nothing. Raises what every call may."""
+        """Whether the shard has a hold of this name. Changes nothing.
+
+        Args:
+            shard: which one.
+            cursor: the name.
+        Raises: what every call may.
+        """
         reader = critical_reader_id_of(cursor)
         found = shard._send(c.ReadCriticalReaders((reader,)))
         assert isinstance(found, c.CriticalReadersAre)

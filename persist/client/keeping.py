@@ -73,7 +73,6 @@ def kept_by_itself(location: Location) -> EmbeddedTransport:
 
     That is where its location collects: then no other process may be there to do it.
     """
-    transport = EmbeddedTransport(location)
-    if location.settings.collects:
-        location.retain_with(Keeper(location, transport).run)
-    return transport
+    if location.settings.collects:  # by a transport of its own: nothing but its users keeps the other one alive
+        location.retain_with(Keeper(location, EmbeddedTransport(location)).run)
+    return EmbeddedTransport(location)

@@ -169,6 +169,7 @@ def truncated(past: Past) -> None:
         for _ in range(6):
             shard.run_retention()
             process.passes(2_000)
+        shard.retain({"age": "4000d", "cut_every": "5d", "mode": "drop"})
         shard = process.create("another-drop", "forever")
         process.inserts(shard, "ab")
         shard.truncate(2, mode="drop")
@@ -178,6 +179,25 @@ def truncated(past: Past) -> None:
             process.inserts(shard, [key])
             process.passes(2_000)
             shard.run_retention()
+
+
+def undone(past: Past) -> None:
+    """A restore, marks on grids of two widths, and a policy that goes by the value of a column."""
+    with past.process() as process:
+        shard = process.create("undone", "forever")
+        process.inserts(shard, "abc")
+        shard.configure(mark_every=timedelta(seconds=5))
+        process.inserts(shard, "de")
+        shard.restore(1)
+        shard = process.create("columned", "forever")
+        now_ms = process.clock.now_ms()
+        for key, days in (("old", 4), ("waits", 3), ("new", 0)):
+            shard.insert([{"k": key, "v": now_ms - days * 24 * HOUR_MS}])
+            process.passes(2_000)
+        shard.critical_reader("slow").downgrade_since(1)
+        wanted = {"column": "v", "column_age": "2d", "column_unit": "ms", "consumers": ["slow"]}
+        shard.retain(wanted, confirm=True)
+        shard.run_retention()
 
 
 def erased(past: Past) -> None:
@@ -210,7 +230,7 @@ def wrong_clocks(past: Past) -> None:
         process.client.shard("clocks").insert([{"k": "g", "v": 1}])
 
 
-CHAPTERS: tuple[Callable[[Past], None], ...] = (kept, truncated, erased, wrong_clocks)
+CHAPTERS: tuple[Callable[[Past], None], ...] = (kept, truncated, undone, erased, wrong_clocks)
 
 
 def told(client: Client) -> dict[str, Any]:

@@ -33,7 +33,7 @@ PUBLIC = """
     connect Client Connection Shard ShardSchema Snapshot SnapshotSplit Listen ShardTag ListenEvent ReadLease WriteHandle
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
     EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored Truncated Cut CutTruncated
-    ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped ErasureStatus
+    ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped ErasureStatus ColumnRun
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
     Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable

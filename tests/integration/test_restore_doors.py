@@ -20,6 +20,7 @@ from persist.client.shard import Shard
 from persist.client.wall_clock import shown_instant
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.drops import DROPS_MAX
+from persist.core.transitions import writers
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
@@ -168,6 +169,8 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a truncation without a time": ("POST", "truncate", {}),
     "a truncation of a shard that is closed to writes": ("POST", "truncate", {"before": 1}),
     "a truncation of a row that was there over 2^32 times": ("POST", "truncate", {"before": 5}),
+    "a truncation of a shard that is fed by `append`": ("POST", "truncate", {"before": 1}),
+    "a truncation where 1,000 others are still told apart": ("POST", "truncate", {"before": 3}),
     "a truncation in another mode than `retract` or `drop`": ("POST", "truncate", {"before": 1, "mode": "erase"}),
     "a drop before a time beyond the upper": ("POST", "truncate", {"before": 4, "mode": "drop"}),
     "a drop before what was forgotten": ("POST", "truncate", {"before": 1, "mode": "drop"}),
@@ -214,7 +217,7 @@ def filled(shard: Shard) -> int:
 
 @pytest.mark.parametrize("row", WRONG)
 def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
-    machine: Machine, shard: Shard, http: TestClient, row: str
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, http: TestClient, row: str
 ) -> None:
     if row in (
         "a time that was forgotten",
@@ -227,6 +230,12 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     elif row == "a key that was used for another write":
         assert http.post(f"{PATH}/restore", params={"as_of": 2, "token": "used"}).json()["added"] == 0
         http.post(f"{PATH}/insert", params={"token": "used", "format": "ndjson"}, content=b'{"id": 5, "v": "x"}\n')
+    elif "fed by" in row:
+        shard.append(pa.table({"id": [7], "v": ["x"]}), 3, 4)
+    elif "1,000 others" in row:
+        monkeypatch.setattr(writers, "TRUNCATIONS_MAX", 2)
+        shard.truncate(1)
+        shard.truncate(2)
     elif "closed to writes" in row:
         shard.advance_upper(None)
     elif "dropped" in row:

@@ -230,9 +230,16 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
         result = c.Appended(lower, lower)
         return _recorded(state, command, result, context), result
     if isinstance(command, c.Restore):
-        state = replace(state, truncations=until(state.truncations, command.as_of), restored_at=time)
+        state = _undone(state, command.as_of, time, context)
     state = replace(state, service_times=_with_time(state.service_times, time))
     return _push(state, command, result, _at(command.runs, time), context)
+
+
+def _undone(state: State, as_of: int, time: int, context: Context) -> State:
+    """The State in which a restore at `time` has undone the truncations that came after `as_of`."""
+    if context.level < HISTORY_LEVEL:
+        return state
+    return replace(state, truncations=until(state.truncations, as_of), restored_at=time)
 
 
 def _check_upper(state: State, expected: Antichain) -> None:
