@@ -48,11 +48,15 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
         named -= at_first
     older: list[BlobStat] = []
     unnamed: list[BlobStat] = []
+    waiting: list[BlobStat] = []  # for the sweep, where no collection takes them
     for stat in listed:
         if stat.key in named or not belongs_to(stat.key, shard_of(stat.key)):
             continue
-        if stat.key in at_first or _shows_before(place, stat.key, first, at):
+        if stat.key in at_first:
             older.append(stat)
+        elif _shows_before(place, stat.key, first, at):  # it may have come late, by a process that was asleep
+            older.append(stat)
+            waiting.append(stat)
         elif stat.key in later:
             continue  # it left a State that showed no such row
         elif rewritten_ms is None or _written_ms(stat) <= rewritten_ms + STRAGGLER_MS:
@@ -71,7 +75,7 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
         older_digest=hashlib.sha256(b"".join(stat.key.encode() + b"\n" for stat in older)).digest(),
         unnamed=tuple(stat.key for stat in unnamed[:TOLD_MAX]),
         unnamed_count=len(unnamed),
-        unnamed_ms=min((_written_ms(stat) for stat in unnamed), default=None),
+        unnamed_ms=min(map(_written_ms, (*unnamed, *waiting)), default=None),
     )
 
 
