@@ -135,6 +135,23 @@ def test_it_is_one_of_the_bounds_of_its_part_and_not_of_the_next_one(
     assert rows(shard) == ["b", "c", "m"]
 
 
+def test_a_rollup_of_before_that_comes_late_is_swept_before_the_receipt(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    """A process that was asleep writes it when the others are done. No collection takes it, as nothing names it."""
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    late = machine.location.machine(NAME).refresh()
+    told = shard.erase(keys=[secret])
+    Worker(machine.location).run(NAME)
+    machine.location.versions.write_rollup(late)
+    Maintenance(machine).run(most_h=12)
+    assert not shard.erased(told.id).done, "it is there"
+    Maintenance(machine).run(most_h=30)
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
 def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
     world: World, machine: Machine, shard: Shard
 ) -> None:
