@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from persist.client.changes import Asked, Between, Named, between
 from persist.client.past import HandleSettings
 from persist.client.retry import send
-from persist.client.rewriting import BUFFER_BYTES, READ_BYTES, Count, Rewriting, check_complete
+from persist.client.rewriting import BUFFER_BYTES, READ_BYTES, Count, Rewriting, check_complete, read_facts
 from persist.client.snapshot import Held, check_lease, kept, part_reader
 from persist.client.telling import info_bytes
 from persist.client.transport import OneShard
@@ -31,10 +31,10 @@ from persist.core import commands as c
 from persist.core import record
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.column_plan import behind, has_to_look, passed, waiting
+from persist.core.column_plan import has_to_look, passed, waiting
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
-from persist.core.retention_plan import Facts, blocked
+from persist.core.retention_plan import Facts, behind, blocked
 from persist.core.row_policy import Looked, RowPolicy
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ViewRequest
@@ -387,10 +387,3 @@ def _some(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 def schema_now(transport: OneShard, name: str) -> ShardSchema:
     """The current schema of the shard."""
     return current_schema(transport.view(name, ViewRequest(with_batches=False)).schemas)[1]
-
-
-def read_facts(transport: OneShard, name: str, retry_s: float) -> c.RetentionIs:
-    """The policy of a shard and what it goes by. Raises what every call may."""
-    found = send(transport, name, c.ReadRetention(), retry_s)
-    assert isinstance(found, c.RetentionIs)
-    return found

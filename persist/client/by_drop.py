@@ -6,19 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from persist.client.changes import Named
-from persist.client.dropped import runs_of
 from persist.client.past import HandleSettings
-from persist.client.rewriting import Count
-from persist.client.snapshot import holding, kept, part_reader
+from persist.client.snapshot import holding
 from persist.client.transport import OneShard
 from persist.client.truncate import DROP, Dropping, Truncated
-from persist.core.drops import check_droppable, contents, until
+from persist.core.drops import check_droppable
 from persist.core.errors import InvalidUsage, NotReadable
 from persist.core.retention_plan import Due
 from persist.core.state import State
 from persist.core.transitions.dropping import drops_rows
 from persist.core.view import ViewRequest
-from persist.parts import negated
 
 
 def dropped(
@@ -39,18 +36,9 @@ def _counted(dropping: Dropping, cut: int) -> Truncated:
 
     Raises InvalidUsage where it is refused.
     """
-    transport, count = dropping.transport, Count()
-    with holding(transport, dropping.name, None, dropping.purpose, 0.0, dropping.read) as held:
-        try:
-            view = held.view
-            check_droppable(dropping.name, view.batches, view.drops, cut)
-            _, reader = part_reader(transport, view, dropping.read)
-            going = until(contents(runs_of(view), view.drops, view.upper.element or 0), cut)
-            for _ in count.of(kept(map(negated, reader.read_range(going, as_of=cut - 1)), held.lease)):
-                pass
-            return Truncated(cut, None, view.upper, view.upper, count.removed, DROP)
-        finally:
-            held.lease.close()
+    with holding(dropping.transport, dropping.name, None, dropping.purpose, 0.0, dropping.read) as held:
+        upper, removed = dropping.counted(held, cut)
+        return Truncated(cut, None, upper, upper, removed, DROP)
 
 
 def refused_drop(transport: OneShard, name: str, cut: int) -> str | None:

@@ -14,6 +14,7 @@ from persist.client.changes import Named
 from persist.client.ladder import due_rungs, outlived
 from persist.client.past import HandleSettings, Past
 from persist.client.retry import send
+from persist.client.rewriting import read_facts
 from persist.client.telling import info_bytes
 from persist.client.transport import OneShard
 from persist.client.truncate import Truncated, Truncating
@@ -174,7 +175,7 @@ def _age(what: str, given: object) -> int | None:
 
 def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetention:
     """The policy, and what holds it back. Raises what every call may."""
-    found = _read(transport, name, retry_s)
+    found = read_facts(transport, name, retry_s)
     facts, done = found.facts, found.facts.done
     now_ms = transport.clock.now_ms() if found.checked_ms is None else found.checked_ms
     planned, looked = plan(facts, now_ms), done.looked
@@ -226,7 +227,7 @@ def run_retention(
     clock can be trusted), and what every call may.
     """
     retry_s, cuts = settings.write.retry_s, 0
-    found = _read(transport, name, retry_s)
+    found = read_facts(transport, name, retry_s)
     if found.facts.policy is None:
         return RetentionRun(None, (), (), (), 0, None)
     now_ms = _checked_ms(name, found)
@@ -237,7 +238,7 @@ def run_retention(
         assert isinstance(kept, c.CutKept)
         cuts += kept.changed
     if cuts:
-        found = _read(transport, name, retry_s)
+        found = read_facts(transport, name, retry_s)
         now_ms = _checked_ms(name, found)
     planned, done = plan(found.facts, now_ms), None
     due = planned.due
@@ -248,7 +249,7 @@ def run_retention(
             return RetentionRun(None, (), (), held_by, cuts, shown_instant(now_ms))
         done = tried
         if done.changed:
-            found = _read(transport, name, retry_s)
+            found = read_facts(transport, name, retry_s)
             _checked_ms(name, found)
     by_column = run_by_column(transport, name, settings, found, dry_run=dry_run, by_hand=by_hand)
     return _ran(done, due, planned.held_by, by_column, cuts, now_ms)
@@ -259,7 +260,7 @@ def _set_rungs(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_
     rungs, gone = due_rungs(facts, now_ms), outlived(facts)
     if rungs or gone:
         send(transport, name, c.SetRungs(rungs, gone), retry_s)
-        if rungs and (beyond := outlived(_read(transport, name, retry_s).facts)):
+        if rungs and (beyond := outlived(read_facts(transport, name, retry_s).facts)):
             send(transport, name, c.SetRungs((), beyond), retry_s)
 
 
@@ -288,7 +289,7 @@ def _truncated(
             truncating = Truncating.of(transport, name, Named(due.cut.upper, None), settings.write, settings.read)
             done = replace(truncating, info=said).run(None, how.retries, dry_run=how.dry_run)
     except (InvalidUsage, NotReadable):  # somebody appends since then, or another run has come that far
-        planned = plan(_read(transport, name, settings.write.retry_s).facts, how.now_ms)
+        planned = plan(read_facts(transport, name, settings.write.retry_s).facts, how.now_ms)
         if planned.due == due:
             raise
         return planned.held_by
@@ -353,7 +354,7 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
 
     A row that goes by a cut and by the column counts for both.
     """
-    found = _read(transport, name, settings.write.retry_s)
+    found = read_facts(transport, name, settings.write.retry_s)
     now_ms, facts = _checked_ms(name, found), found.facts
     alone = record.replace(facts, policy=record.replace(policy, consumers=()))
     removed = _cut_at_once(transport, name, alone, now_ms, settings)
@@ -397,12 +398,6 @@ def _at_once(transport: OneShard, name: str, facts: Facts, now_ms: int) -> int:
         assert isinstance(found, c.TimeResolved)
         upper = max(upper, found.upper.element or 0)
     return upper
-
-
-def _read(transport: OneShard, name: str, retry_s: float) -> c.RetentionIs:
-    found = send(transport, name, c.ReadRetention(), retry_s)
-    assert isinstance(found, c.RetentionIs)
-    return found
 
 
 def _checked_ms(name: str, found: c.RetentionIs) -> int:

@@ -220,3 +220,10 @@ def check_open(name: str, view: ShardView, done: str) -> int:
             f"shard {name!r} has no time left: its upper is {view.upper}", expected=None, actual=view.upper.to_json()
         )
     return view.upper.element
+
+
+def read_facts(transport: OneShard, name: str, retry_s: float) -> c.RetentionIs:
+    """The policy of a shard and what it goes by. Raises what every call may."""
+    found = send(transport, name, c.ReadRetention(), retry_s)
+    assert isinstance(found, c.RetentionIs)
+    return found

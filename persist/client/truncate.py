@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 
 from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between, within
 from persist.client.dropped import runs_of
-from persist.client.retry import send
-from persist.client.rewriting import Count, Rewriting, check_complete
-from persist.client.snapshot import check_lease, holding, kept, part_reader
+from persist.client.rewriting import Count, Rewriting, check_complete, read_facts
+from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.wall_clock import instant_ms, instant_text, resolved, shown_instant
 from persist.client.write import WriteHandle
@@ -244,17 +243,20 @@ class Dropping(Rewriting):
         if before <= check_owner(self.transport, self.name, self.read.retry_s).truncated.before:
             return self._view().upper, 0
         with holding(self.transport, self.name, before - 1, self.purpose, 0.0, self.read) as held:
-            try:
-                view = held.view
-                check_droppable(self.name, view.batches, view.drops, before)
-                _, reader = part_reader(self.transport, view, self.read)
-                going = until(contents(runs_of(view), view.drops, (view.upper.element or 0)), before)
-                count = Count()
-                for _ in count.of(kept(map(negated, reader.read_range(going, as_of=before - 1)), held.lease)):
-                    pass
-                return view.upper, count.removed
-            finally:
-                held.lease.close()
+            return self.counted(held, before)
+
+    def counted(self, held: Held, before: int) -> tuple[Antichain, int]:
+        """As `_counting`, where the rows are held already. Gives the hold back."""
+        try:
+            view, count = held.view, Count()
+            check_droppable(self.name, view.batches, view.drops, before)
+            _, reader = part_reader(self.transport, view, self.read)
+            going = until(contents(runs_of(view), view.drops, view.upper.element or 0), before)
+            for _ in count.of(kept(map(negated, reader.read_range(going, as_of=before - 1)), held.lease)):
+                pass
+            return view.upper, count.removed
+        finally:
+            held.lease.close()
 
     def _view(self) -> ShardView:
         return self.transport.view(self.name, ViewRequest(with_batches=False))
@@ -273,11 +275,10 @@ def check_owner(transport: OneShard, name: str, retry_s: float) -> Facts:
 
     The commit refuses that too, but only once all is staged.
     """
-    found = send(transport, name, c.ReadRetention(), retry_s)
-    assert isinstance(found, c.RetentionIs)
-    if found.facts.done.appended:
-        raise owned_by_appenders(name, found.facts.upper)
-    return found.facts
+    facts = read_facts(transport, name, retry_s).facts
+    if facts.done.appended:
+        raise owned_by_appenders(name, facts.upper)
+    return facts
 
 
 def mode_of(mode: object) -> Literal["retract", "drop"]:

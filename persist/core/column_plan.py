@@ -6,7 +6,7 @@ one of the values that it left can have come of age, or where consumers have pas
 
 from __future__ import annotations
 
-from persist.core.retention_plan import Facts, blocked
+from persist.core.retention_plan import Facts, behind, blocked
 
 
 def passed(facts: Facts) -> int | None:
@@ -20,15 +20,6 @@ def passed(facts: Facts) -> int | None:
     upper = facts.upper.element or 0
     holds = [facts.holds.get(name) for name in policy.consumers]
     return min(0 if hold is None else upper if hold.element is None else min(hold.element, upper) for hold in holds)
-
-
-def behind(facts: Facts, time: int) -> tuple[str, ...]:
-    """The consumers that have not read all that came before the time."""
-    names = () if facts.policy is None else facts.policy.consumers
-    holds = {name: facts.holds.get(name) for name in names}
-    return tuple(
-        name for name, hold in holds.items() if hold is None or (hold.element is not None and hold.element < time)
-    )
 
 
 def has_to_look(facts: Facts, now_ms: int, *, by_hand: bool = False) -> bool:

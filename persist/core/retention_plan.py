@@ -122,10 +122,9 @@ def plan(facts: Facts, now_ms: int) -> Plan:
     if (reason := blocked(facts)) is not None:
         return Plan(None, (reason,))
     last_ms, last = wanted
-    behind = [name for name in policy.consumers if not _has_passed(facts, name, last.upper)]
-    held_by = tuple(_told(facts, name, last.upper) for name in behind)
+    held_by = tuple(_told(facts, name, last.upper) for name in behind(facts, last.upper))
     for at_ms, cut in reversed([found for found in facts.ahead if found[0] <= last_ms]):
-        passes = tuple(name for name in policy.consumers if not _has_passed(facts, name, cut.upper))
+        passes = behind(facts, cut.upper)
         max_age_ms = policy.consumers_max_age_ms
         if not passes or (max_age_ms is not None and at_ms <= now_ms - max_age_ms):
             return Plan(Due(at_ms, cut, why, passes), held_by)
@@ -141,6 +140,15 @@ def blocked(facts: Facts) -> str | None:
     if facts.done.appended:
         return "the shard is fed by append, whose writer owns the times: a truncation would take one"
     return None
+
+
+def behind(facts: Facts, time: int) -> tuple[str, ...]:
+    """The consumers that have not read all that came before the time."""
+    names = () if facts.policy is None else facts.policy.consumers
+    holds = {name: facts.holds.get(name) for name in names}
+    return tuple(
+        name for name, hold in holds.items() if hold is None or (hold.element is not None and hold.element < time)
+    )
 
 
 def wanted_cuts(facts: Facts, now_ms: int) -> Iterator[int]:
@@ -207,11 +215,6 @@ def _leaving(facts: Facts, ahead: list[tuple[int, KeptCut]], rows: int) -> tuple
     return next(
         (known for known in reversed(ahead) if known[1].rows is not None and came - known[1].rows >= rows), None
     )
-
-
-def _has_passed(facts: Facts, name: str, upper: int) -> bool:
-    hold = facts.holds.get(name)
-    return hold is not None and (hold.element is None or hold.element >= upper)
 
 
 def _told(facts: Facts, name: str, upper: int) -> str:

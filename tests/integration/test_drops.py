@@ -301,8 +301,8 @@ def test_bundles_before_the_cut_go_and_one_across_it_is_clipped() -> None:
     assert left_over(world) == set()
 
 
-def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
-    world = maintained.World(policy=TINY)
+def across_the_cut(world: maintained.World) -> None:
+    """One batch of six parts, with rows at the times 0 to 2."""
     runs: list[Any] = []
     with closing(world.shard.open_writer()) as writer:
         for number in range(6):
@@ -312,6 +312,11 @@ def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
             )
             runs += writer.stage_for_one_commit(table, 0)
         writer.commit_compare_and_append(tuple(runs), 0, 3)
+
+
+def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
+    world = maintained.World(policy=TINY)
+    across_the_cut(world)
     assert bundles(world)
     assert world.shard.truncate(2, mode="drop").changed
     expected = {("k2", 2): 1, ("k5", 5): 1}
@@ -327,15 +332,7 @@ def test_a_bundle_across_the_cut_is_opened_and_its_parts_clipped() -> None:
 def test_a_bundle_that_was_written_before_a_drop_was_forgotten_is_left() -> None:
     """It has the rows that the parts have lost since (seed 12308 of the simulation)."""
     world = maintained.World(policy=PLAIN)
-    runs: list[Any] = []
-    with closing(world.shard.open_writer()) as writer:
-        for number in range(6):
-            table = pa.Table.from_pylist(
-                [{"k": f"k{number}", "v": number, "__time": time, "__diff": 1} for time in (0, number % 3)],
-                schema=maintained.UPDATES,
-            )
-            runs += writer.stage_for_one_commit(table, 0)
-        writer.commit_compare_and_append(tuple(runs), 0, 3)
+    across_the_cut(world)
     machine = world.user.machine(maintained.NAME)
     state = machine.refresh()
     late = Bundler(world.user.versions, world.user.ids, TINY).bundled(state, state.trace.batches[0])
