@@ -64,6 +64,13 @@ class Dropped(Tagged):
     def written(self) -> list[Row]:
         return [row for place, row in enumerate(self.world.rows) if place not in self.unwritten]
 
+    def held_between(self, lower: int, upper: int) -> bool:
+        """Whether updates of these times are there. What one write added and took away is not."""
+        sums: Counter[tuple[str, int, int]] = Counter()
+        for key, value, time, diff in self.written():
+            sums[key, value, time] += diff
+        return any(lower <= time < upper for (_, _, time), diff in sums.items() if diff)
+
     def drop(self, choice: int) -> None:
         if self.upper == 0:
             return
@@ -79,7 +86,7 @@ class Dropped(Tagged):
             return
         if cut <= self.cut or not done.changed:
             assert not done.changed
-            assert cut <= self.cut or not any(self.floor <= row[2] < cut for row in self.written() if row[3])
+            assert cut <= self.cut or not self.held_between(self.floor, cut)
             return
         going: Counter[tuple[str, int]] = Counter()
         for key, value, time, diff in self.written():

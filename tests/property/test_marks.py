@@ -26,6 +26,7 @@ from tests.support.shard import Shard, numbered
 
 EVERY_MS = 1_000
 GRIDS_MS = (400, EVERY_MS, 1_500, 4_000)
+FIRST_MS = max(GRIDS_MS)  # no checked clock is before the first point of a grid, which is a moment of 1970
 SHAPE = Shape(leaf_entries_max=4, index_entries_max=4, chunk_bytes_target=500)
 
 
@@ -103,7 +104,7 @@ class MarksAgainstList(RuleBasedStateMachine):
     @rule(by=st.integers(0, 3), passed=st.sampled_from([0, 1, 300, 700, 2_500, 60_000]), back=st.integers(0, 4))
     def append(self, by: int, passed: int, back: int) -> None:
         """By a clock that may be behind that of the one before."""
-        self.shard.now_ms += passed if back else -min(passed, 9_000)
+        self.shard.now_ms = max(FIRST_MS, self.shard.now_ms + (passed if back else -min(passed, 9_000)))
         before = self.shard.state
         upper = before.upper.element
         assert upper is not None

@@ -37,6 +37,7 @@ ONE = ("append", [("k0", 0, 0, 1)])
     False, [ONE, ONE, ("tag", 1), ("tag", 4), ("truncate", 1), ONE, ("pass_by", 9), ("merge", True), ("truncate", 1)]
 )
 @example(True, [ONE, ("drop", 1), ONE, ("restore", 1), ("truncate", 2), ("truncate", 3)])
+@example(False, [("append", []), ("append", [("k0", 0, 0, 1), ("k0", 0, 0, -1)]), ("drop", 9)])
 def test_what_was_there_before_the_cut_and_still_is_goes(inline: bool, steps: list[tuple[str, object]]) -> None:
     played = Dropped(inline)
     for step, argument in steps:
