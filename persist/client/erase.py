@@ -233,10 +233,12 @@ class Erasing(Rewriting):
             if done is not None:
                 removed = count.removed - count.added if done.lower == view.upper else None
                 return removed, done.lower.element or 0
-            low = high
+            low, drops = high, view.drops
             view = self.transport.view(self.name, ViewRequest())
             check_complete(self.name, high, view, "erased")
             check_lease(view, found.start, found.held.lease)
+            if view.drops != drops:  # what a drop took away is no update: what is to go is looked for anew
+                count, low, runs = Count(), None, ()
             found = replace(found, held=replace(found.held, view=view))
         raise AssertionError("the last try returns or raises")
 

@@ -297,6 +297,32 @@ def test_a_write_that_comes_between_is_erased_too(
     assert found(world, secret) == []
 
 
+def test_a_drop_that_comes_between_takes_its_rows_itself(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    """Seed 87: the erasure took what was dropped away once more, so that it was there -1 times."""
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}])
+    real, left = WriteHandle.commit_rewrite, [1, 2]
+
+    def commit(handle: WriteHandle, *given: object) -> object:
+        if left and left.pop() == 1:
+            shard.truncate(1, mode="drop")
+            shard.insert([{"id": secret, "v": "2"}, {"id": "other", "v": "x"}])
+        return real(handle, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
+    told = shard.erase(keys=[secret])
+    assert not left
+    assert told.removed == 1
+    found_rows = shard.snapshot().to_arrow().to_pylist()
+    assert found_rows == [{"id": "other", "v": "x", "__diff": 1}]
+    forget_dropped(machine.location.machine(NAME))
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
 def test_what_was_retracted_before_goes_with_an_erasure_of_nothing(
     world: World, machine: Machine, shard: Shard
 ) -> None:

@@ -109,11 +109,14 @@ class ErasureTruth:
 
 
 def gone_markers(updates: Iterable[tuple[str, Any, int, int]], at: int) -> set[str]:
-    """The markers of which no row is there as of `at`, and none was written since."""
+    """The markers of which no row is there as of `at`, and none was written since.
+
+    A shorter key is none: it begins as a marker does that may be there.
+    """
     left: dict[tuple[str, Any], int] = {}
     again: set[str] = set()
     for key, value, time, diff in updates:
-        if not key.startswith(MARKER):
+        if not key.startswith(MARKER) or len(key) != len(MARKER) + HEX:
             continue
         if time > at:
             again.add(key)

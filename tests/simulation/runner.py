@@ -26,7 +26,7 @@ from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
 from tests.simulation.chronicle import check_chronicle
 from tests.simulation.dating import DATED_SHARE, small_pages
-from tests.simulation.erasing import ERASED_BELOW, ERASED_SHARE, check_erased
+from tests.simulation.erasing import ERASED_SHARE, check_erased
 from tests.simulation.erasures import plain_parts
 from tests.simulation.historians import HISTORIES
 from tests.simulation.history import History
@@ -126,7 +126,7 @@ class Plan:
         retained = random.Random(f"policies {seed}").random() < RETAINED_SHARE
         if retained and kept_of(seed) is not None and "chronicler" not in roles_dealt:
             shares = tuple((*share, "retainer") if at < 2 else share for at, share in enumerate(shares))
-        if seed < ERASED_BELOW and random.Random(f"erasures {seed}").random() < ERASED_SHARE:
+        if random.Random(f"erasures {seed}").random() < ERASED_SHARE:
             shares = tuple((*share, "eraser", "prover") if at < 2 else share for at, share in enumerate(shares))
         if kept_of(seed) is not None and random.Random(f"dates {seed}").random() < DATED_SHARE:
             shares = (*shares[:-1], (*shares[-1], "dater"))
