@@ -108,7 +108,7 @@ def test_a_frozen_location_can_be_written_on(frozen: Path, copied: Location) -> 
         shard = client.shard(name)
         upper = shard.upper().element
         assert upper is not None
-        shard.insert([{"k": "later", "v": 1}])
+        shard.insert([{"k": "written on", "v": 1}])
         assert shard.snapshot(upper).to_arrow().num_rows == len(rows[str(upper - 1)]) + 1
 
 
