@@ -26,11 +26,12 @@ from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
+from persist.core.drops import Drops
 from persist.core.erasure import DEADLINE_MS_MAX, REASON_CHARS_MAX, Doomed, Erasure, Proof, Wait
 from persist.core.errors import Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
-from persist.core.view import ViewRequest
+from persist.core.view import ShardView, ViewRequest
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated
 from persist.parts.given import given_key
 from persist.parts.pruning import Filter
@@ -237,7 +238,7 @@ class Erasing(Rewriting):
             view = self.transport.view(self.name, ViewRequest())
             check_complete(self.name, high, view, "erased")
             check_lease(view, found.start, found.held.lease)
-            if view.drops != drops:  # what a drop took away is no update: what is to go is looked for anew
+            if is_dropped_since(drops, view):
                 count, low, runs = Count(), None, ()
             found = replace(found, held=replace(found.held, view=view))
         raise AssertionError("the last try returns or raises")
@@ -269,6 +270,11 @@ class Erasing(Rewriting):
             f"a row of shard {self.name!r} is there {most} times at time {as_of}, and one commit can take away at most "
             f"{DIFF_MAX} of it; take some away by inserts with a negative __diff first"
         )
+
+
+def is_dropped_since(drops: Drops, view: ShardView) -> bool:
+    """Whether a drop came since there were these. What it took away is no update: what is to go is looked for anew."""
+    return view.drops != drops
 
 
 def erasure_id(token: Token) -> str:

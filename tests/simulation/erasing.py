@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import compactor.erasing
+import persist.client.erase
 import persist.core.erasing
 from compactor.erasing import Eraser, EraserSettings
 from compactor.orphans import Sweeper
@@ -290,6 +291,11 @@ def erase_ignores_the_upper() -> Broken:
     return transition(c.Erase, erase)
 
 
+def erased_over_a_drop() -> Broken:
+    """An erasure that begins anew does not see that a drop came between: it takes what that took once more."""
+    return patch.object(persist.client.erase, "is_dropped_since", lambda *given: False)
+
+
 def erased_by_key_alone() -> Broken:
     """Of a predicate only the keys count: rows go that were not meant."""
     real = Picked.rows
@@ -309,6 +315,6 @@ def _scans(other: Callable[[Scanned], Scanned]) -> Broken:
 
 
 BROKEN = (receipt_before_the_sweep, receipt_with_rollups_left, rewritten_before_they_met)
-BROKEN += (erase_ignores_the_upper, erased_by_key_alone)
+BROKEN += (erase_ignores_the_upper, erased_over_a_drop, erased_by_key_alone)
 
 __all__ = ["BROKEN", "ERASED_SHARE", "check_erased", "eraser", "prover"]
