@@ -228,8 +228,14 @@ class Erasing(Rewriting):
         for left in range(RETRIES, -1, -1):
             view = found.held.view
             high = (view.upper.element or 0) - 1
-            going = self._writable(high, picked.rows(found, low, high))
-            runs = (*runs, *self._staged(view, count.of(going)))
+            added = count.added
+            staged = self._staged(view, count.of(self._writable(high, picked.rows(found, low, high))))
+            if low is not None and count.added > added:
+                # Others took away what is staged. Rows that cancel out would be written once more, after all that
+                # shows them was rewritten for an erasure that came first.
+                count, runs = Count(), ()
+                staged = self._staged(view, count.of(self._writable(high, picked.rows(found, None, high))))
+            runs = (*runs, *staged)
             done = self._committed(runs, high, view, token, left)
             if done is not None:
                 removed = count.removed - count.added if done.lower == view.upper else None

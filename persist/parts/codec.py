@@ -91,7 +91,17 @@ def encode_inline(table: pa.Table, schema: ShardSchema, schema_id: int, part_id:
     if table.column(0).num_chunks != 1:
         table = join([table])
     batch = table.to_batches()[0] if table.schema.equals(schema.updates_schema) else _as_batch(table, schema)
+    batch = _by_itself(batch)
     return _inline(batch, schema, schema_id, part_id, batch.serialize().to_pybytes())
+
+
+def _by_itself(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in buffers of their own. Those of a slice hold its neighbours too, and the IPC format fills a buffer up
+    to 64 bytes with what lies beyond it: bytes of rows that the part does not have, which an erasure would not find.
+    """
+    if batch.get_total_buffer_size() == batch.nbytes:
+        return batch
+    return batch.take(pa.array(np.arange(batch.num_rows)))
 
 
 def described_inline(batch: pa.RecordBatch, schema: ShardSchema, part: Part) -> Part:

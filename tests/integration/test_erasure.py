@@ -323,6 +323,27 @@ def test_a_drop_that_comes_between_takes_its_rows_itself(
     assert found(world, secret) == []
 
 
+def test_what_others_take_away_meanwhile_is_not_written_once_more(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard
+) -> None:
+    """Rows that cancel out would be in its part, though another erasure has its receipt by then."""
+    secret = marker()
+    shard.insert([{"id": secret, "v": "1"}, {"id": "other", "v": "x"}])
+    real, left = WriteHandle.commit_rewrite, [1, 2]
+
+    def commit(handle: WriteHandle, *given: object) -> object:
+        if left and left.pop() == 1:
+            shard.insert([{"id": secret, "v": "1", "__diff": -1}])
+        return real(handle, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WriteHandle, "commit_rewrite", commit)
+    told = shard.erase(keys=[secret])
+    assert (told.removed, rows(shard)) == (0, ["other"])
+    batches = machine.location.machine(NAME).refresh().trace.batches
+    written = [part for batch in batches if batch.desc.upper == Antichain(told.at + 1) for part in batch.parts()]
+    assert not any(secret.encode() in (part.data or b"") for part in written)
+
+
 def test_what_was_retracted_before_goes_with_an_erasure_of_nothing(
     world: World, machine: Machine, shard: Shard
 ) -> None:

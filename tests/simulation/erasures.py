@@ -68,9 +68,10 @@ class ErasureTruth:
     def began(self, old: State, new: State) -> int | None:
         """The time of the last erasure that began with this commit. The shard itself holds nothing before it."""
         fresh = [erasure.at for key, erasure in new.erasures.items() if key not in old.erasures]
+        begins = new.settings.keeps_history and not old.settings.keeps_history  # in the same commit: from since on
         for at in fresh:
-            held = new.history_hold
-            expect(held.is_empty or Antichain(at) <= held, "erased", f"{new.name} holds {held}, and erased at {at}")
+            holds = begins or new.history_hold.is_empty or Antichain(at) <= new.history_hold
+            expect(holds, "erased", f"{new.name} holds {new.history_hold}, and erased at {at}")
         return max(fresh, default=None)
 
     def receipts(self, old: State, new: State) -> list[tuple[int, Proof]]:

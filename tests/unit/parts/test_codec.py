@@ -48,6 +48,21 @@ def rows_of(kind: Any, values: pa.Array) -> tuple[ShardSchema, pa.Table]:
     return schema, schema.conform(pa.table({"k": pa.array(range(len(values)), pa.int32()), "v": values}), 5)
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.list_(pa.string()), pa.binary(16)], ids=str)
+def test_inline_rows_bring_no_byte_of_their_neighbours(kind: Any) -> None:
+    """Simulation, seed 8464: the format fills a buffer up with what lies beyond a slice."""
+    values = [b"first..........1", b"the secret row.2", b"last...........3"]
+    texts = [value.decode() for value in values]
+    held = [[text] for text in texts] if pa.types.is_list(kind) else texts if kind == pa.string() else values
+    schema, table = rows_of(kind, pa.array(held, kind))
+    for some in (table.slice(0, 1), table.slice(2, 1), table.slice(0, 2)):
+        inline = encode_inline(some, schema, 1, PART)
+        same(decode_inline(inline, {1: schema}), some)
+        assert inline.data is not None
+        assert (b"secret" in inline.data) == (some.num_rows == 2)
+        assert (b"last" in inline.data) == (some["k"][0].as_py() == 2)
+
+
 @pytest.mark.parametrize("kind", ALL, ids=str)
 @examples(0.25)
 @given(data=st.data())
