@@ -55,8 +55,11 @@ def may_rewrite(state: State, at: int) -> bool:
 
 
 def to_rewrite(state: State) -> int | None:
-    """The time up to which all has to become one batch now, for an erasure; None: there is nothing to merge for one."""
-    wanted = [erasure.at for erasure in state.erasures.values() if not erasure.rewritten]
+    """The time up to which all has to become one batch now, for an erasure; None: there is nothing to merge for one.
+
+    Until there is a receipt. What was empty when it was rewritten may be joined to rows that came later since.
+    """
+    wanted = [erasure.at for erasure in state.erasures.values() if erasure.proof is None]
     found = [at for at in wanted if may_rewrite(state, at) and not is_merged(state, at)]
     return max(found, default=None)
 
