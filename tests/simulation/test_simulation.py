@@ -117,6 +117,12 @@ def test_every_broken_build_has_a_seed_to_begin_with() -> None:
     assert MUTATIONS.keys() - RARE <= remembered().keys() <= MUTATIONS.keys()
 
 
+@pytest.mark.parametrize("mutation", sorted(MUTATIONS))
+def test_every_broken_build_breaks_something_that_is_there(mutation: str) -> None:
+    with mutated(mutation):
+        pass
+
+
 def test_a_run_is_a_function_of_its_seed() -> None:
     """Also in another process, with other hash seeds."""
     program = (
