@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.batch import run_here
 from tests.simulation.controls import caught, remembered
-from tests.simulation.mutations import MUTATIONS, RARE
+from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 
