@@ -118,13 +118,14 @@ def read_policy(wanted: Mapping[str, Any]) -> RowPolicy:
     checked("column", column, str, type(None))
     checked("mode", mode := given.get("mode", RETRACT), str)
     checked("column_unit", unit := given.get("column_unit", ""), str)
+    consumers_max_age_ms = _age("consumers_max_age", given.get("consumers_max_age"))
     policy = RowPolicy(
         age_ms,
         None if "bytes" not in given else bytes_of(given["bytes"]),
         rows,
-        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms or column_age_ms),
+        _age("cut_every", given.get("cut_every")) or cut_every_of(age_ms or column_age_ms, consumers_max_age_ms),
         names("consumers", given.get("consumers", ())),
-        _age("consumers_max_age", given.get("consumers_max_age")),
+        consumers_max_age_ms,
         _ladder(given.get("tags", {})),
         column,
         column_age_ms,

@@ -126,8 +126,8 @@ class RowPolicy(Record, frozen=True):
         longest = max(self.age_ms or 0, self.consumers_max_age_ms or 0) if self.cuts else 0
         if longest > CUTS_OF_AN_AGE_MAX * self.cut_every_ms:
             raise InvalidUsage(
-                f"cut_every is {self.cut_every_ms} ms; for an age of {longest} ms it must be at least "
-                f"{-(-longest // CUTS_OF_AN_AGE_MAX)} ms"
+                f"cut_every is {self.cut_every_ms} ms; for an age (or consumers_max_age) of {longest} ms it must be "
+                f"at least {-(-longest // CUTS_OF_AN_AGE_MAX)} ms"
             )
         if self.consumers_max_age_ms is not None and not self.consumers:
             raise InvalidUsage("consumers_max_age is given without consumers")
@@ -160,11 +160,10 @@ class RowPolicy(Record, frozen=True):
             raise InvalidUsage(f"column_unit is {self.column_unit!r:.100}; it must be one of {', '.join(UNITS)}")
 
 
-def cut_every_of(age_ms: int | None) -> int:
-    """How finely rows of that age go, unless the policy says otherwise."""
-    if age_ms is None:
-        return CUT_EVERY_MS
-    return min(CUT_EVERY_MS_MAX, max(CUT_EVERY_MS_MIN, age_ms // CUTS_OF_AN_AGE))
+def cut_every_of(age_ms: int | None, consumers_max_age_ms: int | None = None) -> int:
+    """How finely rows of that age go, unless the policy says otherwise; so coarse that it has the cuts for both."""
+    fine_ms = CUT_EVERY_MS if age_ms is None else max(CUT_EVERY_MS_MIN, age_ms // CUTS_OF_AN_AGE)
+    return min(CUT_EVERY_MS_MAX, max(fine_ms, -(-(consumers_max_age_ms or 0) // CUTS_OF_AN_AGE_MAX)))
 
 
 def bytes_of(given: object) -> int:

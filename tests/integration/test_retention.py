@@ -22,6 +22,7 @@ from persist.client.shard import Shard
 from persist.client.truncate import Truncating
 from persist.client.wall_clock import shown_instant
 from persist.commit.aging import age
+from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
 from rpc.app import create_app
@@ -186,6 +187,35 @@ def test_a_shard_at_rest_costs_nothing(world: World, machine: Machine, shard: Sh
     assert waits[-1] is None, "it is not looked at again before it moves"
     assert ids(shard) == []
     assert len(set(seqnos)) < 12
+
+
+def test_a_policy_goes_on_after_both_clocks_were_ahead_and_were_repaired(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    """A cut of an instant to come would keep the next ones away until that instant has come."""
+    shard.retain({"age": "3d", "cut_every": "1d"})
+    days(world, machine, shard, 0, 1)
+    world.store_off_ms = 2 * DAY_MS
+    ahead = world.machine(2 * DAY_MS)
+    ahead.shard(NAME).insert([{"id": 1}])
+    world.pass_ms(DAY_MS + 60_000)
+    keeper(ahead)(NAME)
+    world.pass_ms(-60_000)
+    assert shard.retention().cuts == 2
+    world.store_off_ms = 0
+    right = world.machine()
+    assert isinstance(right.location.machine(NAME).apply(c.LowerSeal()), c.SealLowered)
+    left = right.shard(NAME)
+    assert left.retention().cuts == 1
+    days(world, right, left, 2, 8)
+    assert ids(left) == [5, 6, 7]
+
+
+def test_how_fine_the_cuts_are_follows_from_both_ages(shard: Shard) -> None:
+    shard.retain({"age": "1h", "consumers": ["billing"], "consumers_max_age": "1d"})
+    assert shard.retention().policy == {
+        "age": "1h", "consumers": ["billing"], "consumers_max_age": "1d", "cut_every": "96s",
+    }  # fmt: skip
 
 
 def test_a_wrong_clock_takes_no_rows(world: World, machine: Machine, shard: Shard) -> None:

@@ -120,7 +120,17 @@ def lower_seal(state: State, command: c.LowerSeal, context: Context) -> tuple[St
     if state.seal.sealed_ms <= checked_ms + SPOILT_MS:
         return state, c.SealLowered(state.seal.sealed_ms, None)
     seal = lowered(state.seal, checked_ms, state.settings.mark_every_ms)
-    return replace(state, seal=seal), c.SealLowered(checked_ms, seal.repairs[-1][1])
+    repaired = replace(_with_cuts_until(state, checked_ms), seal=seal)
+    return repaired, c.SealLowered(checked_ms, seal.repairs[-1][1])
+
+
+def _with_cuts_until(state: State, checked_ms: int) -> State:
+    """The policy of rows goes on from there. A cut or a look of an instant to come would hold back the next ones."""
+    known = state.retention
+    looked = replace(known.looked, at_ms=min(known.looked.at_ms, checked_ms))
+    done = replace(known, cut_ms=min(known.cut_ms, checked_ms), at_ms=min(known.at_ms, checked_ms), looked=looked)
+    to_come = [at_ms for at_ms in state.cuts if at_ms > checked_ms]
+    return replace(state, cuts=with_changes(state.cuts, {}, to_come), retention=done)
 
 
 def _newest_first(state: State) -> list[Mark]:
