@@ -20,6 +20,7 @@ from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
 from persist.core import commands as c
 from persist.core.antichain import Antichain
+from persist.core.erasing import is_merged
 from persist.core.erasure import Scanned
 from persist.core.errors import Indeterminate, InvalidUsage, NotReadable, Overloaded, Unavailable, UpperMismatch
 from persist.core.ids import WriterId, token_of_key
@@ -166,6 +167,33 @@ def test_a_staged_part_that_nothing_names_is_swept_before_the_receipt(
     Maintenance(machine).run(most_h=30)
     assert shard.erased(told.id).done
     assert found(world, secret) == []
+
+
+@pytest.mark.parametrize("by", ["tag", "reader"])
+def test_what_was_empty_when_it_was_rewritten_and_joined_to_later_rows_is_rewritten_again(
+    world: World, machine: Machine, shard: Shard, by: str
+) -> None:
+    """Seed 6990. A merge meanwhile kept an earlier time apart, so no receipt could come: nobody merged it again."""
+    shard.insert([{"id": "a", "v": "1"}])
+    shard.truncate(1)
+    shard.forget(1)
+    Maintenance(machine).run()
+    reader = shard.snapshot(1) if by == "reader" else None
+    if reader is None:
+        shard.tag("empty", at=1)
+    shard.advance_upper(5)
+    key = part_key(shard.view().shard_id, WriterId("w" + "1" * 32), f"p{machine.location.ids.uuid7()}")  # type: ignore[arg-type]
+    world.blob.put(key, b"a write under way")
+    told = shard.erase()
+    Maintenance(machine).step()
+    assert shard.erased(told.id).phase == "rewritten", "no row is there that could show"
+    for number in range(9):
+        shard.insert([{"id": f"b{number}", "v": "1"}])
+        Maintenance(machine).step()
+    assert not is_merged(machine.location.machine(NAME).refresh(), told.at)
+    shard.untag("empty") if reader is None else reader.close()
+    Maintenance(machine).run(most_h=30)
+    assert shard.erased(told.id).done
 
 
 def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, machine: Machine, shard: Shard) -> None:
