@@ -53,6 +53,8 @@ class AttributeIndex:
                 keys.update(update.key for update in command.attributes if update.needs_value)
             elif isinstance(command, (c.ResolveTime, c.TakeCut)):
                 instants.add(command.at_ms)
+            elif isinstance(command, c.ReadRetention):
+                instants.update(command.cuts_ms)
             elif isinstance(command, c.SetRungs):
                 instants.update(rung.at_ms for rung in command.rungs)
             elif isinstance(command, c.AgeHistory):

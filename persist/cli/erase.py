@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from decimal import Decimal
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
@@ -51,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _keys(path: str) -> list[object]:
     try:
         if path == "-":
-            found = json.load(sys.stdin)
+            found = json.load(sys.stdin, parse_float=Decimal)
         else:
             with open(path, encoding="utf-8") as file:
-                found = json.load(file)
+                found = json.load(file, parse_float=Decimal)
     except (OSError, ValueError) as error:
         raise InvalidUsage(f"--keys cannot be read as a JSON list: {type(error).__name__}") from error
     if not isinstance(found, list):

@@ -31,7 +31,7 @@ from persist.core import commands as c
 from persist.core import record
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.column_plan import has_to_look, passed, waiting
+from persist.core.column_plan import has_to_look, of_age_ms, passed, waiting
 from persist.core.errors import InvalidUsage, NotReadable, UpperMismatch
 from persist.core.ids import Token, mint
 from persist.core.retention_plan import Facts, behind, blocked
@@ -297,7 +297,7 @@ class TakingAged(Rewriting):
         if search.waits_ms is not None and longest_ms is not None:
             longest_ms = max(longest_ms, self.age_ms)
             found.append(max(self.now_ms + 1, search.waits_ms + longest_ms))
-        return min(found, default=None)
+        return of_age_ms(*found)
 
     def _commit(
         self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None

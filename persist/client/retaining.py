@@ -23,7 +23,6 @@ from persist.core import commands as c
 from persist.core import record
 from persist.core.column_plan import has_to_look, next_look_ms
 from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable, shown
-from persist.core.marks import point_at
 from persist.core.retention_plan import Due, Facts, blocked, next_ms, plan, wanted_cuts
 from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
@@ -234,6 +233,8 @@ def run_retention(
     now_ms = _checked_ms(name, found)
     if not dry_run:
         _set_rungs(transport, name, found.facts, now_ms, retry_s)
+    if dry_run:
+        found = _first_run(transport, name, found.facts, now_ms, retry_s)
     for at_ms in () if dry_run else wanted_cuts(found.facts, now_ms):
         kept = send(transport, name, c.TakeCut(at_ms), retry_s)
         assert isinstance(kept, c.CutKept)
@@ -357,7 +358,7 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
     """
     found = read_facts(transport, name, settings.write.retry_s)
     now_ms, facts = _checked_ms(name, found), found.facts
-    alone = record.replace(facts, policy=record.replace(policy, consumers=()))
+    alone = record.replace(facts, policy=record.replace(policy, consumers=(), consumers_max_age_ms=None))
     removed = _cut_at_once(transport, name, alone, now_ms, settings)
     if policy.column is not None and facts.upper.element and blocked(facts) is None:
         outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
@@ -373,9 +374,10 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
 
 def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, settings: HandleSettings) -> int:
     """How many rows the first run would take away by a cut."""
-    upper = _at_once(transport, name, facts, now_ms)
-    if not upper or facts.rows == 0:
+    due = plan(_first_run(transport, name, facts, now_ms, settings.write.retry_s).facts, now_ms).due
+    if due is None or facts.rows == 0:
         return 0
+    upper = due.cut.upper
     if facts.drops:
         return count_dropped(transport, name, upper, settings)
     tried = Truncating.of(transport, name, Named(upper, None), settings.write, settings.read)
@@ -385,20 +387,10 @@ def _cut_at_once(transport: OneShard, name: str, facts: Facts, now_ms: int, sett
         return 0
 
 
-def _at_once(transport: OneShard, name: str, facts: Facts, now_ms: int) -> int:
-    """The time before which the first run may truncate; 0: it does not."""
-    due = plan(record.replace(facts, holds={}), now_ms).due
-    upper = 0 if due is None else due.cut.upper
-    policy = facts.policy
-    assert policy is not None
-    if policy.age_ms is not None and (old_ms := point_at(now_ms - policy.age_ms, policy.cut_every_ms)) > 0:
-        try:
-            found = send(transport, name, c.ResolveTime(old_ms), 0.0)
-        except NotReadable:
-            return upper
-        assert isinstance(found, c.TimeResolved)
-        upper = max(upper, found.upper.element or 0)
-    return upper
+def _first_run(transport: OneShard, name: str, facts: Facts, now_ms: int, retry_s: float) -> c.RetentionIs:
+    """What a run would go by that has taken the cuts that are due now. Takes none."""
+    tried = c.ReadRetention(facts.policy, tuple(wanted_cuts(facts, now_ms)))
+    return read_facts(transport, name, retry_s, tried)
 
 
 def _checked_ms(name: str, found: c.RetentionIs) -> int:

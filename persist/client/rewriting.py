@@ -222,8 +222,8 @@ def check_open(name: str, view: ShardView, done: str) -> int:
     return view.upper.element
 
 
-def read_facts(transport: OneShard, name: str, retry_s: float) -> c.RetentionIs:
+def read_facts(transport: OneShard, name: str, retry_s: float, tried: c.ReadRetention | None = None) -> c.RetentionIs:
     """The policy of a shard and what it goes by. Raises what every call may."""
-    found = send(transport, name, c.ReadRetention(), retry_s)
+    found = send(transport, name, tried or c.ReadRetention(), retry_s)
     assert isinstance(found, c.RetentionIs)
     return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from persist.core.retention_plan import Facts, behind, blocked
 
+NEVER_MS = 253_370_764_800_000  # the year 9999 begins
+
 
 def passed(facts: Facts) -> int | None:
     """The time that all consumers have passed: each has read what came before it. None: there are no consumers.
@@ -39,7 +41,16 @@ def next_look_ms(facts: Facts, now_ms: int, *, by_hand: bool = False) -> int | N
     so_far = passed(facts)
     if facts.upper.element > looked.upper or (looked.held is not None and (so_far is None or so_far > looked.held)):
         return earliest_ms
-    return None if looked.next_ms is None else max(earliest_ms, looked.next_ms)
+    return None if looked.next_ms is None or looked.next_ms > NEVER_MS else max(earliest_ms, looked.next_ms)
+
+
+def of_age_ms(*found: int) -> int | None:
+    """The first of these instants; None: there is none, or it is so far away that nothing comes of age.
+
+    Rows often have a far value for "valid for ever", such as 9999-12-31, or the greatest number.
+    """
+    first = min(found, default=None)
+    return None if first is None or first > NEVER_MS else first
 
 
 def waiting(facts: Facts) -> tuple[str, ...]:

@@ -9,14 +9,23 @@ from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
 from persist.core.rewrite_commands import Rewrite
-from persist.core.row_policy import Looked, Rung
+from persist.core.row_policy import Looked, RowPolicy, Rung
 from persist.core.tags import TAGS_MAX
 
 RUNGS_AT_ONCE = 8
 
 
+CUTS_TRIED_MAX = 2  # so many a run takes
+
+
 class ReadRetention(ReadCommand, frozen=True):
-    """The shard's policy of rows, and what it goes by. -> RetentionIs; changes nothing."""
+    """The shard's policy of rows, and what it goes by. -> RetentionIs; changes nothing.
+
+    With `policy` or `cuts_ms`: as it would be with this policy, and once the cuts of these instants were taken.
+    """
+
+    policy: RowPolicy | None = None
+    cuts_ms: Annotated[tuple[Annotated[int, Meta(ge=0, le=TIME_MS_MAX)], ...], Meta(max_length=CUTS_TRIED_MAX)] = ()
 
 
 class TakeCut(Command, frozen=True):

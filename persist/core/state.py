@@ -344,12 +344,14 @@ def kept_below(state: State, since: Antichain) -> tuple[int, ...]:
     They are the times of tags and before cuts (also those by which a policy drops), those of readers that hold one time
     alone, the last times before the cuts of drops, and those at which truncations wrote retractions, with the times
     before these. None is ever added before the shard's since. So a merge may ask a later State than the one in which
-    since was found. In a shard that is closed to reads none counts.
+    since was found. In a shard that is closed to reads only drops count: what they dropped has still to leave.
     """
-    if since.element is None or state.since.is_empty:
+    if since.element is None:
         return ()
-    found = {*_points(state), *cut_times(state), *(drop.cut - 1 for drop in state.drops)}
-    found.update(time for one in told_apart(state) if one.wrote for time in (one.at - 1, one.at))
+    found = {drop.cut - 1 for drop in state.drops}
+    if not state.since.is_empty:
+        found |= _points(state) | cut_times(state)
+        found.update(time for one in told_apart(state) if one.wrote for time in (one.at - 1, one.at))
     return tuple(sorted(time for time in found if time < since.element))
 
 

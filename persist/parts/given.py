@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from decimal import Context, Decimal, InvalidOperation
 from itertools import chain
 from typing import Any
 
@@ -44,7 +45,9 @@ def given_key(schema: ShardSchema, values: Sequence[Any]) -> tuple[Any, ...]:
     found = []
     for name, value in zip(schema.key, values, strict=False):
         kind = schema.arrow.field(name).type
-        if isinstance(value, str) and not is_text(kind):
+        if pa.types.is_floating(kind) and isinstance(value, (str, int, float, Decimal)):
+            found.append(_of_number(name, value, kind))
+        elif isinstance(value, str) and not is_text(kind):
             found.append(_of_text(name, value, kind))
         else:
             found.append(column_of(name, [value], kind)[0])
@@ -56,6 +59,21 @@ def _of_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:
         return pa.scalar(value).cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}") from error
+
+
+def _of_number(name: str, value: str | int | float | Decimal, kind: pa.DataType) -> pa.Scalar:
+    """A floating point number that is `value` when it is written with as many digits: 0.1, but not 2**53 + 1."""
+    found = _of_text(name, str(value), kind)
+    try:
+        wanted, kept = Decimal(str(value)), Decimal(float(found.as_py()))
+    except InvalidOperation as error:
+        raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}") from error
+    if wanted.is_finite():
+        digits = "".join(map(str, wanted.as_tuple().digits)).strip("0")
+        shown = Context(prec=max(1, len(digits))).create_decimal(kept) if kept.is_finite() else kept
+        if shown != wanted:
+            raise InvalidUsage(f"column {name!r} does not fit {kind}: {value!r} would become {kept}")
+    return found
 
 
 def is_text(kind: Any) -> bool:

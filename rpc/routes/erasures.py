@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from functools import partial
 from typing import Annotated, Any
 
@@ -90,7 +91,7 @@ async def _statuses(service: Service, name: str) -> dict[str, ErasureStatus]:
 def _read(data: bytes) -> dict[str, Any]:
     """The question of a body. Raises InvalidUsage, which does not repeat it."""
     try:
-        wanted = json.loads(data, object_pairs_hook=named_once)
+        wanted = json.loads(data, object_pairs_hook=named_once, parse_float=Decimal)
     except (ValueError, RecursionError):
         raise InvalidUsage("the body cannot be read as JSON") from None
     if not isinstance(wanted, dict):

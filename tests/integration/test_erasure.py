@@ -602,6 +602,27 @@ def _clean(machine: Machine) -> object:
     return scanned
 
 
+def test_what_was_dropped_leaves_a_shard_that_is_closed_to_reads_too(
+    world: World, machine: Machine, shard: Shard
+) -> None:
+    """A merge brought it to the latest time, beyond the cut, where nothing takes it away any more."""
+    secret = marker()
+    for number in range(3):
+        shard.insert([{"id": f"{secret}{number}", "v": "1"}])
+    shard.insert([{"id": "a", "v": "1"}])
+    shard.truncate(3, mode="drop")
+    shard.critical_reader("last").downgrade_since(None)
+    committer = machine.location.machine(NAME)
+    for number in range(12):
+        Worker(machine.location).run(NAME, idle=True)
+        forget_dropped(committer)
+        shard.insert([{"id": f"later{number}", "v": "1"}])
+        Maintenance(machine).run()
+        world.pass_ms(3 * HOUR_MS)
+    assert found(world, secret) == []
+    assert shard.erased(before=3)["phase"] == "erased"
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_an_erasure_waits_for_a_drop_and_what_was_dropped_goes_with_it(
     world: World, machine: Machine, shard: Shard, large: bool

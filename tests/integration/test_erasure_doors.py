@@ -211,6 +211,19 @@ def test_a_body_that_forgets_what_it_asks_for_erases_nothing(
     assert machine.location.machine(NAME).refresh().trace == before.trace
 
 
+def test_numbers_of_json_are_taken_exactly_too(machine: Machine, http: TestClient) -> None:
+    """JSON's numbers have any length. Python's would be another one before anybody could refuse them."""
+    shard = machine.client.create_shard("exact", pa.schema([("id", pa.float64())]), ["id"])
+    shard.insert(pa.table({"id": [float("inf"), 0.1, 2.0**53]}))
+    for wrong in ("9007199254740993.0", "1e400", "0.10000000000000000001"):
+        answer = http.post("/v1/shards/exact/erasures", content=f'{{"keys": [[{wrong}]]}}')
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+    assert shard.upper().element == 1
+    for right in ("0.1", "9007199254740992.0"):
+        assert http.post("/v1/shards/exact/erasures", content=f'{{"keys": [[{right}]]}}').json()["removed"] == 1
+    assert shard.snapshot().to_arrow()["id"].to_pylist() == [float("inf")]
+
+
 NOON = datetime(2020, 1, 1, 12, 0, 0, 7, tzinfo=UTC)
 
 

@@ -66,7 +66,30 @@ def ids(shard: Shard) -> list[int]:
     return found
 
 
+FAR: list[tuple[Any, str, Any]] = [
+    (pa.timestamp("us", tz="UTC"), "", datetime(9999, 12, 31, tzinfo=UTC)),
+    (pa.date32(), "", date(9999, 12, 31)),
+    (pa.int64(), "s", 2**62),
+    (pa.int64(), "ms", 2**63 - 1),
+    (pa.uint64(), "s", 2**64 - 1),
+]
+
 # --- which rows go
+
+
+@pytest.mark.parametrize(("kind", "unit", "value"), FAR, ids=[str(kind) for kind, *_ in FAR])
+def test_a_value_far_away_never_comes_of_age(world: World, machine: Machine, kind: Any, unit: str, value: Any) -> None:
+    """The usual "valid for ever". The first instant at which it is old enough is one that nobody can write."""
+    schema = pa.schema([("id", pa.int64()), ("at", kind)])
+    shard = machine.client.create_shard("valid", schema, ["id"], history="30d")
+    shard.insert([{"id": 1, "at": value}, {"id": 2, "at": None}])
+    shard.retain({"column": "at", "column_age": "30d", **({"column_unit": unit} if unit else {})})
+    assert shard.run_retention().by_column is not None
+    assert keeper(machine)("valid") is None, "nothing to wait for"
+    assert (shard.retention().to_json()["next"], ids(shard)) == (None, [1, 2])
+    shard.insert([{"id": 3, "at": value}])
+    assert shard.run_retention().by_column is not None
+    assert ids(shard) == [1, 2, 3]
 
 
 def test_rows_go_by_their_value_whenever_they_came(world: World, machine: Machine, shard: Shard) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.entries import with_changes
@@ -9,7 +11,7 @@ from persist.core.erasing import erased_at
 from persist.core.errors import Conflict, NotReadable, Unavailable
 from persist.core.record import replace
 from persist.core.retention_plan import facts_of, rows_before
-from persist.core.row_policy import CUTS_MAX, KeptCut
+from persist.core.row_policy import CUTS_MAX, KeptCut, RowPolicy
 from persist.core.state import State, is_kept
 from persist.core.tags import TAGS_MAX, Tag, check_tag_name
 from persist.core.transitions.context import HISTORY_LEVEL, Context
@@ -19,7 +21,15 @@ from persist.core.transitions.writers import restore
 
 
 def read_retention(state: State, command: c.ReadRetention, context: Context) -> tuple[State, c.RetentionIs]:
-    return state, c.RetentionIs(facts_of(state), context.checked_ms)
+    tried = state if command.policy is None else _with_policy(state, command.policy)
+    for at_ms in command.cuts_ms:
+        with suppress(Unavailable):
+            tried, _ = take_cut(tried, c.TakeCut(at_ms), context)
+    return state, c.RetentionIs(facts_of(tried), context.checked_ms)
+
+
+def _with_policy(state: State, policy: RowPolicy) -> State:
+    return replace(state, settings=replace(state.settings, rows=policy))
 
 
 def take_cut(state: State, command: c.TakeCut, context: Context) -> tuple[State, c.CutKept]:

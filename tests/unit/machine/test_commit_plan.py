@@ -12,6 +12,8 @@ from persist.core.drops import RowDrop
 from persist.core.errors import Expired, InlineBudget, Overloaded, Unavailable, UpperMismatch
 from persist.core.ids import ReaderId, Token, WriterId
 from persist.core.merge_plan import INLINE_BATCHES_MAX
+from persist.core.record import replace
+from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy, State
 from persist.core.transitions.context import NOTHING_INDEXED, SOUND
 from tests.support.shard import Shard, make_part, make_run, numbered
@@ -209,3 +211,18 @@ def test_a_drop_lands_beside_other_commands_of_its_commit(base: State) -> None:
     settled, _ = planned(commit.following, held, moved, c.ForgetDropped())
     assert (settled.following.drops, settled.following.floor) == ((), 5)
     assert list(settled.following.trace.parts()) == []
+
+
+def test_what_callers_said_in_the_commit_of_an_erasure_before_it_goes_too(base: State) -> None:
+    """It may name the rows. What came before in the commit history went already."""
+    written, _ = planned(base, insert(1))
+    before, after = c.SetTag("before", 0), c.SetTag("after", 0)
+    erase = c.Erase(WRITER, Token(numbered("i", 2)), Antichain(1), 0, (), erasure=numbered("e", 1))
+    told = replace(given(), callers=[Caller(info=b'{"for":"ann"}'), NOBODY, Caller(info=b'{"for":"bob"}')])
+    commit, _ = planned(written.following, before, erase, after, told=told)
+    [committed] = commit.following.entries.values()
+    assert [(entry.operation, entry.caller) for entry in committed.entries] == [
+        ("erase", None),
+        ("tag", Caller(info=b'{"for":"bob"}')),
+    ]
+    assert commit.following.info_bytes == len(b'{"for":"bob"}')

@@ -14,7 +14,7 @@ import pytest
 
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
-from persist.parts.given import column_of
+from persist.parts.given import column_of, given_key
 from persist.spark.options import Options, ReadOptions
 from persist.spark.planning import key_range
 
@@ -119,3 +119,53 @@ def test_keys_in_options_are_not_cut_short(option: str) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int64())]), ("k",))
     with pytest.raises(InvalidUsage, match=r"column 'k' does not fit int64: 1\.5"):
         key_range(schema, ReadOptions.of(Options({option: "[1.5]"})))
+
+
+KEYS: list[tuple[Any, Any, float]] = [
+    (pa.float64(), "0.1", 0.1),
+    (pa.float64(), "1e23", 1e23),
+    (pa.float64(), "0.10000000000000001", 0.1),
+    (pa.float64(), "0.1000000000000000055511151231257827", 0.1),
+    (pa.float64(), "5e-324", 5e-324),
+    (pa.float64(), Decimal("0.1"), 0.1),
+    (pa.float64(), 2**53, 2.0**53),
+    (pa.float64(), "9007199254740992.00", 2.0**53),
+    (pa.float64(), "-inf", float("-inf")),
+    (pa.float64(), 1.7976931348623157e308, 1.7976931348623157e308),
+    (pa.float32(), 0.1, float(np.float32(0.1))),
+    (pa.float32(), "0.1", float(np.float32(0.1))),
+    (pa.float32(), float(np.float32(0.1)), float(np.float32(0.1))),
+    (pa.float16(), 0.1, float(np.float16(0.1))),
+]
+ROUNDED: list[tuple[Any, Any]] = [
+    (pa.float64(), "9007199254740993"),
+    (pa.float64(), Decimal("9007199254740993.0")),
+    (pa.float64(), 2**53 + 1),
+    (pa.float64(), "0.10000000000000000001"),
+    (pa.float64(), "1e400"),
+    (pa.float64(), "1e-400"),
+    (pa.float64(), 10**400),
+    (pa.float64(), True),
+    (pa.float64(), "0.1 "),
+    (pa.float32(), 16777217.0),
+    (pa.float32(), "16777217"),
+    (pa.float32(), 1e39),
+    (pa.float32(), 1.00000000001),
+    (pa.float16(), 2049.0),
+    (pa.float16(), "2049"),
+    (pa.int64(), Decimal("9007199254740992.5")),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "wanted"), KEYS, ids=str)
+def test_a_number_stands_for_the_key_that_is_written_so(kind: Any, value: Any, wanted: float) -> None:
+    schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
+    assert float(given_key(schema, [value])[0].as_py()) == wanted
+
+
+@pytest.mark.parametrize(("kind", "value"), ROUNDED, ids=str)
+def test_a_number_that_a_key_would_round_is_refused(kind: Any, value: Any) -> None:
+    """It would mean another row: an erasure of 9007199254740993 took 9007199254740992.0."""
+    schema = ShardSchema(pa.schema([("k", kind)]), ("k",))
+    with pytest.raises(InvalidUsage):
+        given_key(schema, [value])
