@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable, BlobUnavailable
 from blob.extras import optional
-from blob.interface import Blob, BlobStat
+from blob.interface import Blob, BlobStat, Unfinished
 from blob.location import open_blob
 from blob.secrets import without_secrets
 
@@ -17,6 +17,7 @@ __all__ = [
     "BlobNotFound",
     "BlobNotWritable",
     "BlobUnavailable",
+    "Unfinished",
     "open_blob",
     "optional",
     "without_secrets",

@@ -15,7 +15,17 @@ from urllib.parse import urlsplit
 from pyarrow import ArrowException, fs
 
 from blob.errors import BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
-from blob.interface import Blob, BlobStat, check_key, check_prefix, check_process, check_range
+from blob.interface import (
+    Blob,
+    BlobStat,
+    Unfinished,
+    aside_name,
+    check_key,
+    check_prefix,
+    check_process,
+    check_range,
+    is_aside,
+)
 from blob.secrets import without_secrets
 
 _TEMP_DIR = "~tmp"
@@ -69,7 +79,7 @@ class ArrowFsBlob(Blob):
         if self._whole_on_close:
             self._calling(key, lambda: self._write(path, body))
         else:
-            self._calling(key, lambda: self._write_aside(path, body))
+            self._calling(key, lambda: self._write_aside(key, path, body))
         written = self.stat(key)
         if written is None or written.size != len(body):
             raise BlobUnavailable(f"blob {key} did not arrive whole in {self._url}; put it again")
@@ -125,8 +135,21 @@ class ArrowFsBlob(Blob):
         stream.write(body)
         stream.close()
 
-    def _write_aside(self, path: str, body: bytes) -> None:
-        aside = f"{self._root}/{_TEMP_DIR}/{os.urandom(12).hex()}"
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        """What was written aside. Object stores tell of none: they delete by themselves what was never closed."""
+        check_prefix(prefix)
+        selector = fs.FileSelector(f"{self._root}/{_TEMP_DIR}", allow_not_found=True)
+        for found in [] if self._whole_on_close else self._calling(_TEMP_DIR, lambda: self._fs.get_file_info(selector)):
+            if found.type == fs.FileType.File and is_aside(found.base_name, prefix):
+                stat = _stat(found.base_name, found)
+                yield Unfinished(f"{_TEMP_DIR}/{found.base_name}", stat.size, stat.modified_ms, found.base_name)
+
+    def abandon(self, found: Sequence[Unfinished]) -> None:
+        for one in found:
+            self._delete_one(f"{_TEMP_DIR}/{os.path.basename(one.token)}")
+
+    def _write_aside(self, key: str, path: str, body: bytes) -> None:
+        aside = f"{self._root}/{_TEMP_DIR}/{aside_name(key, os.urandom(12).hex())}"
         for each in (aside, path):
             self._fs.create_dir(each.rpartition("/")[0], recursive=True)
         self._write(aside, body)

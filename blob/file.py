@@ -1,8 +1,9 @@
 """Blobs as files under one directory, for one machine (or a shared file system with hard links).
 
-A put writes `~tmp/<unique>`, syncs it, links it to its key (a link never overwrites, so write-once holds
-between processes) and syncs the key's directory: one fsync of a file, one of a directory. `~` cannot occur
-in a key, so temporary files are never listed; those of crashed writers are swept when the store is opened.
+A put writes `~tmp/<first segment of its key>-<unique>`, syncs it, links it to its key (a link never overwrites, so
+write-once holds between processes) and syncs the key's directory: one fsync of a file, one of a directory. `~` cannot
+occur in a key, so temporary files are never listed, but told as unfinished; those of crashed writers are swept when the
+store is opened.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobNotWritable, BlobUnavailable
-from blob.interface import Blob, BlobStat, check_key, check_prefix, check_range
+from blob.interface import (
+    Blob,
+    BlobStat,
+    Unfinished,
+    aside_name,
+    check_key,
+    check_prefix,
+    check_range,
+    is_aside,
+)
 
 STALE_TEMP_S = 3600.0
 """Temporary files older than this many seconds belong to a crashed writer and are swept at open."""
@@ -79,7 +89,7 @@ class FileBlob(Blob):
     def put(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(check_key(key))
         with _translated(key), _clashes_named(key):
-            temp = self._write_temp(data)
+            temp = self._write_temp(key, data)
             directory = os.path.dirname(path)
             self._begin_put(directory)
             try:
@@ -143,6 +153,21 @@ class FileBlob(Blob):
         start = prefix.rpartition("/")[0]
         return self._walk(start + "/" if start else "", prefix)
 
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        check_prefix(prefix)
+        with contextlib.suppress(BlobNotFound), _translated(_TEMP_DIR), os.scandir(self._temp_dir) as entries:
+            for entry in entries:
+                if is_aside(entry.name, prefix):
+                    with contextlib.suppress(FileNotFoundError):  # it was ended meanwhile
+                        held = entry.stat()
+                        where = f"{_TEMP_DIR}/{entry.name}"
+                        yield Unfinished(where, held.st_size, held.st_mtime_ns // 1_000_000, entry.name)
+
+    def abandon(self, found: Sequence[Unfinished]) -> None:
+        for one in found:
+            with contextlib.suppress(BlobNotFound), _translated(one.where):
+                os.unlink(f"{self._temp_dir}/{os.path.basename(one.token)}")
+
     def local_path(self, key: str) -> str | None:
         return self._path(check_key(key))
 
@@ -165,8 +190,8 @@ class FileBlob(Blob):
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
 
-    def _write_temp(self, data: bytes | memoryview) -> str:
-        temp = f"{self._temp_dir}/{self._unique}-{os.getpid()}-{next(self._counter)}"
+    def _write_temp(self, key: str, data: bytes | memoryview) -> str:
+        temp = f"{self._temp_dir}/{aside_name(key, f'{self._unique}-{os.getpid()}-{next(self._counter)}')}"
         try:
             fd = os.open(temp, _WRITE_FLAGS, 0o644)
         except FileNotFoundError:

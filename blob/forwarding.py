@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from blob.interface import Blob, BlobStat
+from blob.interface import Blob, BlobStat, Unfinished
 
 
 class ForwardingBlob(Blob):
@@ -34,6 +34,12 @@ class ForwardingBlob(Blob):
 
     def list(self, prefix: str) -> Iterator[BlobStat]:
         return self._inner.list(prefix)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        return self._inner.unfinished(prefix)
+
+    def abandon(self, found: Sequence[Unfinished]) -> None:
+        self._inner.abandon(found)
 
     def check(self) -> None:
         self._inner.check()

@@ -22,6 +22,7 @@ SEGMENT_LENGTH_MAX = 200
 
 _KEY = re.compile(r"[A-Za-z0-9._/-]+\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*\Z")
+_OLD_ASIDE = re.compile(r"[0-9a-f]{24}\Z|[0-9a-f]{16}-[0-9]+-[0-9]+\Z")  # by earlier builds, of any key
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,30 @@ class BlobStat:
     key: str
     size: int
     modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a put has written that has not ended, and may never end: `size` bytes under no key, since `begun_ms`.
+
+    `where` is for people, `token` for the store. A size of -1 is not known.
+    """
+
+    where: str
+    size: int
+    begun_ms: int
+    token: str = ""
+
+
+def aside_name(key: str, unique: str) -> str:
+    """How a store that writes a blob aside first names that: by the first segment of its key."""
+    return f"{key.partition('/')[0]}-{unique}"
+
+
+def is_aside(name: str, prefix: str) -> bool:
+    """Whether what was written aside under this name may be for a key that starts with `prefix`."""
+    first, slash, _ = prefix.partition("/")
+    return name.startswith(first + "-" if slash else first) or _OLD_ASIDE.match(name) is not None
 
 
 def check_key(key: str) -> str:
@@ -113,6 +138,17 @@ class Blob(ABC):
 
         Blobs written or deleted while it runs may or may not appear; all others appear exactly once.
         """
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        """What puts of keys that start with `prefix` have written and not ended, in any order; `list` shows none of it.
+
+        Who wrote it may go on, or was killed. A store that keeps nothing of such a put, or cannot tell, gives none.
+        """
+        check_prefix(prefix)
+        return iter(())
+
+    def abandon(self, found: Sequence[Unfinished]) -> None:  # noqa: B027 - a store that tells of none has none to end
+        """Delete what these puts have written, of whoever was killed; a put that still goes on fails, and may retry."""
 
     @abstractmethod
     def check(self) -> None:

@@ -20,7 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from blob.errors import BlobError, BlobExists, BlobMisconfigured, BlobNotFound, BlobUnavailable
-from blob.interface import Blob, BlobStat, check_key, check_prefix, check_process, check_range
+from blob.interface import Blob, BlobStat, Unfinished, check_key, check_prefix, check_process, check_range
 from blob.s3_errors import Refused, translate
 from blob.s3_settings import S3Settings
 
@@ -131,6 +131,26 @@ class S3Blob(Blob):
     def list(self, prefix: str) -> Iterator[BlobStat]:
         check_prefix(prefix)
         return self._listed(prefix)
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        """Multipart uploads that were neither completed nor aborted. Needs `s3:ListBucketMultipartUploads`."""
+        start, markers = self._name(check_prefix(prefix)), dict[str, str]()
+        while True:
+            page = self._calling(
+                prefix,
+                lambda: self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=start, **markers),  # noqa: B023
+            )
+            for one in page.get("Uploads", []):
+                key, begun_ms = one["Key"].removeprefix(self._base), int(one["Initiated"].timestamp() * 1000)
+                yield Unfinished(f"{key} (upload)", -1, begun_ms, f"{one['UploadId']} {one['Key']}")
+            if not page.get("IsTruncated"):
+                return
+            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def abandon(self, found: Sequence[Unfinished]) -> None:
+        for one in found:
+            upload, _, name = one.token.partition(" ")
+            self._abort({"Bucket": self._bucket, "Key": name}, upload)
 
     def check(self) -> None:
         key = f"check/{os.urandom(8).hex()}"

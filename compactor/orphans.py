@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from blob import BlobNotFound, BlobStat
+from blob import BlobNotFound, BlobStat, Unfinished
 from compactor.metering import Metrics
 from persist.commit.bundler import keys_in
 from persist.commit.location import Location
@@ -88,6 +88,10 @@ class _Age:
     def is_young(self, stat: BlobStat) -> bool:
         return stat.modified_ms >= self.put_ms or born_ms(stat.key) >= self.before_ms
 
+    def is_past(self, at_ms: int) -> bool:
+        """Whether the instant, by the store's clock, is as old by both."""
+        return at_ms < min(self.put_ms, self.before_ms)
+
 
 class Sweeper:
     """Sweeps shards of a location. Any number may work at once."""
@@ -115,7 +119,23 @@ class Sweeper:
             listing = self._location.blob.list(family)
             while listed := list(islice(listing, LIST_PAGE)):
                 self._sweep_listed(name, listed, age, report)
+            unfinished = [one for one in self._location.blob.unfinished(family) if age.is_past(one.begun_ms)]
+        self._abandon(name, unfinished, report)
         return report
+
+    def _abandon(self, name: str, found: list[Unfinished], report: SweepReport) -> None:
+        """Delete what puts have written that were begun so long ago that whoever did was killed."""
+        report.orphans += len(found)
+        report.orphan_bytes += sum(max(0, one.size) for one in found)
+        report.keys += [one.where for one in found[: NAMED_MAX - len(report.keys)]]
+        self._metrics.add(orphans_found=len(found))
+        if found and not self._settings.dry_run:
+            self._location.identity.confirm()
+            with translated():
+                self._location.blob.abandon(found)
+            report.deleted += len(found)
+            self._metrics.add(orphans_deleted=len(found))
+            log.info("unfinished", extra={"shard": name, "deleted": len(found)})
 
     def _sweep_listed(self, name: str, listed: list[BlobStat], age: _Age, report: SweepReport) -> None:
         machine = self._location.machine(name)

@@ -2,7 +2,8 @@
 
 It lists every blob of the shard, reads every log entry, and loads the oldest State that anybody could load. If that one
 shows no such row, no later one does. Whatever else lies in the blob store is of an earlier State (`older`), or is named
-by nothing (`unnamed`): a process that died has left it, or one is about to name it.
+by nothing (`unnamed`): a process that died has left it, or one is about to name it. What a put has written that did not
+end counts as such too: the store lists it under no key.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
     than an hour after it, and is named by nothing yet, does not count. None: whatever is named by nothing counts.
     """
     before = machine.refresh()
+    family = family_of(before.shard_id)
     with translated():
-        listed = list(place.blob.list(family_of(before.shard_id)))
+        unfinished = list(place.blob.unfinished(family))  # first: what ends meanwhile is listed then
+        listed = list(place.blob.list(family))
     first, entries, at_first, later = _log(place, machine.name)
     state = machine.refresh()
     named = {*before.blob_keys(), *state.blob_keys()}
@@ -62,6 +65,8 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
         elif rewritten_ms is None or _written_ms(stat) <= rewritten_ms + STRAGGLER_MS:
             unnamed.append(stat)
     older.sort(key=lambda stat: stat.key)
+    begun = [one for one in unfinished if rewritten_ms is None or one.begun_ms <= rewritten_ms + STRAGGLER_MS]
+    since = [*map(_written_ms, (*unnamed, *waiting)), *(one.begun_ms for one in begun)]
     return Scanned(
         at_ms=place.clock.now_ms(),
         horizon=first,
@@ -73,9 +78,9 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
         older_count=len(older),
         older_size=sum(stat.size for stat in older),
         older_digest=hashlib.sha256(b"".join(stat.key.encode() + b"\n" for stat in older)).digest(),
-        unnamed=tuple(stat.key for stat in unnamed[:TOLD_MAX]),
-        unnamed_count=len(unnamed),
-        unnamed_ms=min(map(_written_ms, (*unnamed, *waiting)), default=None),
+        unnamed=(*(stat.key for stat in unnamed), *(one.where for one in begun))[:TOLD_MAX],
+        unnamed_count=len(unnamed) + len(begun),
+        unnamed_ms=min(since, default=None),
     )
 
 

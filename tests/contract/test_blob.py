@@ -6,6 +6,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import pytest
 
@@ -169,6 +170,16 @@ def test_it_passes_its_own_check_and_leaves_nothing(blob: Blob) -> None:
     blob.check()
     blob.check()
     assert list(blob.list("")) == []
+
+
+def test_a_put_that_ended_is_not_unfinished(blob: Blob) -> None:
+    blob.put("s1/w1/a", b"a" * 100)
+    with suppress(BlobExists):
+        blob.put("s1/w1/a", b"other")
+    assert list(blob.unfinished("s1")) == list(blob.unfinished("s1/w1/")) == []
+    blob.abandon([])
+    with pytest.raises(BlobMisconfigured):
+        list(blob.unfinished("../"))
 
 
 def test_sixteen_threads_putting_different_keys(blob: Blob) -> None:

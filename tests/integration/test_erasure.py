@@ -8,6 +8,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 
+from blob import Unfinished
 from compactor.erasing import Eraser
 from compactor.worker import Worker
 from persist.client.connect import Client
@@ -194,6 +195,22 @@ def test_what_was_empty_when_it_was_rewritten_and_joined_to_later_rows_is_rewrit
     shard.untag("empty") if reader is None else reader.close()
     Maintenance(machine).run(most_h=30)
     assert shard.erased(told.id).done
+
+
+def test_what_a_killed_put_has_left_is_abandoned_before_the_receipt(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    """It lies in the store under no key, so no listing shows it."""
+    shard.insert([{"id": "a", "v": "1"}])
+    left = [Unfinished("~tmp/half", 100, world.true_ms, "half")]
+    monkeypatch.setattr(world.blob, "unfinished", lambda prefix: list(left))
+    monkeypatch.setattr(world.blob, "abandon", lambda found: [left.remove(one) for one in found])
+    told = shard.erase(keys=["a"])
+    Maintenance(machine).run(most_h=12)
+    assert (shard.erased(told.id).phase, len(left)) == ("rewritten", 1), "a put may still be under way"
+    left.append(Unfinished("~tmp/later", 100, world.true_ms, "later"))
+    Maintenance(machine).run(most_h=30)
+    assert (shard.erased(told.id).done, [one.token for one in left]) == (True, ["later"])
 
 
 def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, machine: Machine, shard: Shard) -> None:

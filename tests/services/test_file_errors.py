@@ -7,10 +7,13 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyarrow import fs
 
-from blob import BlobMisconfigured, BlobNotFound, BlobUnavailable, open_blob
+from blob import Blob, BlobMisconfigured, BlobNotFound, BlobUnavailable, open_blob
+from blob.arrow_fs import ArrowFsBlob
 from blob.file import STALE_TEMP_S, FileBlob
 
 
@@ -125,6 +128,49 @@ def test_a_writer_is_killed_in_the_middle(tmp_path: Path) -> None:
     for each in found:
         number = each.key.removeprefix("w/")
         assert blob.get(each.key) == f"{number} ".encode() * 20_000, "a blob is whole or not there"
+
+
+@pytest.mark.parametrize("through", ["files", "arrow"])
+def test_what_a_killed_put_has_written_is_told_by_its_key_and_can_be_abandoned(tmp_path: Path, through: str) -> None:
+    root = tmp_path / "blobs"
+
+    def opened() -> Blob:
+        return FileBlob(root) if through == "files" else ArrowFsBlob(fs.LocalFileSystem(), str(root), "arrow-local:")
+
+    def killed() -> None:
+        store = opened()
+        for name in ("_publish", "_fs"):
+            if hasattr(store, name):
+                setattr(store, name, _Dies(getattr(store, name)))
+        store.put("s1/w1/a", b"half" * 100)
+
+    writer = multiprocessing.get_context("fork").Process(target=killed)
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    store = opened()
+    assert list(store.list("")) == []
+    for prefix in ("", "s", "s1", "s1/", "s1/w1/"):
+        [found] = store.unfinished(prefix)
+        assert (found.size, found.where.startswith("~tmp/s1-")) == (400, True)
+    assert list(store.unfinished("s2")) == list(store.unfinished("s11")) == list(store.unfinished("s/")) == []
+    store.abandon([found, found])
+    assert list(store.unfinished("")) == []
+    store.put("s1/w1/a", b"whole")
+    assert store.get("s1/w1/a") == b"whole"
+
+
+class _Dies:
+    """Kills the process where what was written aside would come to its key."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __call__(self, *_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "move" else getattr(self._inner, name)
 
 
 def test_leftovers_of_crashed_writers_are_swept_when_old(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -215,6 +216,22 @@ def test_a_failed_upload_leaves_no_parts(s3_server: S3Server, bucket: str, proxy
     store.put("large", b"in parts or not" * MiB)
     client.close()
     store.close()
+
+
+def test_an_upload_that_was_never_ended_is_told_and_can_be_abandoned(direct: Blob) -> None:
+    """As of a process that was killed: its parts lie in the bucket under no key, until a lifecycle rule comes."""
+    assert isinstance(direct, S3Blob)
+    client, bucket = direct._client, direct._bucket
+    for name in ("s1/w1/a", "s1/w1/b", "s2/w1/a"):
+        upload = client.create_multipart_upload(Bucket=bucket, Key=direct._name(name))["UploadId"]
+        client.upload_part(Bucket=bucket, Key=direct._name(name), UploadId=upload, PartNumber=1, Body=b"half")
+    assert list(direct.list("s")) == []
+    found = list(direct.unfinished("s1/"))
+    assert sorted(one.where for one in found) == ["s1/w1/a (upload)", "s1/w1/b (upload)"]
+    assert all(abs(one.begun_ms - time.time() * 1000) < 3_600_000 for one in found)
+    direct.abandon(found)
+    direct.abandon(found)
+    assert [one.where for one in direct.unfinished("s")] == ["s2/w1/a (upload)"]
 
 
 def test_sixteen_threads_put_one_key_and_one_wins(direct: Blob) -> None:
