@@ -37,6 +37,9 @@ WAL_TRIES_MAX = 100
 ALONE_TIMEOUT_S = 0.1
 """How long one try to have the file alone waits for others, on a full disk."""
 
+VACUUM_BYTES_MAX = 1024**3
+"""A larger file is not written anew for a receipt: writers would wait for too long."""
+
 MOVED_ROWS_MAX = 10_000
 """New rows read per look; more are read by the next one."""
 
@@ -164,8 +167,19 @@ class SqliteConsensus(SqlConsensus):
         self._notifier.publish((key,))
 
     def scrub(self) -> str:
-        """Entries were overwritten as they were deleted. Pages of before are in the write-ahead log: it is emptied."""
+        """The file is written anew, then the write-ahead log is emptied. Writers wait for it meanwhile.
+
+        Entries were overwritten as they were deleted. But SQLite overwrites no copy of an entry that stays behind in a
+        page when it balances its tree: only VACUUM does.
+        """
         with self._connection("write") as connection:
+            pages, page_bytes = (connection.execute(f"PRAGMA {n}").fetchone()[0] for n in ("page_count", "page_size"))
+            if pages * page_bytes > VACUUM_BYTES_MAX:
+                return f"{self._path} is too large to be written anew by the way: run VACUUM when nobody writes"
+            try:
+                connection.execute("VACUUM")
+            except sqlite3.OperationalError as error:  # the disk is full, or others hold the file
+                return f"{self._path} could not be written anew ({error}): run VACUUM when nobody writes"
             is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if not is_busy:
             return ""
@@ -223,6 +237,8 @@ class SqliteConsensus(SqlConsensus):
             if rows:
                 last = rows[-1][0]
                 self._notifier.publish({row[1] for row in rows})
+            elif connection.execute("SELECT coalesce(max(rowid), 0) FROM consensus_log").fetchone()[0] < last:
+                last, version = 0, None  # VACUUM may number rows anew: any of them may have moved
             if len(rows) == MOVED_ROWS_MAX:
                 version = None
 
