@@ -185,12 +185,18 @@ class TakingAged(Rewriting):
         low: int | None = None
         for left in range(TRIES, -1, -1):
             view, high = found.held.view, (found.held.view.upper.element or 0) - 1
-            batches = search.count.of(self._writable(high, self._going(found.held, search, low, high, so_far)))
             if dry_run:
-                for _ in batches:
+                for _ in self._batches(found.held, search, None, high, so_far):
                     pass
                 return self._said(view.upper, view.upper, search, so_far, dry_run=True)
-            staged = (*staged, *self._staged(view, batches))
+            added = search.count.added
+            more = self._staged(view, self._batches(found.held, search, low, high, so_far))
+            if low is not None and search.count.added > added:
+                # Others took away what is staged. Rows that cancel out would be written once more: after all that
+                # shows them was rewritten, where it was an erasure.
+                search, staged = self._search(), ()
+                more = self._staged(view, self._batches(found.held, search, None, high, so_far))
+            staged = (*staged, *more)
             if not staged:
                 return self._said(view.upper, view.upper, search, so_far)
             done = self._committed(staged, high, view, token, left)
@@ -203,6 +209,11 @@ class TakingAged(Rewriting):
                 search, staged, low = self._search(), (), None
             found = following
         raise AssertionError("the last try returns or raises")
+
+    def _batches(
+        self, held: Held, search: _Search, low: int | None, high: int, so_far: int | None
+    ) -> Iterator[pa.Table]:
+        return search.count.of(self._writable(high, self._going(held, search, low, high, so_far)))
 
     def _search(self) -> _Search:
         return _Search(Sieve(self.column, self.old_ms))

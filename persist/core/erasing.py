@@ -115,5 +115,11 @@ def _stale(state: State) -> Iterator[Claim]:
 
 
 def gone_at(state: State, before: int) -> int:
-    """By which time rows were gone that went before `before`, or by a truncation before that time or a later one."""
-    return next((one.at for one in state.truncations if 0 < before <= one.before), max(before - 1, 0))
+    """By which time rows were gone that went before `before`, or by a truncation before that time or a later one.
+
+    A truncation that found nothing to take away took no time: all was gone at the latest time before it.
+    """
+    found = next((one for one in state.truncations if 0 < before <= one.before), None)
+    if found is None:
+        return max(before - 1, 0)
+    return found.at if found.wrote or not found.seen else found.at - 1

@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from persist.core.errors import InvalidUsage, shown
 from persist.core.record import Record
-from persist.core.row_policy import RowPolicy
+from persist.core.row_policy import Ladder, RowPolicy
 
 MARK_EVERY_MS = 1_000
 MARK_EVERY_MS_MAX = 24 * 3600 * 1000
 HISTORY_MS_MAX = 2**48 - 1
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 class ShardSettings(Record, frozen=True):
@@ -43,6 +44,19 @@ class ShardSettings(Record, frozen=True):
             raise InvalidUsage(f"mark_every_ms is {self.mark_every_ms}; it must be in [1, {MARK_EVERY_MS_MAX}]")
         if self.rows is not None:
             self.rows.check()
+            self._check_ladder(self.rows.tags)
+
+    def _check_ladder(self, ladder: Ladder) -> None:
+        """A tag shows what was there by an instant of the shard's own grid: that of its hour or day must be one."""
+        for is_set, what, period_ms in (
+            (ladder.hourly, "hourly", HOUR_MS),
+            (ladder.daily or ladder.monthly, "daily or monthly", DAY_MS),
+        ):
+            if is_set and period_ms % self.mark_every_ms:
+                raise InvalidUsage(
+                    f"mark_every is {history_text(self.mark_every_ms)}, by which no instant is known at which each "
+                    f"{what} tag begins; make it a part of {history_text(period_ms)}, or leave these tags out"
+                )
 
 
 NO_SETTINGS = ShardSettings()

@@ -20,6 +20,8 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 FLOAT_EXACT, DOUBLE_EXACT = 2**24, 2**53
 DECIMAL_DIGITS_MAX = 38
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - a zone is given where there is one
+_DIGITS = {"s": -6, "ms": -3, "us": 0, "ns": 3}  # of a timestamp beyond, or short of, microseconds
 _LOCAL = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}(\.\d{1,6})?\Z")
 _OFFSET = re.compile(r"(.*?)(Z|[+-]\d{2}:\d{2})\Z")
 _COMPARE = {
@@ -224,9 +226,10 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
         if types.is_timestamp(kind) and literal.kind == ("local" if kind.tz is None else "instant"):
             moment = _moment(literal)
             if moment is not None:
-                return column.cast(pa.timestamp("us", kind.tz)), pa.scalar(moment, pa.timestamp("us", kind.tz)), False
-    except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
-        raise InvalidUsage(f"option 'where': {literal.text!r} does not fit column {name!r}: {error}") from error
+                return (*_instants(column, moment), False)
+    except (ValueError, OverflowError, decimal.DecimalException) as error:  # Arrow's are ValueErrors, of stored values
+        why = "" if isinstance(error, pa.ArrowException) else f": {error}"
+        raise InvalidUsage(f"option 'where': {literal.text!r} does not fit column {name!r}{why}") from error
     raise InvalidUsage(
         f"option 'where' cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
     )
@@ -241,6 +244,18 @@ def _decimals(column: Any, text: str) -> tuple[Any, Any]:
         raise ValueError(f"more than {DECIMAL_DIGITS_MAX} digits")
     common = pa.decimal128(max(1, whole + scale), scale)
     return column.cast(common), pa.scalar(value, common)
+
+
+def _instants(column: Any, moment: dt.datetime) -> tuple[Any, Any]:
+    """Both sides as numbers of the column's unit. Where it is too coarse for the moment, as decimals."""
+    micros = (moment - _EPOCH.replace(tzinfo=moment.tzinfo and dt.UTC)) // dt.timedelta(microseconds=1)
+    counts = column.cast(pa.int64())
+    exact = decimal.Decimal(micros).scaleb(_DIGITS[column.type.unit])
+    if exact == exact.to_integral_value() and INT64_MIN <= exact <= INT64_MAX:
+        return counts, pa.scalar(int(exact), pa.int64())
+    scale = max(0, -_DIGITS[column.type.unit])
+    common = pa.decimal128(DECIMAL_DIGITS_MAX, scale)
+    return counts.cast(common), pa.scalar(exact.quantize(decimal.Decimal(1).scaleb(-scale)), common)
 
 
 def _moment(literal: p.Literal) -> dt.datetime | None:

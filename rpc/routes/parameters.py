@@ -84,10 +84,10 @@ IF_MATCH = {
 
 def version_of(request: Request) -> int:
     """The version of the settings that the caller knows: `If-Match: "1"`. Raises InvalidUsage."""
-    version = request.headers.get("if-match", "").strip('"')
-    if not (version.isdecimal() and version.isascii()) or len(version) > 18:
+    found = re.fullmatch(r'"?([0-9]{1,18})"?', ", ".join(request.headers.getlist("if-match")))
+    if found is None or found[0].count('"') == 1:
         raise InvalidUsage('the header If-Match must have the version of the settings, as If-Match: "1"')
-    return int(version)
+    return int(found[1])
 
 
 def seen_of(request: Request) -> Seen | None:
