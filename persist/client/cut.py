@@ -46,6 +46,11 @@ class Cut:
     shards: Mapping[str, Antichain]
     lives: Mapping[str, int] = field(default_factory=dict)  # which life of a name is meant; the first is left out
 
+    def __post_init__(self) -> None:
+        for name, frontier in self.shards.items():
+            if not isinstance(name, str) or not isinstance(frontier, Antichain):
+                raise InvalidUsage(f"a cut has a frontier, an Antichain, for each name: not {shown({name: frontier})}")
+
     def __getitem__(self, shard: str) -> Antichain:
         """The frontier of a shard. Raises UnknownShard where the cut does not name it."""
         try:

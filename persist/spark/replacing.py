@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.dropped import retracted, whole_view
+from persist.client.retry import send
 from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
+from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
@@ -114,8 +116,8 @@ class Replacement:
         """Commit `runs` with retractions: of the whole shard (`claims` None), or of what others wrote under them.
 
         Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
-        won every one of `TRIES_MAX` races, Expired when the base's lease lapsed, UnknownShard when the shard was
-        dropped. Nothing is changed then. The base is not given back.
+        won every one of `TRIES_MAX` races or rows were erased since the base, Expired when the base's lease lapsed,
+        UnknownShard when the shard was dropped. Nothing is changed then. The base is not given back.
         """
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
@@ -132,6 +134,7 @@ class Replacement:
             if upper is None:
                 raise InvalidUsage(f"shard {target.shard!r} was closed: nothing in it can be replaced")
             if upper > seen:
+                self._check_erased(seen)
                 runs = (*runs, *self._retract_between(lease, claims, seen, upper))
                 seen = upper
             try:
@@ -143,6 +146,20 @@ class Replacement:
                 continue
             return
         raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
+
+    def _check_erased(self, lower: int) -> None:
+        """The opposite of what an erasure wrote is its rows: they would be written once more, after its receipt even.
+
+        Raises Conflict where there was one at `lower` or later.
+        """
+        retry_s = self.target.connection.handles.write.retry_s
+        found = send(self.base.transport(self.target), self.target.shard, c.ReadErasures(), retry_s)
+        assert isinstance(found, c.ErasuresAre)
+        if any(erasure.at >= lower for erasure in found.erasures.values()):
+            raise Conflict(
+                f"rows of shard {self.target.shard!r} were erased since this job began; nothing was changed: run it "
+                "again"
+            )
 
     def _stage_claims(self, keys: pa.Table) -> Runs:
         claimed = key_schema(self.schema)

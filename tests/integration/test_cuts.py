@@ -272,6 +272,13 @@ def test_what_is_refused_of_a_cut(http: TestClient, body: Any, kind: str, status
     assert (answer.status_code, answer.json()["kind"]) == (status, kind), answer.text
 
 
+def test_a_cut_that_is_made_by_hand_has_frontiers(machine: Machine) -> None:
+    cut = machine.client.cut(NAMES)
+    for wrong in ({"eu/orders": 5}, {5: Antichain(5)}):
+        with pytest.raises(InvalidUsage, match="a cut has a frontier, an Antichain, for each name"):
+            Cut(cut.location, cut.epoch, 0, "upper", wrong)  # type: ignore[arg-type]
+
+
 def test_a_wall_clock_that_a_shard_does_not_know_refuses_the_cut(world: World, machine: Machine) -> None:
     world.store_off_ms = DAY_MS
     world.machine(DAY_MS).shard("eu/orders").insert([{"id": 9}])

@@ -36,7 +36,9 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
                 retry_after_s=RETRY_LATER_S,
             )
     if known is None and is_retired(state, command.writer, context):
-        raise Expired(f"writer {command.writer} of shard {state.name!r} was retired; open a new one")
+        raise Expired(
+            f"writer {command.writer} of shard {state.name!r} was retired, or is of before the shard was created; open a new one"
+        )
     if known is None:
         entry = WriterState(context.lease_now_ms, command.lease_ms)
     else:

@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import persist
 from persist.client.shard import Shard
 from persist.core import commands as c
-from persist.core.errors import InvalidUsage
+from persist.core.errors import Conflict, InvalidUsage
 from persist.spark import executors
 from persist.spark.batch_write import BatchWriter
 from persist.spark.jobs import Job, Staged
@@ -62,6 +62,20 @@ def test_micro_batches_leave_no_hold_behind(target: Target, shard: Shard, overwr
         committer(target, overwrite).commit([planned(target, overwrite), None], number)
     assert shard.upper().element == 3
     shard.drop()
+
+
+@WAYS
+def test_a_job_that_an_erasure_overtook_writes_no_erased_row_once_more(
+    target: Target, shard: Shard, overwrite: bool
+) -> None:
+    """Not even together with what takes it away again: the receipt says that the row is in no byte."""
+    staged = planned(target, overwrite)
+    told = shard.erase(keys=["a"])
+    with pytest.raises(Conflict, match="were erased since this job began; nothing was changed: run it again"):
+        committer(target, overwrite).commit([staged, None], 0)
+    assert shard.upper().element == told.at + 1
+    committer(target, overwrite).commit([planned(target, overwrite), None], 0)
+    assert shard.snapshot().to_arrow()["n"].to_pylist() == [5]
 
 
 @WAYS
