@@ -37,7 +37,8 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
             )
     if known is None and is_retired(state, command.writer, context):
         raise Expired(
-            f"writer {command.writer} of shard {state.name!r} was retired, or is of before the shard was created; open a new one"
+            f"writer {command.writer} of shard {state.name!r} was retired, or is of before the shard was created; "
+            "open a new one"
         )
     if known is None:
         entry = WriterState(context.lease_now_ms, command.lease_ms)
