@@ -19,6 +19,7 @@ from compactor.worker import Worker
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.commit.collector import Collector
+from persist.core.erasure import ERASURES_MAX
 from persist.core.errors import InvalidUsage
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -146,10 +147,12 @@ WRONG: dict[str, tuple[str, str, Any]] = {
         {"keys": ["margaret"], "reason": "x" * 257},
     ),
     "an erasure where nothing was written yet": ("POST", "erasures", {"keys": ["margaret"]}),
+    "an erasure where nothing can be read, or not before the next write": ("POST", "erasures", {"keys": ["margaret"]}),
+    "an erasure where 100 others have not ended": ("POST", "erasures", {"keys": ["margaret"]}),
     "an erasure in a shard that is closed to writes": ("POST", "erasures", {"keys": ["margaret"]}),
     "an erasure in a shard that was dropped": ("POST", "erasures", {"keys": ["margaret"]}),
     "an erasure that the shard does not have": ("GET", "erasures/e1", None),
-    "`before` beyond the upper": ("GET", "erasures?before=9", None),
+    "`before` beyond the upper, or where nothing was written yet": ("GET", "erasures?before=9", None),
     "a restore to a time before an erasure": ("POST", "restore?as_of=0", None),
 }
 
@@ -168,11 +171,16 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     machine: Machine, shard: Shard, http: TestClient, row: str
 ) -> None:
     path = PATH
-    if "nothing was written" in row:
+    if "an erasure where nothing was written" in row:
         machine.client.create_shard("empty", SCHEMA, ["id"])
         path = "/v1/shards/empty"
     elif "closed to writes" in row:
         shard.advance_upper(None)
+    elif "nothing can be read" in row:
+        shard.critical_reader("last").downgrade_since(None)
+    elif "100 others" in row:
+        for _ in range(ERASURES_MAX):
+            shard.erase()
     elif "dropped" in row:
         shard.drop()
     elif "a restore" in row:
