@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
+from fractions import Fraction
 
 import pyarrow as pa
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from blob import Unfinished
 from compactor.erasing import Eraser
 from compactor.worker import Worker
+from persist.client.by_column import TakingAged
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.erase import ErasureStatus
@@ -617,6 +621,60 @@ def _clean(machine: Machine) -> object:
         return Scanned(1, state.seqno, 1, 1, 1, rewritten=True)
 
     return scanned
+
+
+def test_a_policy_that_an_erasure_overtakes_writes_no_erased_row_once_more(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine
+) -> None:
+    """It had staged what takes the row away, and added the opposite: both came after all was rewritten."""
+    secret, real = marker(), TakingAged._commit
+    schema = pa.schema([("id", pa.string()), ("at", pa.timestamp("ms", tz="UTC"))])
+    shard = machine.client.create_shard(NAME, schema, ["id"], history="7d")
+    old, new = (datetime.fromtimestamp(world.true_ms / 1000 - days * 86_400, UTC) for days in (30, 0))
+    shard.insert([{"id": secret, "at": old}, {"id": "b", "at": old}, *({"id": f"c{n}", "at": new} for n in range(3))])
+    shard.retain({"column": "at", "column_age": "10d"})
+    told: list[ErasureStatus] = []
+
+    def overtaken(self: TakingAged, *args: object) -> c.Appended:
+        if not told:
+            told.append(shard.erase(keys=[secret]))
+        return real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TakingAged, "_commit", overtaken)
+    run = shard.run_retention().by_column
+    assert run is not None
+    assert (run.removed, rows(shard)) == (1, ["c0", "c1", "c2"])
+    Maintenance(machine).run(most_h=2)
+    assert shard.erased(told[0].id).done
+    assert found(world, secret) == []
+
+
+def test_a_truncation_that_found_nothing_is_none_that_something_shows(shard: Shard, machine: Machine) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    shard.insert([{"id": "a", "v": "1", "__diff": -1}])
+    assert not shard.truncate(2).changed
+    assert [shard.erased(before=before)["at"] for before in (1, 2)] == [1, 1]
+    shard.insert([{"id": "b", "v": "1"}])
+    assert shard.erased(before=2)["at"] == 1
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_predicate_compares_wall_clocks_exactly_in_every_unit(machine: Machine, unit: str) -> None:
+    """One row that has more digits than a predicate, or lies further off than it can say, refused it for all."""
+    per_s = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    far = 2**52 if unit == "s" else 2**62  # a file has seconds as milliseconds
+    values = [-far, -1, 0, per_s, per_s + 1, 2 * per_s, far]
+    kind = pa.timestamp(unit, tz="UTC")
+    shard = machine.client.create_shard("clocks", pa.schema([("at", kind), ("v", pa.string())]), ["at"])
+    shard.insert(pa.table({"at": pa.array(values, kind), "v": ["x"] * len(values)}))
+    for micros, text in ((1_000_000, "1970-01-01 00:00:01Z"), (1_000_001, "1970-01-01 00:00:01.000001Z")):
+        bound = Fraction(micros, 10**6) * per_s
+        for op, wanted in (("<", operator.lt), (">=", operator.ge), ("=", operator.eq)):
+            fitting = sum(wanted(value, bound) for value in values)
+            assert shard.erase(where=f"at {op} TIMESTAMP '{text}'").removed == fitting
+            shard.insert(
+                pa.table({"at": pa.array([v for v in values if wanted(v, bound)], kind), "v": ["x"] * fitting})
+            )
 
 
 def test_what_was_dropped_leaves_a_shard_that_is_closed_to_reads_too(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -614,6 +616,22 @@ def test_a_ladder_sets_and_takes_away_its_own_tags(world: World, machine: Machin
     shard.retain(None)
     task(NAME)
     assert sorted(shard.tags()) == sorted(tags)
+
+
+def test_a_ladder_needs_a_grid_of_which_its_hours_and_days_are_points(shard: Shard) -> None:
+    """All hourly tags of a day showed what was there at midnight."""
+    hour = timedelta(hours=1)
+    for every, tags, is_refused in (
+        (24 * hour, {"hourly": 3}, True), (7 * hour / 60, {"hourly": 3}, True), (7 * hour, {"monthly": 3}, True),
+        (24 * hour, {"daily": 3}, False), (hour / 3, {"hourly": 3, "daily": 3}, False),
+    ):  # fmt: skip
+        shard.retain(None)
+        shard.configure(mark_every=every)
+        with pytest.raises(InvalidUsage, match="no instant is known") if is_refused else nullcontext():
+            shard.retain({"tags": tags})
+        assert (shard.retention().policy is None) == is_refused
+    with pytest.raises(InvalidUsage, match="no instant is known at which each hourly tag begins"):
+        shard.configure(mark_every=24 * hour)
 
 
 def test_a_ladder_at_rest_costs_nothing_and_a_wrong_clock_takes_no_tag(world: World, machine: Machine) -> None:
