@@ -28,6 +28,7 @@ COMMANDS = {
     "erased": ("persist.cli.erased", "what still shows rows that are gone, or the receipt that nothing does"),
     "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
+    "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),
 }

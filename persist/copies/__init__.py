@@ -1,0 +1,1 @@
+"""Copies of locations, and whether one is whole."""

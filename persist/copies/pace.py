@@ -1,0 +1,40 @@
+"""A blob store that is read at a bounded rate, so that what reads all of it gets in nobody's way."""
+
+from __future__ import annotations
+
+import threading
+
+from blob import Blob
+from blob.forwarding import ForwardingBlob
+from persist.commit.system import Clock
+
+BURST_S = 1.0  # so much of the rate may be read at once after a rest
+
+
+class PacedBlob(ForwardingBlob):
+    """`inner`, of which all threads together read at most `rate` bytes a second. Writes are not held up."""
+
+    def __init__(self, inner: Blob, rate: int, clock: Clock) -> None:
+        super().__init__(inner)
+        self._rate = rate
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_s = clock.monotonic()  # when all that was read so far is paid for
+
+    def get(self, key: str) -> bytes:
+        data = super().get(key)
+        self._pay(len(data))
+        return data
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._pay(length)
+        return super().get_range(key, start, length)
+
+    def _pay(self, size: int) -> None:
+        """Wait until reading this much keeps to the rate."""
+        with self._lock:
+            now_s = self._clock.monotonic()
+            self._free_s = max(self._free_s, now_s - BURST_S) + size / self._rate
+            wait_s = self._free_s - now_s
+        if wait_s > 0:
+            self._clock.sleep(wait_s)

@@ -1,0 +1,232 @@
+"""`persist verify`: whether everything that shards need is there and sound, of stores that it leaves as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from compactor.worker import Worker
+from persist.cli.__main__ import main
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.bundler import keys_in
+from persist.commit.collector import Collector
+from persist.commit.location import Location, LocationSettings
+from persist.copies.pace import PacedBlob
+from persist.copies.verify import How, Verified, verified
+from persist.core.errors import InvalidUsage
+from persist.core.keys import is_bundle_key
+from persist.core.state import Policy
+from tests.support.clocks import Machine, World
+from tests.support.waiting import wait_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+NAMES = ["eu/items", "eu/orders", "us/orders"]
+KEPT = LocationSettings(policy=Policy(inline_part_bytes_max=0))
+SMALL = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=2, rollup_every=4))
+
+
+def opened(root: Path, settings: LocationSettings = KEPT) -> persist.Client:
+    return persist.connect(f"persist://{root}", location=settings)
+
+
+def filled(root: Path, settings: LocationSettings = KEPT) -> Path:
+    with opened(root, settings) as client:
+        for name in NAMES:
+            shard = client.create_shard(name, SCHEMA, ["id"])
+            for number in range(3):
+                shard.insert([{"id": 10 * number + n, "v": "x"} for n in range(5)])
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return filled(tmp_path / "data")
+
+
+def verify(
+    root: Path, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+    """The exit code, the faults, and the sums."""
+    capsys.readouterr()
+    code = main(["verify", "--dir", str(root), *arguments])
+    *faults, totals = map(json.loads, capsys.readouterr().out.splitlines())
+    return code, faults, totals
+
+
+def contents(root: Path) -> dict[str, str]:
+    """A digest of every file, but for what SQLite keeps beside its own."""
+    files = [path for path in root.rglob("*") if path.is_file() and not path.name.endswith(("-shm", "-wal"))]
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def blobs(root: Path, ending: str, shard: str = "eu/orders") -> list[Path]:
+    with opened(root) as client:
+        assert isinstance(client.transport, EmbeddedTransport)
+        state = client.transport.location.machine(shard).refresh()
+        return [root / "blob" / key for key in sorted(state.blob_keys()) if key.endswith(ending)]
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+
+
+def shortened(file: Path) -> None:
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def test_a_sound_location_is_left_as_it_is(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(root)
+    code, faults, totals = verify(root, capsys)
+    assert (code, faults, totals["shards"], totals["faults"]) == (0, [], 3, 0)
+    assert totals["blobs"] == sum(len(blobs(root, "", name)) for name in NAMES)
+    assert verify(root, capsys, "--deep")[0] == 0
+    assert verify(root, capsys, "--prefix", "eu/")[2]["shards"] == 2
+    assert verify(root, capsys, "us/orders")[2]["shards"] == 1
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "ending", "found_by", "what"),
+    [
+        (Path.unlink, ".parquet", [], "is not there"),
+        (shortened, ".parquet", [], "bytes, not"),
+        (flipped, ".parquet", ["--deep"], "checksum"),
+        (Path.unlink, ".rollup", [], "is not there"),
+        (flipped, ".rollup", [], ""),
+    ],
+)
+def test_what_is_damaged_is_named(
+    root: Path, capsys: pytest.CaptureFixture[str], damage: Any, ending: str, found_by: list[str], what: str
+) -> None:
+    file = blobs(root, ending)[0]
+    damage(file)
+    before = contents(root)
+    code, faults, totals = verify(root, capsys, *found_by)
+    assert (code, {fault["shard"] for fault in faults}, totals["shards"]) == (1, {"eu/orders"}, 3)
+    key = str(file.relative_to(root / "blob"))
+    assert any(what in fault["what"] and (fault["key"] in (key, None) or key in fault["what"]) for fault in faults)
+    assert contents(root) == before
+    assert verify(root, capsys, "us/orders", *found_by)[0] == 0
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, shortened, flipped])
+@pytest.mark.parametrize("ending", [".bundle", ".parquet"])
+def test_what_a_bundle_lists_is_looked_at_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, ending: str
+) -> None:
+    root = tmp_path / "data"
+    with opened(root, SMALL) as client:
+        shard = client.create_shard("eu/orders", SCHEMA, ["id"])
+        writer = shard.open_writer()
+        staged = [writer.stage([{"id": n, "v": "x"}], None) for n in range(6)]
+        writer.commit_insert(tuple(run for runs in staged for run in runs))
+        assert isinstance(client.transport, EmbeddedTransport)
+        location = client.transport.location
+        machine = location.machine("eu/orders")
+        wait_until(lambda: all(part.bundle for part in machine.refresh().trace.parts()), "the parts are bundled")
+        bundle = next(key for key in machine.state().blob_keys() if is_bundle_key(key))
+        key = bundle if ending == ".bundle" else keys_in(location.blob, bundle)[0]
+        [found] = of(location)
+        assert (found.faults, found.blobs > len(set(machine.state().blob_keys()))) == ((), True)
+    damage(root / "blob" / key)
+    code, faults, _ = verify(root, capsys, "--deep")
+    assert (code, {fault["key"] for fault in faults}) == (1, {key})
+
+
+def of(location: Location, deep: bool = True) -> list[Verified]:
+    return list(verified(location, location.all_names("", with_dropped=False), How(deep)))
+
+
+def test_a_shard_that_moves_on_meanwhile_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it named when it was read may be collected before the listing."""
+    world = World(policy=Policy(inline_part_bytes_max=0, rollup_every=2))
+    machine, other = world.machine(), world.machine()
+    shard = machine.client.create_shard("orders", SCHEMA, ["id"], history="none")
+    for number in range(8):
+        shard.insert([{"id": number, "v": "x"}])
+    real, moved = world.blob.list, []
+
+    def listed(prefix: str) -> Any:
+        if not moved:
+            moved.append(True)
+            Worker(other.location).run("orders", idle=True)
+            for number in range(8):
+                shard.insert([{"id": 10 + number, "v": "x"}])
+            Collector(other.location).run("orders")
+            Collector(other.location).run("orders")
+        return real(prefix)
+
+    before = set(machine.location.machine("orders").refresh().blob_keys())
+    monkeypatch.setattr(world.blob, "list", listed)
+    [found] = of(machine.location, deep=False)
+    assert before - {stat.key for stat in real("")}, "something that it had named is gone"
+    assert found.faults == ()
+
+
+def test_what_nobody_names_is_counted_and_no_fault(machine_with_orders: Machine) -> None:
+    location = machine_with_orders.location
+    key = next(key for key in location.machine("orders").refresh().blob_keys() if key.endswith(".parquet"))
+    location.blob.put(key.replace("/p0", "/p1"), b"left by a process that was killed")
+    [found] = of(location)
+    assert (found.is_sound, found.unnamed, found.unnamed_size) == (True, 1, 33)
+
+
+@pytest.fixture
+def machine_with_orders() -> Machine:
+    machine = World(policy=Policy(inline_part_bytes_max=0)).machine()
+    machine.client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1, "v": "x"}])
+    return machine
+
+
+def test_a_dropped_shard_is_left_out(machine_with_orders: Machine) -> None:
+    machine_with_orders.client.create_shard("gone", SCHEMA, ["id"]).drop()
+    assert [found.shard for found in of(machine_with_orders.location)] == ["orders"]
+    assert list(verified(machine_with_orders.location, iter(["gone", "nobody"]), How())) == []
+
+
+def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
+    world = machine_with_orders.world
+    world.blob.put("large", bytes(100_000))
+    paced, before_ms = PacedBlob(world.blob, 10_000, machine_with_orders.clock), world.true_ms
+    for start in range(0, 100_000, 1_000):
+        paced.get_range("large", start, 1_000)
+    assert 9_000 <= world.true_ms - before_ms <= 11_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["eu/orders", "--prefix", "eu/"], "give names or --prefix, not both"),
+        (["nobody"], "of these 1 shards 1 are not there"),
+        (["../x"], "shard name"),
+        (["--rate", "1MiB"], "rate is for deep"),
+        (["--deep", "--rate", "5"], "must be at least 1024"),
+        (["--deep", "--rate", "fast"], "--rate is 'fast'"),
+    ],
+)
+def test_what_is_wrong_is_refused(
+    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["verify", "--dir", str(root), *arguments]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--dir", str(tmp_path / "nowhere")]) == 1
+    assert "does not exist" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rate_without_deep_is_refused_in_python_too(machine_with_orders: Machine) -> None:
+    with pytest.raises(InvalidUsage, match="rate is for deep"):
+        list(verified(machine_with_orders.location, iter(["orders"]), How(False, 2_000)))
