@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -133,19 +134,25 @@ class S3Blob(Blob):
         return self._listed(prefix)
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
-        """Multipart uploads that were neither completed nor aborted. Needs `s3:ListBucketMultipartUploads`."""
-        start, markers = self._name(check_prefix(prefix)), dict[str, str]()
+        """Multipart uploads that were neither completed nor aborted. Needs `s3:ListBucketMultipartUploads`.
+
+        Where a server tells of none below the prefix, all are asked for: MinIO heeds only a prefix that is a whole key.
+        """
+        start = self._name(check_prefix(prefix))
+        found = list(self._uploads_of({"Prefix": start})) or list(self._uploads_of({}))
+        for one in found:
+            if one["Key"].startswith(start):
+                where, begun_ms = one["Key"].removeprefix(self._base), int(one["Initiated"].timestamp() * 1000)
+                yield Unfinished(f"{where} (upload)", -1, begun_ms, f"{one['UploadId']} {one['Key']}")
+
+    def _uploads_of(self, wanted: dict[str, str]) -> Iterator[dict[str, Any]]:
+        asked = {"Bucket": self._bucket, **wanted}
         while True:
-            page = self._calling(
-                prefix,
-                lambda: self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=start, **markers),  # noqa: B023
-            )
-            for one in page.get("Uploads", []):
-                key, begun_ms = one["Key"].removeprefix(self._base), int(one["Initiated"].timestamp() * 1000)
-                yield Unfinished(f"{key} (upload)", -1, begun_ms, f"{one['UploadId']} {one['Key']}")
+            page = self._calling("", partial(self._client.list_multipart_uploads, **asked))
+            yield from page.get("Uploads", [])
             if not page.get("IsTruncated"):
                 return
-            markers = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            asked |= {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
 
     def abandon(self, found: Sequence[Unfinished]) -> None:
         for one in found:

@@ -11,8 +11,9 @@ from fractions import Fraction
 import pyarrow as pa
 import pytest
 
-from blob import Unfinished
+from blob import BlobMisconfigured, Unfinished
 from compactor.erasing import Eraser
+from compactor.orphans import Sweeper
 from compactor.worker import Worker
 from persist.client.by_column import TakingAged
 from persist.client.connect import Client
@@ -215,6 +216,25 @@ def test_what_a_killed_put_has_left_is_abandoned_before_the_receipt(
     left.append(Unfinished("~tmp/later", 100, world.true_ms, "later"))
     Maintenance(machine).run(most_h=30)
     assert (shard.erased(told.id).done, [one.token for one in left]) == (True, ["later"])
+
+
+def test_a_store_that_does_not_tell_of_killed_puts_is_swept_and_gives_no_receipt(
+    monkeypatch: pytest.MonkeyPatch, world: World, machine: Machine, shard: Shard
+) -> None:
+    shard.insert([{"id": "a", "v": "1"}])
+    key = part_key(shard.view().shard_id, WriterId("w" + "1" * 32), f"p{machine.location.ids.uuid7()}")  # type: ignore[arg-type]
+    world.blob.put(key, b"left by a process that was killed")
+
+    def refused(prefix: str) -> None:
+        raise BlobMisconfigured("AccessDenied: give s3:ListBucketMultipartUploads")
+
+    monkeypatch.setattr(world.blob, "unfinished", refused)
+    world.pass_ms(25 * HOUR_MS)
+    assert Sweeper(machine.location).sweep(NAME).deleted == 1
+    told = shard.erase(keys=["a"])
+    with pytest.raises(InvalidUsage, match="ListBucketMultipartUploads"):
+        Maintenance(machine).run(most_h=30)
+    assert not shard.erased(told.id).done
 
 
 def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, machine: Machine, shard: Shard) -> None:
