@@ -227,8 +227,8 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
             moment = _moment(literal)
             if moment is not None:
                 return (*_instants(column, moment), False)
-    except (ValueError, OverflowError, decimal.DecimalException) as error:  # Arrow's are ValueErrors, of stored values
-        why = "" if isinstance(error, pa.ArrowException) else f": {error}"
+    except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
+        why = "" if isinstance(error, pa.ArrowException) else f": {error}"  # Arrow repeats the value that is stored
         raise InvalidUsage(f"option 'where': {literal.text!r} does not fit column {name!r}{why}") from error
     raise InvalidUsage(
         f"option 'where' cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
