@@ -114,28 +114,41 @@ class EtcdConsensus(Consensus):
         return _entry(reply.kvs[0]) if reply.kvs else None
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        if seqno == 1:
+            return not after and self.begin(key, seqno, data)
+        puts = self._puts(key, seqno, data)
+        messages = self._endpoints.messages
+        if not data.startswith(ENDED) and ENDED.startswith(after[: len(ENDED)]):
+            removed = messages.DeleteRangeRequest(key=self._ended_key(key))  # the head before it may have ended the log
+            puts.append(messages.RequestOp(request_delete_range=removed))
+        compares = [
+            self._compare_version("GREATER", self._entry_key(key, seqno - 1)),
+            self._compare_version("EQUAL", self._entry_key(key, seqno)),
+        ]
+        if after:
+            compares += self._compare_beginning(self._entry_key(key, seqno - 1), after)
+        return self._won(key, compares, puts)
+
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        puts = self._puts(key, seqno, data)
+        messages = self._endpoints.messages
+        puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(key))))
+        return self._won(key, [self._compare_version("EQUAL", *self._entries(key))], puts)
+
+    def _puts(self, key: str, seqno: int, data: bytes) -> list[Any]:
+        """What writes the entry, once it is checked."""
         check_key(key)
         check_seqno(seqno)
         check_value(key, data, VALUE_BYTES_MAX)
         messages = self._endpoints.messages
-        name = self._entry_key(key, seqno)
-        puts = [messages.RequestOp(request_put=messages.PutRequest(key=name, value=bytes(data)))]
+        written = messages.PutRequest(key=self._entry_key(key, seqno), value=bytes(data))
+        puts = [messages.RequestOp(request_put=written)]
         if data.startswith(ENDED):
             puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._ended_key(key))))
-        elif ENDED.startswith(after[: len(ENDED)]):  # the head before this entry may have ended the log
-            removed = messages.DeleteRangeRequest(key=self._ended_key(key))
-            puts.append(messages.RequestOp(request_delete_range=removed))
-        if seqno == 1:
-            start, end = self._entries(key)
-            compares = [self._compare_version("EQUAL", start, end)]
-            puts.append(messages.RequestOp(request_put=messages.PutRequest(key=self._index_key(key))))
-        else:
-            compares = [
-                self._compare_version("GREATER", self._entry_key(key, seqno - 1)),
-                self._compare_version("EQUAL", name),
-            ]
-            if after:
-                compares += self._compare_beginning(self._entry_key(key, seqno - 1), after)
+        return puts
+
+    def _won(self, key: str, compares: list[Any], puts: list[Any]) -> bool:
+        messages = self._endpoints.messages
         won = bool(self._transact(messages.TxnRequest(compare=compares, success=puts)).succeeded)
         if won:
             self._notifier.publish((key,))

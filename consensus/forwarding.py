@@ -27,6 +27,9 @@ class ForwardingConsensus(Consensus):
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         return self._inner.compare_and_set(key, seqno, data, after)
 
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        return self._inner.begin(key, seqno, data)
+
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         return self._inner.scan(key, from_seqno, limit)
 

@@ -40,7 +40,7 @@ def check_process(opened_by: int, url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a key's log. The first entry has seqno 1, each later one exactly one more."""
+    """One entry of a key's log. The first has seqno 1, or that at which `begin` put it; each later one exactly one more."""
 
     seqno: int
     data: bytes
@@ -115,6 +115,14 @@ class Consensus(ABC):
         True: appended and durable. False: lost, the head is another one. ConsensusUsage if `data` is
         longer than `value_bytes_max`, before anything is sent. ConsensusUnavailable: not appended.
         ConsensusIndeterminate: perhaps appended.
+        """
+
+    @abstractmethod
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        """Make `data` the first entry of a key that never had one, at any `seqno`: for a log that is brought back.
+
+        True: it is the head, durably. False: the key has a log, which stays as it is. Raises what `compare_and_set`
+        raises.
         """
 
     @abstractmethod

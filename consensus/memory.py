@@ -63,6 +63,18 @@ class MemoryConsensus(Consensus):
         self._notifier.publish((key,))
         return True
 
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        check_key(key)
+        check_seqno(seqno)
+        held = bytes(check_value(key, data, self._value_bytes_max))
+        with self._lock:
+            if key in self._heads:
+                return False
+            self._logs[key] = {seqno: held}
+            self._heads[key] = seqno
+        self._notifier.publish((key,))
+        return True
+
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         check_key(key)
         check_seqno(from_seqno, 0)

@@ -28,6 +28,14 @@ class MeteredConsensus(ForwardingConsensus):
             lambda won: "ok" if won else "lost",
         )
 
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        return self._meter.measured(
+            "begin",
+            lambda: self._inner.begin(key, seqno, data),
+            lambda _: len(data),
+            lambda won: "ok" if won else "lost",
+        )
+
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         return self._meter.measured(
             "scan", lambda: self._inner.scan(key, from_seqno, limit), lambda found: sum(len(e.data) for e in found)

@@ -32,6 +32,9 @@ client breaks the connection, which is not."""
 READ_ATTEMPTS_MAX = 2
 """Reads on a connection that turns out dead (the server was restarted) are tried once more on a fresh one."""
 
+TURN = "SELECT pg_advisory_xact_lock(hashtext(%(key)s))"
+"""Held until the transaction ends: without it two that begin one log at different seqnos would both be first."""
+
 _log = logging.getLogger(__name__)
 
 # What is said when a connection is refused for good. libpq gives no SQLSTATE for these, only the words; all
@@ -134,13 +137,14 @@ class PostgresConsensus(SqlConsensus):
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _create(self, values: Mapping[str, Any]) -> bool:
-        """The first entry. There is no entry 0 to lock, so look again before the commit: a statement as slow
-        as a truncated `1, 2` of somebody else would otherwise insert a second 1."""
+        """The first entry. There is no entry before it to lock, so those who begin this log take turns. Look again
+        before the commit: an older build takes no turn, and `1, 2` of it may have come and been truncated to 2."""
         create, head = bind(self._statements.create, values), bind(self._statements.head_seqno, values)
         won: bool = False
         with self._connection("write") as connection, connection.transaction() as transaction:
+            connection.execute(TURN, values)
             won = bool(connection.execute(*create).rowcount == 1)
-            if won and connection.execute(*head).fetchone()[0] != 1:
+            if won and connection.execute(*head).fetchone()[0] != values["seqno"]:
                 won = False
                 raise psycopg.Rollback(transaction)
         return won

@@ -154,14 +154,24 @@ class SqlConsensus(Consensus):
         check_key(key)
         check_seqno(seqno)
         check_value(key, data, VALUE_BYTES_MAX)
+        if seqno == 1:
+            return not after and self.begin(key, seqno, data)
         values = {"key": key, "new_key": key, "seqno": seqno, "previous": seqno - 1, "data": data}
         self._set_up()
-        if seqno == 1:
-            won = not after and self._create(values)
-        elif after:
+        if after:
             won = self._write(self._statements.append_after, {**values, "begins": len(after), "after": after}) == 1
         else:
             won = self._write(self._statements.append, values) == 1
+        if won:
+            self._committed(key)
+        return won
+
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        check_key(key)
+        check_seqno(seqno)
+        check_value(key, data, VALUE_BYTES_MAX)
+        self._set_up()
+        won = self._create({"key": key, "new_key": key, "seqno": seqno, "data": data})
         if won:
             self._committed(key)
         return won

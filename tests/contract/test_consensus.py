@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -314,6 +315,62 @@ def test_a_subscriber_that_fails_harms_nobody(consensus: Consensus) -> None:
     fill(consensus, "k2", 3)
     unsubscribe()
     unsubscribe()
+
+
+def test_a_log_begins_where_it_is_told_and_goes_on_from_there(consensus: Consensus) -> None:
+    assert consensus.begin("b", 41, b"41")
+    assert consensus.head("b") == Entry(41, b"41")
+    assert consensus.scan("b", 0, 10) == consensus.scan("b", 41, 10) == [Entry(41, b"41")]
+    assert consensus.scan("b", 42, 10) == []
+    assert consensus.keys("b") == ["b"]
+    assert not consensus.compare_and_set("b", 1, b"no")
+    assert not consensus.compare_and_set("b", 41, b"no")
+    assert consensus.compare_and_set("b", 42, b"42", after=b"4")
+    assert consensus.truncate("b", 42) == 1
+    assert consensus.scan("b", 0, 10) == [Entry(42, b"42")]
+
+
+@pytest.mark.parametrize("seqno", [1, 2, 3, 4, 100])
+def test_a_key_that_has_a_log_cannot_begin_another(consensus: Consensus, seqno: int) -> None:
+    fill(consensus, "b", 3)
+    consensus.truncate("b", 3)
+    assert not consensus.begin("b", seqno, b"no")
+    assert [entry.seqno for entry in consensus.scan("b", 0, 10)] == [3]
+
+
+def test_a_log_that_begins_as_one_that_has_ended_is_listed_so(consensus: Consensus) -> None:
+    assert consensus.begin("b/ended", 7, ENDED + b" by its drop")
+    assert consensus.begin("b/live", 7, b"live")
+    assert consensus.keys("b/", with_ended=False) == ["b/live"]
+    assert consensus.compare_and_set("b/ended", 8, b"the next life", after=ENDED)
+    assert consensus.keys("b/", with_ended=False) == ["b/ended", "b/live"]
+
+
+def test_a_beginning_is_checked_before_anything_is_sent(consensus: Consensus) -> None:
+    for seqno in (0, -1, 2**63):
+        with pytest.raises(ConsensusUsage):
+            consensus.begin("b", seqno, b"")
+    with pytest.raises(ConsensusUsage):
+        consensus.begin("no key", 5, b"")
+    with pytest.raises(ConsensusUsage):
+        consensus.begin("b", 5, bytes(consensus.value_bytes_max + 1))
+    assert consensus.head("b") is None
+
+
+def test_of_many_that_begin_one_log_at_different_seqnos_one_wins(place: Place) -> None:
+    stores = [place.open() for _ in range(4)]
+    for turn in range(8):
+        key, gate = f"begun/{turn}", threading.Barrier(8)
+
+        def begin(seqno: int, key: str = key, gate: threading.Barrier = gate) -> bool:
+            gate.wait()
+            return stores[seqno % 4].begin(key, seqno, str(seqno).encode())
+
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(begin, range(1, 9)))
+        assert won.count(True) == 1
+        seqno = won.index(True) + 1
+        assert stores[0].scan(key, 0, 10) == [Entry(seqno, str(seqno).encode())]
 
 
 def test_sixteen_threads_racing_on_one_key(consensus: Consensus) -> None:

@@ -71,6 +71,12 @@ class FusedConsensus(ForwardingConsensus):
         self._fuse("set.after")
         return won
 
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        self._fuse("set.before")
+        won = self._inner.begin(key, seqno, data)
+        self._fuse("set.after")
+        return won
+
     def truncate(self, key: str, seqno: int) -> int:
         self._fuse("truncate.before")
         deleted = self._inner.truncate(key, seqno)

@@ -260,10 +260,16 @@ class SimConsensus(Consensus):
         return self._read(lambda: self._inner.head(key))
 
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        return self._set(key, lambda: self._inner.compare_and_set(key, seqno, data, after))
+
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        return self._set(key, lambda: self._inner.begin(key, seqno, data))
+
+    def _set(self, key: str, tried: Callable[[], bool]) -> bool:
         def effect() -> bool:
             if self._world.away and self._world.random.random() < 0.5:
                 raise self._lost()
-            won = self._inner.compare_and_set(key, seqno, data, after)
+            won = tried()
             if won:
                 self._world.moved(key)
             if self._world.away:

@@ -36,6 +36,12 @@ class FaultyConsensus(ForwardingConsensus):
         self._after_write("compare_and_set")
         return won
 
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        self._before_write("begin")
+        won = self._inner.begin(key, seqno, data)
+        self._after_write("begin")
+        return won
+
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         self._before("scan")
         found = self._inner.scan(key, from_seqno, limit)

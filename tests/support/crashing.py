@@ -80,6 +80,9 @@ class CrashingConsensus(ForwardingConsensus):
     def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
         return self._fuse.step(lambda: self._inner.compare_and_set(key, seqno, data, after))
 
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        return self._fuse.step(lambda: self._inner.begin(key, seqno, data))
+
     def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
         return self._fuse.step(lambda: self._inner.scan(key, from_seqno, limit))
 
