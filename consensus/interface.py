@@ -40,7 +40,7 @@ def check_process(opened_by: int, url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a key's log. The first has seqno 1, or that at which `begin` put it; each later one exactly one more."""
+    """One entry of a key's log. The first has seqno 1, or that of its `begin`; each later one exactly one more."""
 
     seqno: int
     data: bytes

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from itertools import islice
 
 from blob import Blob, BlobNotFound
@@ -240,6 +241,53 @@ class Versions:
         with translated():
             self.blob.put(key, data)
         return entry, named
+
+    def begin(self, state: State) -> bool:
+        """Bring a shard back where its name has no log: the log begins at this State, which names no rollup.
+
+        What it names must be in the blob store. False: the name has a log, and nothing was changed. Repeating it with
+        the same State is safe. Raises Unavailable, Indeterminate (it may have happened).
+        """
+        self._identity.check_writable()
+        with translated():
+            head = self.consensus.head(state.name)
+            if head is not None:
+                return self._is_begun(state)
+            key = rollup_key(state.shard_id, state.seqno, self._ids)
+            named = replace(state, rollups={state.seqno: Rollup(key, 0)})
+            self.blob.put(key, encode_state(named, self.level, self._build))
+            entry = StateDiff(
+                seqno=state.seqno,
+                walltime_ms=state.walltime_ms,
+                commit_id=state.commit_id,
+                rollup_seqno=state.seqno,
+                rollup_key=key,
+                features=state.features or None,
+            )
+            return self.consensus.begin(state.name, int(state.seqno), self.encode(entry)) or self._is_begun(state)
+
+    def _is_begun(self, state: State) -> bool:
+        """Whether an earlier try with this State has landed."""
+        first = self.diffs(state.name, state.seqno, 1)
+        return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
+
+    def before(self, name: str, held: SeqNo, is_later: Callable[[State], bool]) -> State:
+        """Of the States from `held` on, which a reader holds, the last one before the first that is later.
+
+        Raises Corruption: the log does not go back to `held`.
+        """
+        newest = self.load(name)
+        rollups = sorted(seqno for seqno in newest.rollups if seqno <= held) if newest is not None else []
+        state = self.read_rollup(newest.rollups[rollups[-1]].key) if newest is not None and rollups else None
+        if newest is None or state is None:
+            raise Corruption(f"the log of shard {name!r} does not go back to v{held}, which a reader holds")
+        while page := self.diffs(name, SeqNo(state.seqno + 1), SCAN_LIMIT):
+            for short in page:
+                following = state_diff.apply(self.whole(name, short), state)
+                if following.seqno > held and is_later(following):
+                    return state
+                state = following
+        return state
 
     def write_rollup(self, state: State) -> tuple[str, int]:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""

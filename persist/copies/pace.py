@@ -7,8 +7,16 @@ import threading
 from blob import Blob
 from blob.forwarding import ForwardingBlob
 from persist.commit.system import Clock
+from persist.core.errors import InvalidUsage
 
+RATE_MIN = 1_024  # bytes a second
 BURST_S = 1.0  # so much of the rate may be read at once after a rest
+
+
+def check_rate(rate: int | None) -> None:
+    """Raises InvalidUsage where nothing can be read at that rate, in bytes a second. None: as fast as it goes."""
+    if rate is not None and rate < RATE_MIN:
+        raise InvalidUsage(f"rate is {rate} bytes a second; it must be at least {RATE_MIN}")
 
 
 class PacedBlob(ForwardingBlob):

@@ -18,7 +18,7 @@ from blob import Blob, BlobNotFound
 from persist.commit.bundler import keys_in
 from persist.commit.examine import all_parts, faults
 from persist.commit.location import Location
-from persist.copies.pace import PacedBlob
+from persist.copies.pace import PacedBlob, check_rate
 from persist.core import invariants, state_diff
 from persist.core.errors import Corruption, HistoryLost, InvalidUsage
 from persist.core.ids import SeqNo, check_shard_name, family_of
@@ -27,7 +27,6 @@ from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
 
 SCAN_LIMIT = 1_000  # log entries that are read at once
-RATE_MIN = 1_024  # bytes a second
 TRIES = 4  # looks at a shard that moves on each time
 
 
@@ -75,8 +74,7 @@ class How:
 
     def check(self) -> None:
         """Raises InvalidUsage where a number makes no sense."""
-        if self.rate is not None and self.rate < RATE_MIN:
-            raise InvalidUsage(f"rate is {self.rate} bytes a second; it must be at least {RATE_MIN}")
+        check_rate(self.rate)
         if self.rate is not None and not self.deep:
             raise InvalidUsage("rate is for deep: without it no bytes of parts are read")
 

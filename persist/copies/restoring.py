@@ -1,0 +1,280 @@
+"""Restoring: shards of a backup in a location that has no log of their names; and a backup that is looked at as one.
+
+The blobs come first, each compared with its checksum as it is read. Then the log begins, at the State of the backup, in
+one commit: so a shard is there whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from blob import Blob, BlobNotFound, BlobStat
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.client.connect import Client
+from persist.client.cutting import check_at_once
+from persist.client.embedded import EmbeddedTransport
+from persist.client.wall_clock import instant_ms, instant_text
+from persist.commit.location import Location, LocationSettings
+from persist.copies.backing_up import Progress, Told
+from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup, upper_of
+from persist.copies.carried import without_policy
+from persist.copies.pace import PacedBlob, check_rate
+from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard
+from persist.core.state import State
+from persist.formats.state_frames import decode_state
+from persist.formats.store_errors import translated
+
+NAMED_MAX = 5  # names that one message tells
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which shards of a backup come back: `names`, or those whose names begin with `prefix`; "" is all of them.
+
+    `at`: with the contents that they had by this wall clock, where the backup has their history. `keeps_policies`:
+    their policies of rows go on at once. Without it they are taken away, and somebody sets them again. `rate` and
+    `at_once` are as for a backup.
+    """
+
+    names: tuple[str, ...] = ()
+    prefix: str = ""
+    at: datetime | None = None
+    keeps_policies: bool = False
+    rate: int | None = None
+    at_once: int = 4
+
+    def check(self) -> None:
+        """Raises InvalidUsage where that makes no sense."""
+        if self.names and self.prefix:
+            raise InvalidUsage("give the names of shards, or a prefix of names, not both")
+        if self.at is not None:
+            instant_ms("at", self.at)
+        check_rate(self.rate)
+        check_at_once(self.at_once)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRestored:
+    """A shard that is back, and its upper now. `sent` bytes were copied.
+
+    `policy`: it had a policy of rows, which was taken away. `readers`: critical ones, which hold its history as before.
+    `left`: an earlier run has brought it back, and it was written to since; it was left as it is.
+    """
+
+    name: str
+    upper: list[int]
+    sent: int
+    policy: bool
+    readers: tuple[str, ...]
+    left: bool
+
+
+def chosen(store: BackupStore, at: datetime | None, backup_id: str | None) -> Backup:
+    """The backup of this id; else the latest one, or the first that shows `at` or a later wall clock.
+
+    Raises InvalidUsage: there is none.
+    """
+    if backup_id is not None:
+        return store.backup(backup_id)
+    known = store.backups()
+    if at is not None:
+        at_ms = instant_ms("at", at)
+        known = [backup for backup in known if backup.at_ms is not None and backup.at_ms >= at_ms][:1]
+    if not known:
+        when = "" if at is None else f" that shows {instant_text(instant_ms('at', at))} or a later wall clock"
+        raise InvalidUsage(f"{store.blob.url} has no backup{when}; `persist backup list` shows them")
+    return known[-1]
+
+
+def restore(
+    store: BackupStore, backup: Backup, location: Location, choice: Choice, told: Told = lambda progress: None
+) -> list[ShardRestored]:
+    """Bring shards of the backup back in a location. Nothing is changed in shards that are there.
+
+    Repeating it after an error goes on: shards that are back already are left as they are. Raises InvalidUsage,
+    UnknownShard (the backup has no such shard), Conflict (a name has a log there already), Corruption (something of the
+    backup is missing or damaged; shards before it are back), NotReadable (the history does not go back to `at`).
+    """
+    choice.check()
+    wanted = _wanted(backup, choice)
+    location.identity.check()
+    if location.versions.level < backup.level:
+        raise InvalidUsage(
+            f"backup {backup.id} is of level {backup.level}, and the location has level {location.versions.level}: run "
+            "`persist upgrade` there first"
+        )
+    states = _Restoring(store, location, choice, backup, told)
+    states.check_at(wanted)
+    states.check_free(wanted)
+    with ThreadPoolExecutor(choice.at_once, thread_name_prefix="persist-restore") as pool:
+        states.progress = Progress(len(wanted))
+        return [states.restored(shard, pool) for shard in wanted]
+
+
+def _wanted(backup: Backup, choice: Choice) -> list[ShardBackup]:
+    known = {shard.name: shard for shard in backup.shards}
+    for name in choice.names:
+        if name not in known:
+            raise UnknownShard(f"backup {backup.id} has no shard {name!r:.300}; `persist backup show` names them")
+    names = choice.names or tuple(name for name in known if name.startswith(choice.prefix))
+    if not names:
+        raise UnknownShard(f"backup {backup.id} has no shard whose name begins with {choice.prefix!r:.300}")
+    return [known[name] for name in dict.fromkeys(names)]
+
+
+class _Restoring:
+    def __init__(self, store: BackupStore, location: Location, choice: Choice, backup: Backup, told: Told) -> None:
+        self._store = store
+        self._location = location
+        self._choice = choice
+        self._backup = backup
+        shown = choice.at is None or instant_ms("at", choice.at) == backup.at_ms
+        self._at = None if shown else choice.at
+        self._told = told
+        rate = choice.rate
+        self._blob: Blob = store.blob if rate is None else PacedBlob(store.blob, rate, location.clock)
+        self.progress = Progress(0)
+
+    def check_free(self, wanted: Sequence[ShardBackup]) -> None:
+        """Raises Conflict where a name has a log that this restore did not begin."""
+        taken = []
+        for shard in wanted:
+            with translated():
+                head = self._location.consensus.head(shard.name)
+            if head is not None and not self._is_back(self._state(shard)):
+                taken.append(shard.name)
+        if taken:
+            raise Conflict(
+                f"{len(taken)} of these names are, or were, those of other shards in this location: "
+                f"{', '.join(taken[:NAMED_MAX])}{', …' if len(taken) > NAMED_MAX else ''}. Restore them into another "
+                "location, or leave them out"
+            )
+
+    def _is_back(self, state: State) -> bool:
+        """Whether an earlier run has brought it back."""
+        first = self._location.versions.diffs(state.name, state.seqno, 1)
+        return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
+
+    def check_at(self, wanted: Sequence[ShardBackup]) -> None:
+        """Raises NotReadable where the history of a shard in the backup does not go back so far."""
+        if self._at is None:
+            return
+        with opened(self._store, self._backup, [shard.name for shard in wanted]) as location:
+            client = Client(EmbeddedTransport(location))
+            for shard in wanted:
+                client.shard(shard.name).snapshot(self._at).close()
+
+    def restored(self, shard: ShardBackup, pool: ThreadPoolExecutor) -> ShardRestored:
+        """Bring one shard back."""
+        kept = self._state(shard)
+        state = kept if self._choice.keeps_policies else without_policy(kept)
+        sums = self._store.sums(shard)
+        with translated():
+            there = {stat.key: stat.size for stat in self._location.blob.list(f"{shard.shard_id}/")} if sums else {}
+        lacking = [key for key, (size, _) in sums.items() if there.get(key) != size]
+        sent = sum(pool.map(lambda key: self._fetch(key, *sums[key]), lacking))
+        if not self._location.versions.begin(state):
+            raise Conflict(f"shard {shard.name!r} was made in this location meanwhile; it was left as it is")
+        gone_back = self._gone_back(shard, self._at)
+        self._tell(shards_done=1)
+        readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
+        upper = self._location.machine(shard.name).refresh().upper.to_json()
+        return ShardRestored(shard.name, upper, sent, state is not kept, readers, not gone_back)
+
+    def _gone_back(self, shard: ShardBackup, at: datetime | None) -> bool:
+        """Give the shard the contents of that wall clock (None: it has them). False: it has been written to already."""
+        if at is None:
+            return True
+        found = Client(EmbeddedTransport(self._location)).shard(shard.name)
+        if found.upper() != upper_of(shard):
+            return False
+        found.restore(at)
+        return True
+
+    def _state(self, shard: ShardBackup) -> State:
+        data = self._store.get(shard.state)
+        state = decode_state(data, self._location.settings.build)
+        if (state.name, str(state.shard_id), int(state.seqno)) != (shard.name, shard.shard_id, shard.seqno):
+            raise Corruption(f"{shard.state.key} holds another State than the manifest says")
+        return state
+
+    def _fetch(self, key: str, size: int, crc: int) -> int:
+        """Copy one blob, which must be as it was; its size."""
+        with translated():
+            data = self._blob.get(BLOBS + key)
+            if (len(data), zlib.crc32(data)) != (size, crc):
+                raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged: its checksum differs")
+            self._location.blob.put(key, data)
+        self._tell(blobs=1, sent=size)
+        return size
+
+    def _tell(self, shards_done: int = 0, blobs: int = 0, sent: int = 0) -> None:
+        p = self.progress
+        self.progress = Progress(p.shards, p.shards_done + shards_done, p.blobs + blobs, p.sent + sent)
+        self._told(self.progress)
+
+
+class _Shown(MemoryBlob):
+    """The blobs of a backup, as those of a location. What is written stays in memory."""
+
+    def __init__(self, blob: Blob) -> None:
+        super().__init__("backup")
+        self._backup = blob
+        self._shows = False
+
+    def show(self) -> None:
+        """From now on the blobs of the backup are there."""
+        self._shows = True
+
+    def get(self, key: str) -> bytes:
+        try:
+            return super().get(key)
+        except BlobNotFound:
+            return self._backup.get(BLOBS + key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        if super().stat(key) is not None:
+            return super().get_range(key, start, length)
+        return self._backup.get_range(BLOBS + key, start, length)
+
+    def stat(self, key: str) -> BlobStat | None:
+        found = super().stat(key) or self._backup.stat(BLOBS + key)
+        return None if found is None else BlobStat(key, found.size, found.modified_ms)
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        own = {stat.key: stat for stat in super().list(prefix)}
+        for stat in self._backup.list(BLOBS + prefix) if self._shows else ():
+            key = stat.key.removeprefix(BLOBS)
+            own[key] = BlobStat(key, stat.size, stat.modified_ms)
+        return iter([own[key] for key in sorted(own)])
+
+
+@contextmanager
+def opened(store: BackupStore, backup: Backup, names: Sequence[str]) -> Iterator[Location]:
+    """These shards of a backup as a location of their own, in this process's memory: nothing is written to the store.
+
+    Raises Corruption: a State is missing or damaged.
+    """
+    shown = _Shown(store.blob)
+    location = Location(
+        shown,
+        MemoryConsensus("backup"),
+        settings=LocationSettings(compares_clock=False),
+        clock=store.clock,
+    )
+    try:
+        location.identity.check()  # binds the two, while both are empty
+        shown.show()
+        for name in names:
+            shard = backup.shard(name)
+            assert shard is not None
+            location.versions.begin(decode_state(store.get(shard.state), location.settings.build))
+        yield location
+    finally:
+        location.close()
