@@ -1,0 +1,477 @@
+"""Backups: what is in them to the row, what they send, and what a crash at any moment leaves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from blob import Blob, BlobUnavailable
+from blob.forwarding import ForwardingBlob
+from blob.memory import MemoryBlob
+from compactor.worker import Worker
+from persist import AttributeUpdate, named_key
+from persist.client.shard import Shard
+from persist.client.wall_clock import shown_instant
+from persist.commit.collector import Collector
+from persist.commit.location import Location, LocationSettings
+from persist.copies.backing_up import Progress, Wanted, back_up
+from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, Backup, BackupStore
+from persist.copies.checking import checked_backup
+from persist.copies.pruning import Kept, prune
+from persist.copies.restoring import Choice, ShardRestored, chosen, restore
+from persist.copies.verify import How, verified
+from persist.core.errors import Conflict, Corruption, PersistError
+from persist.core.ids import token_of_key
+from persist.core.keys import is_bundle_key
+from persist.core.state import Policy
+from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.location import InlineBackground
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+SMALL = Policy(
+    inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=2, rollup_every=4, outcomes_flush_at=4,
+    entries_flush_at=8, attributes_flush_at=8, marks_flush_at=8,
+)  # fmt: skip
+
+
+class Counting(ForwardingBlob):
+    """Counts what is put and got, and fails from one put on."""
+
+    def __init__(self, inner: Blob, fails_at: int | None = None) -> None:
+        super().__init__(inner)
+        self.puts: Counter[str] = Counter()
+        self.gets: Counter[str] = Counter()
+        self.fails_at = fails_at
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.fails_at is not None and sum(self.puts.values()) >= self.fails_at:
+            raise BlobUnavailable("killed")
+        super().put(key, data)
+        self.puts[key] += 1
+
+    def get(self, key: str) -> bytes:
+        self.gets[key] += 1
+        return super().get(key)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=SMALL)
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+@pytest.fixture
+def kept(world: World) -> Counting:
+    """Where backups are kept."""
+    return Counting(MemoryBlob("mem:backups", now_ms=lambda: world.true_ms))
+
+
+def store(machine: Machine, kept: Blob) -> BackupStore:
+    return BackupStore(kept, machine.location.clock, machine.location.ids)
+
+
+def made(machine: Machine, kept: Blob, wanted: Wanted | None = None, **told: Any) -> Backup:
+    return back_up(machine.location, store(machine, kept), wanted or Wanted(at_once=1), **told)
+
+
+def elsewhere(world: World) -> tuple[World, Machine]:
+    """Another location, where time is the same."""
+    other = World(policy=world.policy)
+    other.true_ms = world.true_ms
+    return other, other.machine()
+
+
+def back(
+    machine: Machine, kept: Blob, backup: Backup | None = None, choice: Choice | None = None
+) -> list[ShardRestored]:
+    found = store(machine, kept)
+    chosen_one = backup or chosen(found, None, None)
+    return restore(found, chosen_one, machine.location, choice or Choice(at_once=1))
+
+
+def rows(shard: Shard, as_of: int | None = None) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for row in shard.snapshot(as_of).to_arrow().to_pylist():
+        diff = row.pop("__diff", 1)
+        found[tuple(row.items())] += diff
+    return found
+
+
+def filled(machine: Machine, name: str, count: int = 12) -> Shard:
+    shard = machine.client.create_shard(name, SCHEMA, ["id"], history="forever")
+    for number in range(count):
+        diff = -1 if number % 5 == 4 else 1
+        changed = number - 1 if diff < 0 else number
+        shard.insert([{"id": changed, "v": f"{name} {changed}", "__diff": diff}], token=token_of_key(f"{name}{number}"))
+        machine.location.clock.sleep(1.5)
+    return shard
+
+
+def bundled(shard: Shard) -> None:
+    """An insert of so many parts that they go to bundles."""
+    writer = shard.open_writer()
+    staged = [writer.stage([{"id": 5_000 + number, "v": "bundled"}], None) for number in range(6)]
+    writer.commit_insert(tuple(run for runs in staged for run in runs))
+
+
+def maintained(machine: Machine) -> None:
+    for name in machine.location.all_names(with_dropped=False):
+        Worker(machine.location).run(name, idle=True)
+        collector = Collector(machine.location)
+        while not collector.run(name).done:
+            pass
+
+
+def alike(shard: Shard, other: Shard, upper: int) -> None:
+    """Whether both show the same at every time before `upper`."""
+    for as_of in range(shard.since().element or 0, upper):
+        assert rows(shard, as_of) == rows(other, as_of), as_of
+
+
+def test_what_is_restored_is_what_was_there_at_every_time(world: World, machine: Machine, kept: Counting) -> None:
+    shards = [filled(machine, name, 30) for name in ("eu/a", "eu/b")]
+    shards[0].tag("first", 3)
+    bundled(shards[0])
+    for number in range(20):
+        shards[0].attributes.update([AttributeUpdate.replace(named_key(f"job {number}"), number)])
+    backup = made(machine, kept)
+    assert [shard.name for shard in backup.shards] == ["eu/a", "eu/b"]
+    _, other = elsewhere(world)
+    told = back(other, kept)
+    assert [(shard.name, shard.upper) for shard in told] == [("eu/a", [31]), ("eu/b", [30])]
+    for shard in shards:
+        found = other.client.shard(shard.name)
+        assert (found.since(), found.upper()) == (shard.since(), shard.upper())
+        alike(shard, found, shard.upper().element or 0)
+        assert [e.seqno for e in found.history()] == [e.seqno for e in shard.history()]
+    assert other.client.shard("eu/a").tags() == shards[0].tags()
+    state, now = (m.location.machine("eu/a").refresh() for m in (machine, other))
+    assert any(map(is_bundle_key, state.blob_keys()))
+    assert state.outcome_files
+    assert state.entry_files
+    assert (now.attribute_root, now.seal.last) == (state.attribute_root, state.seal.last)
+    assert now.outcome_files
+    assert all(found.is_sound for found in verified(other.location, iter(["eu/a", "eu/b"]), How(deep=True)))
+
+
+def test_a_restored_shard_lives_on(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders", 30)
+    made(machine, kept)
+    _, other = elsewhere(world)
+    back(other, kept)
+    found = other.client.shard("orders")
+    landed = found.insert([{"id": 28, "v": "orders 28", "__diff": -1}], token=token_of_key("orders29"))
+    assert (landed.lower.element, found.upper()) == (29, shard.upper())  # told of the one that is there
+    for number in range(40):
+        found.insert([{"id": 100 + number, "v": "new"}])
+        Collector(other.location).run("orders")
+    assert sum(rows(found).values()) == sum(rows(shard).values()) + 40
+    assert all(one.is_sound for one in verified(other.location, iter(["orders"]), How(deep=True)))
+    found.drop()
+    again = other.client.create_shard("orders", SCHEMA, ["id"])
+    assert again.upper().element == 0
+
+
+def test_a_second_backup_sends_nothing_twice(machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders")
+    first = made(machine, kept)
+    assert (first.sent, first.sent > 0) == (first.size, True)
+    put = Counter(kept.puts)
+    second = made(machine, kept)
+    assert (second.sent, second.size) == (0, first.size)
+    assert not [key for key in kept.puts if key.startswith(BLOBS) and kept.puts[key] > put[key]]
+    before = {key for key in kept.puts if key.startswith(BLOBS)}
+    shard.insert([{"id": 1_000, "v": "new"}])
+    third = made(machine, kept)
+    fresh = {key.removeprefix(BLOBS) for key in kept.puts if key.startswith(BLOBS)} - before
+    assert 0 < third.sent < first.sent
+    assert max(count for key, count in kept.puts.items() if key.startswith(BLOBS)) == 1
+    assert fresh
+
+
+def test_no_shard_shows_what_came_after_the_wall_clock(world: World, machine: Machine, kept: Counting) -> None:
+    """A pair of writes, one to each shard, is never torn the wrong way; nor is anything there from after."""
+    first, second = filled(machine, "a"), filled(machine, "b")
+    written: list[tuple[int, int]] = []
+
+    def write(progress: Progress | None = None) -> None:
+        number = 1_000 + len(written)
+        first.insert([{"id": number, "v": "pair"}])
+        begun_ms = world.true_ms
+        second.insert([{"id": number, "v": "pair"}])
+        written.append((number, begun_ms))
+        world.pass_ms(700)
+
+    for _ in range(3):
+        write()
+    acknowledged = len(written)
+    backup = made(machine, kept, told=write)
+    assert len(written) > acknowledged
+    write()
+    _, other = elsewhere(world)
+    back(other, kept)
+    pairs = [{dict(row)["id"] for row in rows(other.client.shard(name)) if dict(row)["v"] == "pair"} for name in "ab"]
+    assert pairs[1] <= pairs[0]
+    assert {number for number, _ in written[:acknowledged]} <= pairs[1]
+    assert backup.at_ms is not None
+    assert not {number for number, begun_ms in written if begun_ms > backup.at_ms} & (pairs[0] | pairs[1])
+
+
+def test_a_process_whose_clock_is_ahead_tears_nothing(world: World, machine: Machine, kept: Counting) -> None:
+    ahead = world.machine(4 * 60_000)
+    filled(machine, "a")
+    ahead.client.shard("a").insert([{"id": 500, "v": "by a clock that is ahead"}])
+    made(machine, kept)
+    _, other = elsewhere(world)
+    back(other, kept)
+    assert rows(other.client.shard("a")) == rows(machine.client.shard("a"))
+
+
+def test_maintenance_meanwhile_takes_nothing_away(world: World, machine: Machine, kept: Counting) -> None:
+    """All shards are merged, aged and collected between the hold and the copy of each."""
+    shards = [filled(machine, name, 20) for name in ("a", "b", "c")]
+    expected = {shard.name: rows(shard) for shard in shards}
+
+    def collect(progress: Progress) -> None:
+        for shard in shards:
+            shard.insert([{"id": 9_000, "v": "later"}])
+            shard.forget((shard.upper().element or 1) - 1)
+        maintained(machine)
+
+    made(machine, kept, told=collect)
+    _, other = elsewhere(world)
+    back(other, kept)
+    for name, found in expected.items():
+        restored = rows(other.client.shard(name))
+        restored.pop((("id", 9_000), ("v", "later")), None)
+        assert restored == found
+    assert not machine.location.machine("a").refresh().leased_readers
+
+
+def kills(most: int) -> list[int]:
+    """After how many puts a process is killed."""
+    return [*range(12), *range(12, most, 5)]
+
+
+@pytest.mark.parametrize("puts", kills(40))
+def test_a_killed_backup_is_none_and_the_next_one_goes_on(
+    world: World, machine: Machine, kept: Counting, puts: int
+) -> None:
+    shard = filled(machine, "orders")
+    kept.fails_at = puts
+    try:
+        made(machine, kept)
+    except PersistError:
+        assert not any(key.endswith("manifest.json") for key in kept.puts)
+    kept.fails_at = None
+    world.pass_ms(31 * 60_000)
+    backup = made(machine, kept)
+    assert max(count for key, count in kept.puts.items() if key.startswith(BLOBS)) == 1
+    _, other = elsewhere(world)
+    back(other, kept, backup)
+    assert rows(other.client.shard("orders")) == rows(shard)
+
+
+@pytest.mark.parametrize("puts", kills(30))
+def test_a_killed_restore_leaves_whole_shards_or_none(
+    world: World, machine: Machine, kept: Counting, puts: int
+) -> None:
+    shards = [filled(machine, name, 6) for name in ("a", "b")]
+    made(machine, kept)
+    other = World(policy=world.policy)
+    other.true_ms = world.true_ms
+    killed = Counting(other.blob, fails_at=puts)
+    location = Location(killed, other.consensus, settings=LocationSettings(policy=SMALL), clock=machine.location.clock,
+                        background=InlineBackground())  # fmt: skip
+    found = BackupStore(kept, machine.location.clock, machine.location.ids)
+    backup = chosen(found, None, None)
+    with suppress(PersistError):
+        restore(found, backup, location, Choice(at_once=1))
+    again = other.machine()
+    for name in again.location.all_names():
+        shard = next(shard for shard in shards if shard.name == name)
+        assert rows(again.client.shard(name)) == rows(shard)
+    restore(found, backup, again.location, Choice(at_once=1))
+    for shard in shards:
+        assert rows(again.client.shard(shard.name)) == rows(shard)
+    before = again.location.machine("a").refresh()
+    restore(found, backup, again.location, Choice(at_once=1))
+    assert again.location.machine("a").refresh() == before
+
+
+def every(kept: Counting, part: str) -> list[str]:
+    return [stat.key for stat in kept.list("") if part in stat.key]
+
+
+@pytest.mark.parametrize("part", [".state", ".list", ".parquet", ".bundle", ".nodes", ".outcomes", ".entries"])
+@pytest.mark.parametrize("damage", ["flip", "short", "gone"])
+def test_damage_is_found_and_nothing_of_the_shard_is_restored(
+    world: World, machine: Machine, kept: Counting, part: str, damage: str
+) -> None:
+    shard = filled(machine, "orders", 30)
+    bundled(shard)
+    for number in range(20):
+        shard.attributes.update([AttributeUpdate.replace(named_key(f"job {number}"), number)])
+    backup = made(machine, kept)
+    found = every(kept, part)
+    if not found:
+        pytest.skip(f"the shard has no {part}")
+    key = found[-1]
+    data = bytearray(kept.get(key))
+    data[len(data) // 2] ^= 1
+    kept.delete([key])
+    if damage != "gone":
+        kept.put(key, bytes(data if damage == "flip" else data[:-1]))
+    [(_, faults)] = checked_backup(store(machine, kept), backup, How(deep=True))
+    assert faults
+    _, other = elsewhere(world)
+    with pytest.raises(Corruption):
+        back(other, kept)
+    assert list(other.location.all_names()) == []
+
+
+def test_a_sound_backup_is_verified_without_a_write(machine: Machine, kept: Counting) -> None:
+    filled(machine, "orders", 30)
+    backup = made(machine, kept)
+    puts = Counter(kept.puts)
+    for deep in (False, True):
+        assert [faults for _, faults in checked_backup(store(machine, kept), backup, How(deep=deep))] == [()]
+    assert kept.puts == puts
+
+
+def test_a_damaged_blob_at_home_is_not_taken_for_sound(world: World, machine: Machine, kept: Counting) -> None:
+    filled(machine, "orders")
+    named = machine.location.machine("orders").refresh().blob_keys()
+    key = next(key for key in named if key.endswith(".parquet"))
+    data = bytearray(world.blob.get(key))
+    data[40] ^= 1
+    world.blob.delete([key])
+    world.blob.put(key, bytes(data))
+    with pytest.raises(Corruption, match="checksum"):
+        made(machine, kept)
+    assert store(machine, kept).backups() == []
+
+
+def test_pruning_keeps_what_any_backup_names(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders")
+    made(machine, kept)
+    world.pass_ms(HOUR_MS)
+    shard.insert([{"id": 77, "v": "later"}])
+    maintained(machine)
+    last = made(machine, kept)
+    assert len(store(machine, kept).backups()) == 2
+    would = prune(store(machine, kept), Kept(last=1), dry_run=True)
+    assert len(would.backups) == 1
+    assert len(store(machine, kept).backups()) == 2
+    assert prune(store(machine, kept), Kept(within_ms=2 * HOUR_MS)).backups == ()
+    assert prune(store(machine, kept), Kept(last=1)) == would
+    assert [backup.id for backup in store(machine, kept).backups()] == [last.id]
+    assert prune(store(machine, kept), Kept(within_ms=1)).backups == ()  # the newest one stays
+    assert [faults for _, faults in checked_backup(store(machine, kept), last, How(deep=True))] == [()]
+    named = set(store(machine, kept).sums(last.shards[0]))
+    assert {stat.key.removeprefix(BLOBS) for stat in kept.list(BLOBS)} == named
+
+
+def test_pruning_takes_what_a_killed_backup_left(world: World, machine: Machine, kept: Counting) -> None:
+    filled(machine, "orders")
+    last = made(machine, kept)
+    kept.put(BLOBS + "s" + "0" * 32 + "/a/x" + "1" * 32 + ".nodes", b"left")
+    kept.put("backups/20990101T000000Z-00000000/left.state", b"left")
+    assert prune(store(machine, kept), Kept(last=5)).blobs == 1
+    assert every(kept, "left") == []
+    assert [faults for _, faults in checked_backup(store(machine, kept), last, How(deep=True))] == [()]
+
+
+def test_a_backup_that_cannot_be_read_keeps_everything(machine: Machine, kept: Counting) -> None:
+    filled(machine, "orders")
+    first = made(machine, kept)
+    made(machine, kept)
+    key = first.shards[0].list.key
+    kept.delete([key])
+    before = [stat.key for stat in kept.list(BLOBS)]
+    with pytest.raises(Corruption):
+        prune(store(machine, kept), Kept(last=2))
+    assert [stat.key for stat in kept.list(BLOBS)] == before
+    assert every(kept, PRUNING) == []
+
+
+@pytest.mark.parametrize(("first", "second"), [(RUNNING, PRUNING), (PRUNING, RUNNING)])
+def test_a_backup_and_a_pruning_give_way(
+    world: World, machine: Machine, kept: Counting, first: str, second: str
+) -> None:
+    filled(machine, "orders")
+    found = store(machine, kept)
+    found.open("x" * 32)
+    under_way = found.run(first)
+    with pytest.raises(Conflict, match="under way"):
+        found.run(second)
+    under_way.beat()
+    world.pass_ms(31 * 60_000)  # it was killed
+    other = found.run(second)
+    with pytest.raises(Conflict, match="stood still"):
+        under_way.beat()
+    other.end()
+    under_way.end()
+    assert every(kept, first) == every(kept, second) == []
+
+
+def test_any_time_between_two_backups(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders", 4)
+    made(machine, kept)
+    world.pass_ms(10_000)
+    shard.insert([{"id": 50, "v": "between"}])
+    world.pass_ms(10_000)
+    between_ms, expected = world.true_ms, rows(shard)
+    world.pass_ms(10_000)
+    shard.insert([{"id": 50, "v": "between", "__diff": -1}, {"id": 51, "v": "a wrong deploy"}])
+    made(machine, kept)
+    at = shown_instant(between_ms)
+    found = store(machine, kept)
+    _, other = elsewhere(world)
+    [told] = restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+    restored = other.client.shard("orders")
+    assert (rows(restored), told.left) == (expected, False)
+    assert rows(restored, 5) == rows(shard, 5)  # what came after stays in its history
+    restored.insert([{"id": 60, "v": "new"}])
+    [told] = restore(found, chosen(found, at, None), other.location, Choice(at=at, at_once=1))
+    assert told.left
+    assert dict(rows(restored) - expected) == {(("id", 60), ("v", "new")): 1}
+
+
+def test_what_would_take_rows_away_waits(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders")
+    shard.retain({"age": "1000h"})
+    shard.critical_reader("job")
+    made(machine, kept)
+    world.pass_ms(100 * HOUR_MS)
+    for keeps in (False, True):
+        _, other = elsewhere(world)
+        [told] = back(other, kept, choice=Choice(keeps_policies=keeps, at_once=1))
+        state = other.location.machine("orders").refresh()
+        assert (told.policy, state.settings.rows is not None) == (not keeps, keeps)
+        assert len(told.readers) == 1
+        assert rows(other.client.shard("orders")) == rows(shard)
+
+
+def test_a_shard_that_is_dropped_meanwhile_is_left_out(world: World, machine: Machine, kept: Counting) -> None:
+    filled(machine, "gone").drop()
+    filled(machine, "a")
+    goes = filled(machine, "goes")
+
+    def drop(progress: Progress) -> None:
+        if progress.shards_done == 1:
+            goes.drop(force=True)
+            for _ in range(5):
+                Collector(machine.location).run("goes")
+
+    backup = made(machine, kept, told=drop)
+    assert [shard.name for shard in backup.shards] == ["a"]
+    assert [faults for _, faults in checked_backup(store(machine, kept), backup, How(deep=True))] == [()]

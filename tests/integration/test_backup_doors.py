@@ -1,0 +1,268 @@
+"""`persist backup`: what it prints, and what docs/copies.md says is refused, row by row."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from blob import open_blob
+from persist.cli.__main__ import main
+from persist.commit.location import LocationSettings
+from persist.commit.system import SystemClock, SystemIds
+from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, BackupStore
+from persist.core import errors
+from persist.formats.state_frames import Build
+from tests.support.pages import page
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+NAMES = ["eu/items", "eu/orders", "us/orders"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A location with three shards and one backup of it."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.root}/backups"
+
+    @property
+    def kept(self) -> Path:
+        return self.root / "backups"
+
+    def manifest(self) -> Path:
+        return next(self.kept.glob("backups/*/manifest.json"))
+
+
+def large(text: str) -> pa.Table:
+    """Rows that a State does not hold inline."""
+    values = [f"{text} {number * 7919 % 100_003 * 6_007}" for number in range(10_000)]
+    return pa.table({"id": list(range(10_000)), "v": values})
+
+
+def filled(root: Path, names: list[str]) -> None:
+    with persist.connect(f"persist://{root}") as client:
+        for name in names:
+            shard = client.create_shard(name, SCHEMA, ["id"])
+            shard.insert(large("x"))
+            shard.insert([{"id": 1, "v": "y"}])
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, list[dict[str, Any]], str]:
+    """The exit code, what was printed, and what was said of errors."""
+    capsys.readouterr()
+    code = main(["backup", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, [json.loads(line) for line in out.splitlines()], err
+
+
+@pytest.fixture
+def place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Place:
+    found = Place(tmp_path)
+    filled(found.data, NAMES)
+    code, [told], _ = run(capsys, "create", "--dir", found.data, "--to", found.url)
+    assert (code, told["shards"], told["sent"] == told["bytes"]) == (0, 3, True)
+    return found
+
+
+def test_from_the_first_backup_to_the_last_one_pruned(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    with persist.connect(f"persist://{place.data}") as client:
+        client.shard("eu/orders").insert(large("later"))
+        expected = {name: client.shard(name).snapshot().to_arrow() for name in NAMES}
+    code, [made], _ = run(capsys, "create", "--dir", place.data, "--to", place.url)
+    assert (code, 0 < made["sent"] < made["bytes"]) == (0, True)
+    code, listed, _ = run(capsys, "list", "--from", place.url)
+    assert (code, len(listed), listed[1]) == (0, 2, made)
+    _, shown, _ = run(capsys, "show", "--from", place.url)
+    assert ([line["shard"] for line in shown[:-1]], shown[-1]) == (NAMES, made)
+    _, first, _ = run(capsys, "show", "--from", place.url, "--backup", listed[0]["backup"])
+    assert first[-1] == listed[0]
+    for how in ([], ["--deep"], ["--deep", "--rate", "500MB"]):
+        assert run(capsys, "verify", "--from", place.url, *how)[:2] == (0, [{**made, "faults": 0}])
+    code, told, _ = run(capsys, "restore", "--from", place.url, "--dir", place.root / "again", "--prefix", "eu/")
+    assert (code, [line["shard"] for line in told[:-1]], told[-1]["shards"]) == (0, NAMES[:2], 2)
+    code, told, _ = run(capsys, "restore", "--from", place.url, "--dir", place.root / "again", "us/orders")
+    assert (code, told[-1]["shards"]) == (0, 1)
+    with persist.connect(f"persist://{place.root}/again") as client:
+        assert {name: client.shard(name).snapshot().to_arrow() for name in client.shards()} == expected
+    assert main(["verify", "--deep", "--dir", str(place.root / "again")]) == 0
+    code, [pruned], _ = run(capsys, "prune", "--from", place.url, "--last", 1)
+    assert (code, pruned["backups"]) == (0, [listed[0]["backup"]])
+    assert run(capsys, "verify", "--from", place.url, "--deep")[0] == 0
+
+
+def test_faults_have_a_line_each(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted((place.kept / "blobs").rglob("*.parquet"))
+    files[0].unlink()
+    code, told, _ = run(capsys, "verify", "--from", place.url)
+    assert (code, told[-1]["faults"], len(told)) == (1, 1, 2)
+    assert told[0]["key"] == str(files[0].relative_to(place.kept / "blobs"))
+
+
+Wrong = Callable[[Place], list[object]]
+
+
+def create(place: Place, *more: object) -> list[object]:
+    return ["create", "--dir", place.data, "--to", place.url, *more]
+
+
+def restored(place: Place, *more: object) -> list[object]:
+    return ["restore", "--from", place.url, "--dir", place.root / "again", *more]
+
+
+def to_a_location(place: Place) -> list[object]:
+    return ["create", "--dir", place.data, "--to", f"file://{place.data}/blob"]
+
+
+def to_anothers(place: Place) -> list[object]:
+    filled(place.root / "other", ["orders"])
+    return ["create", "--dir", place.root / "other", "--to", place.url]
+
+
+def below_level_4(place: Place) -> list[object]:
+    shutil.rmtree(place.kept)
+    old = LocationSettings(build=Build((2, 3)))
+    with persist.connect(f"persist://{place.root}/old", location=old) as client:
+        client.create_shard("orders", SCHEMA, ["id"], history=None)
+    return ["create", "--dir", place.root / "old", "--to", place.url]
+
+
+def coarse(place: Place) -> list[object]:
+    with persist.connect(f"persist://{place.data}") as client:
+        client.shard("eu/orders").configure(mark_every=timedelta(hours=1))
+    return create(place)
+
+
+def empty(place: Place) -> list[object]:
+    shutil.rmtree(place.kept)
+    persist.connect(f"persist://{place.root}/empty").close()
+    return ["create", "--dir", place.root / "empty", "--to", place.url]
+
+
+def had(place: Place) -> list[object]:
+    filled(place.root / "again", ["us/orders"])
+    with persist.connect(f"persist://{place.root}/again") as client:
+        client.shard("us/orders").drop()
+    return restored(place)
+
+
+def later_level(place: Place) -> list[object]:
+    old = LocationSettings(build=Build((2, 3)))
+    with persist.connect(f"persist://{place.root}/again", location=old) as client:
+        client.create_shard("another", SCHEMA, ["id"], history=None)
+    return restored(place)
+
+
+def damaged_blob(place: Place) -> list[object]:
+    file = next((place.kept / "blobs").rglob("*.parquet"))
+    data = bytearray(file.read_bytes())
+    data[50] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+    return restored(place)
+
+
+def manifest_with(place: Place, old: str, new: str) -> list[object]:
+    file = place.manifest()
+    file.chmod(0o644)
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+    return ["list", "--from", place.url]
+
+
+def beside(place: Place, kind: str, *arguments: object) -> list[object]:
+    BackupStore(open_blob(place.url), SystemClock(), SystemIds()).run(kind)
+    return list(arguments)
+
+
+WRONG: dict[str, Wrong] = {
+    "`--to` that is the blob store of a location, or has something else in it": to_a_location,
+    "`--to` that has backups of another location": to_anothers,
+    "`--from` without backups": lambda p: ["list", "--from", f"file://{p.root}/nothing"],
+    "`--backup` that is no id, or of which there is none": lambda p: ["show", "--from", p.url, "--backup", "../x"],
+    "names together with `--prefix`": lambda p: create(p, "eu/orders", "--prefix", "eu/"),
+    "a rate below 1,024 bytes a second, or `--at-once` beyond 64": lambda p: create(p, "--at-once", "65"),
+    "`--consistent timestamp` for a location below level 4": below_level_4,
+    "`--consistent timestamp` where shards have no common wall clock within a minute": coarse,
+    "a backup of a location without shards": empty,
+    "`create` of a name that is no shard": lambda p: create(p, "eu/nothing"),
+    "`restore` of a name that the backup does not have": lambda p: restored(p, "eu/nothing"),
+    "`restore` of a name that the location has, or had": had,
+    "`restore` of a backup of a later level than the location": later_level,
+    "`--at` beyond the latest backup": lambda p: restored(p, "--at", "2199-01-01T00:00:00Z"),
+    "`--at` that is no instant with its zone": lambda p: restored(p, "--at", "2026-01-01T00:00:00"),
+    "`--at` before the history in the backup": lambda p: restored(p, "--at", "2020-01-01T00:00:00Z"),
+    "`restore` of a shard of which a blob or the State is missing or damaged in the backup": damaged_blob,
+    "a manifest that is damaged": lambda p: manifest_with(p, '"epoch":1', '"epoch":2'),
+    "a manifest of a later version": lambda p: manifest_with(p, '"v":1', '"v":2'),
+    "`prune` without `--last` and `--within`, or with `--last 0`": lambda p: ["prune", "--from", p.url, "--last", "0"],
+    "`prune` while a backup is made, or `create` while the store is pruned": lambda p: beside(
+        p, RUNNING, "prune", "--from", p.url, "--last", "1"
+    ),
+}
+MORE: list[tuple[str, Wrong]] = [
+    ("a rate below 1,024 bytes a second, or `--at-once` beyond 64", lambda p: create(p, "--rate", "1023")),
+    ("a rate below 1,024 bytes a second, or `--at-once` beyond 64", lambda p: create(p, "--rate", "fast")),
+    ("`prune` without `--last` and `--within`, or with `--last 0`", lambda p: ["prune", "--from", p.url]),
+    ("`restore` of a name that the location has, or had", lambda p: ["restore", "--from", p.url, "--dir", p.data]),
+    ("`--backup` that is no id, or of which there is none", lambda p: ["verify", "--from", p.url, "--backup", "b1"]),
+    ("names together with `--prefix`", lambda p: restored(p, "eu/orders", "--prefix", "eu/")),
+    (
+        "`prune` while a backup is made, or `create` while the store is pruned",
+        lambda p: beside(p, PRUNING, *create(p)),
+    ),
+]
+
+
+def documented() -> dict[str, str]:
+    table = page("docs/copies.md").partition("## What is refused")[2]
+    return dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", table, re.M))
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    assert list(documented()) == list(WRONG)
+
+
+@pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
+def test_what_is_wrong_is_refused_and_nothing_is_written(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, row: str, wrong: Wrong
+) -> None:
+    arguments = wrong(place)
+    kinds: list[str] = []
+    made = errors.PersistError.__init__
+
+    def noted(self: errors.PersistError, *args: Any, **details: Any) -> None:
+        made(self, *args, **details)
+        kinds.append(self.kind)
+
+    before = kept(place)
+    monkeypatch.setattr(errors.PersistError, "__init__", noted)
+    code, out, err = run(capsys, *arguments)
+    assert (code, out, err.count("\n")) == (1, [], 1), err
+    assert kinds[-1] == documented()[row], err
+    assert kept(place) == before
+    if (place.root / "again").exists():
+        with persist.connect(f"persist://{place.root}/again") as client:
+            assert "eu/orders" not in client.shards()
+
+
+def kept(place: Place) -> set[str]:
+    """What is in the store of the backups, but for who says that it runs; manifests only of what may be sent."""
+    found = {str(file.relative_to(place.kept)) for file in place.kept.rglob("*") if file.is_file()}
+    return {name for name in found if name.startswith(BLOBS) or name.endswith("manifest.json")}
