@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_from(back, backup=True)
     add_where(back)
     _add_shards(back)
+    back.add_argument("--as", dest="as_name", metavar="NAME", help="the only shard comes back under this name")
     back.add_argument("--at", metavar="TIME", help="the contents of that wall clock, such as 2026-11-20T12:00:00Z")
     back.add_argument("--keep-policies", action="store_true", help="let policies of rows go on at once")
     _add_pace(back)
@@ -132,8 +133,15 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _restore(arguments: argparse.Namespace) -> int:
     at = None if arguments.at is None else read_instant("--at", arguments.at)
-    names, rate = tuple(arguments.names), _rate(arguments.rate)
-    choice = Choice(names, arguments.prefix, at, arguments.keep_policies, rate, arguments.at_once)
+    choice = Choice(
+        tuple(arguments.names),
+        arguments.prefix,
+        arguments.as_name,
+        at,
+        arguments.keep_policies,
+        _rate(arguments.rate),
+        arguments.at_once,
+    )
     choice.check()
     with _opened(arguments.source) as store:
         backup = chosen(store, at, arguments.backup)

@@ -22,7 +22,6 @@ from typing import Any
 
 from blob import Blob, BlobExists, BlobNotFound
 from persist.commit.system import Clock
-from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UpgradeNeeded
 from persist.core.ids import IdSource, check_shard_name
 from persist.formats.store_errors import translated, translated_but_missing
@@ -318,11 +317,6 @@ def _shard(found: Mapping[str, Any]) -> ShardBackup:
     shard = ShardBackup(**found)
     check_shard_name(shard.name)
     return replace(shard, state=Stored(**found["state"]), list=Stored(**found["list"]))
-
-
-def upper_of(shard: ShardBackup) -> Antichain:
-    """Times before it are in the backup."""
-    return Antichain.from_json(shard.upper)
 
 
 def _text(body: object) -> bytes:

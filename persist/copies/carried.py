@@ -1,13 +1,22 @@
-"""What of a State is carried to another location, and which blobs go with it. Pure, but for what bundles list."""
+"""What of a State is carried to another location, or to another name, and which blobs go with it."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+
 from blob import Blob
 from persist.commit.examine import all_parts
-from persist.core.ids import SeqNo
+from persist.core.batch import HollowBatch, Listing, Part
+from persist.core.bundles import Listed
+from persist.core.ids import SeqNo, ShardId, shard_id_of
+from persist.core.keys import shard_of
 from persist.core.record import replace
 from persist.core.state import State, auxiliary_blob_keys
+from persist.core.trace import trace_of
 from persist.core.transitions.outcomes import retired
+from persist.formats.state_frames import encode_listing
+from persist.parts.bundles import listed_in
 
 UNKNOWN = -1  # a size or a checksum that the State does not tell
 
@@ -53,3 +62,53 @@ def blobs_of(state: State, blob: Blob) -> dict[str, tuple[int, int]]:
             listed = part.bundle
             found[part.key] = part.size if listed is None else listed.size, part.checksum
     return found
+
+
+class Renaming:
+    """A State under another name, and so with keys of its own: those of its blobs, and those that its bundles list.
+
+    `read` gives the bytes of a bundle by its old key. `bundles` are the new bytes of the bundles, by their new keys.
+    The same State under the same name is always renamed alike.
+    """
+
+    def __init__(self, name: str, level: int, read: Callable[[str], bytes]) -> None:
+        self.name = name
+        self.shard_id: ShardId = shard_id_of(name)
+        self.bundles: dict[str, bytes] = {}
+        self._level = level
+        self._read = read
+
+    def key(self, key: str) -> str:
+        """The key under which this blob goes on."""
+        return f"{self.shard_id}{key.removeprefix(shard_of(key))}"
+
+    def state(self, state: State) -> State:
+        """The State under the other name, in the first life of it."""
+        return replace(
+            state,
+            name=self.name,
+            shard_id=self.shard_id,
+            incarnation=0,
+            trace=trace_of(self._batch(batch) for batch in state.trace.batches),
+            attribute_chunks={
+                number: replace(chunk, key=self.key(chunk.key)) for number, chunk in state.attribute_chunks.items()
+            },
+            outcome_files=tuple(replace(file, key=self.key(file.key)) for file in state.outcome_files),
+            entry_files=tuple(replace(file, key=self.key(file.key)) for file in state.entry_files),
+        )
+
+    def _batch(self, batch: HollowBatch) -> HollowBatch:
+        return replace(batch, runs=self._runs(batch.runs))
+
+    def _runs(self, runs: Listed) -> Listed:
+        return tuple(replace(run, parts=tuple(map(self._part, run.parts))) for run in runs)
+
+    def _part(self, part: Part) -> Part:
+        if part.key is None:
+            return part
+        key = self.key(part.key)
+        if part.bundle is None:
+            return replace(part, key=key)
+        listed = self._runs(listed_in(self._read(part.key), part.key))
+        data = self.bundles[key] = encode_listing(Listing(listed), self._level)
+        return replace(part, key=key, checksum=zlib.crc32(data), bundle=replace(part.bundle, size=len(data)))

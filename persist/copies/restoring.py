@@ -22,10 +22,13 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backing_up import Progress, Told
-from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup, upper_of
-from persist.copies.carried import without_policy
+from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup, Sums
+from persist.copies.carried import Renaming, without_policy
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard
+from persist.core.ids import check_shard_name
+from persist.core.keys import shard_of
+from persist.core.record import replace
 from persist.core.state import State
 from persist.formats.state_frames import decode_state
 from persist.formats.store_errors import translated
@@ -37,13 +40,14 @@ NAMED_MAX = 5  # names that one message tells
 class Choice:
     """Which shards of a backup come back: `names`, or those whose names begin with `prefix`; "" is all of them.
 
-    `at`: with the contents that they had by this wall clock, where the backup has their history. `keeps_policies`:
-    their policies of rows go on at once. Without it they are taken away, and somebody sets them again. `rate` and
-    `at_once` are as for a backup.
+    `as_name`: the only one comes back under this name. `at`: with the contents that they had by this wall clock, where
+    the backup has their history. `keeps_policies`: their policies of rows go on at once. Without it they are taken
+    away, and somebody sets them again. `rate` and `at_once` are as for a backup.
     """
 
     names: tuple[str, ...] = ()
     prefix: str = ""
+    as_name: str | None = None
     at: datetime | None = None
     keeps_policies: bool = False
     rate: int | None = None
@@ -53,6 +57,8 @@ class Choice:
         """Raises InvalidUsage where that makes no sense."""
         if self.names and self.prefix:
             raise InvalidUsage("give the names of shards, or a prefix of names, not both")
+        if self.as_name is not None:
+            check_shard_name(self.as_name)
         if self.at is not None:
             instant_ms("at", self.at)
         check_rate(self.rate)
@@ -125,7 +131,10 @@ def _wanted(backup: Backup, choice: Choice) -> list[ShardBackup]:
     names = choice.names or tuple(name for name in known if name.startswith(choice.prefix))
     if not names:
         raise UnknownShard(f"backup {backup.id} has no shard whose name begins with {choice.prefix!r:.300}")
-    return [known[name] for name in dict.fromkeys(names)]
+    wanted = [known[name] for name in dict.fromkeys(names)]
+    if choice.as_name is not None and len(wanted) > 1:
+        raise InvalidUsage(f"{len(wanted)} shards cannot all come back as {choice.as_name!r}; name one of them")
+    return wanted
 
 
 class _Restoring:
@@ -145,10 +154,11 @@ class _Restoring:
         """Raises Conflict where a name has a log that this restore did not begin."""
         taken = []
         for shard in wanted:
+            name = self._choice.as_name or shard.name
             with translated():
-                head = self._location.consensus.head(shard.name)
-            if head is not None and not self._is_back(self._state(shard)):
-                taken.append(shard.name)
+                head = self._location.consensus.head(name)
+            if head is not None and not self._is_back(replace(self._state(shard), name=name)):
+                taken.append(name)
         if taken:
             raise Conflict(
                 f"{len(taken)} of these names are, or were, those of other shards in this location: "
@@ -174,25 +184,39 @@ class _Restoring:
         """Bring one shard back."""
         kept = self._state(shard)
         state = kept if self._choice.keeps_policies else without_policy(kept)
+        policy = state is not kept
         sums = self._store.sums(shard)
-        with translated():
-            there = {stat.key: stat.size for stat in self._location.blob.list(f"{shard.shard_id}/")} if sums else {}
-        lacking = [key for key, (size, _) in sums.items() if there.get(key) != size]
-        sent = sum(pool.map(lambda key: self._fetch(key, *sums[key]), lacking))
+        renaming = None
+        if self._choice.as_name is not None:
+            level = self._location.versions.level
+            renaming = Renaming(self._choice.as_name, level, lambda key: self._read(key, *sums[key]))
+            state = renaming.state(state)
+        sent = self._copied(sums, renaming, pool)
         if not self._location.versions.begin(state):
-            raise Conflict(f"shard {shard.name!r} was made in this location meanwhile; it was left as it is")
-        gone_back = self._gone_back(shard, self._at)
+            raise Conflict(f"shard {state.name!r} was made in this location meanwhile; it was left as it is")
+        gone_back = self._gone_back(state, self._at)
         self._tell(shards_done=1)
         readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
-        upper = self._location.machine(shard.name).refresh().upper.to_json()
-        return ShardRestored(shard.name, upper, sent, state is not kept, readers, not gone_back)
+        upper = self._location.machine(state.name).refresh().upper.to_json()
+        return ShardRestored(state.name, upper, sent, policy, readers, not gone_back)
 
-    def _gone_back(self, shard: ShardBackup, at: datetime | None) -> bool:
+    def _copied(self, sums: Sums, renaming: Renaming | None, pool: ThreadPoolExecutor) -> int:
+        """Copy the blobs that are not there yet, and the bundles as they are renamed; how many bytes."""
+        shard = renaming.shard_id if renaming is not None else next(map(shard_of, sums), None)
+        with translated():
+            there = {stat.key: stat.size for stat in self._location.blob.list(f"{shard}/")} if sums else {}
+        goes = {key: key if renaming is None else renaming.key(key) for key in sums}
+        bundles = {} if renaming is None else renaming.bundles
+        lacking = [k for k, key in goes.items() if key not in bundles and there.get(key) != sums[k][0]]
+        sent = sum(pool.map(lambda key: self._put(goes[key], self._read(key, *sums[key])), lacking))
+        return sent + sum(self._put(key, data) for key, data in bundles.items() if key not in there)
+
+    def _gone_back(self, state: State, at: datetime | None) -> bool:
         """Give the shard the contents of that wall clock (None: it has them). False: it has been written to already."""
         if at is None:
             return True
-        found = Client(EmbeddedTransport(self._location)).shard(shard.name)
-        if found.upper() != upper_of(shard):
+        found = Client(EmbeddedTransport(self._location)).shard(state.name)
+        if found.upper() != state.upper:
             return False
         found.restore(at)
         return True
@@ -204,15 +228,19 @@ class _Restoring:
             raise Corruption(f"{shard.state.key} holds another State than the manifest says")
         return state
 
-    def _fetch(self, key: str, size: int, crc: int) -> int:
-        """Copy one blob, which must be as it was; its size."""
+    def _read(self, key: str, size: int, crc: int) -> bytes:
+        """A blob of the backup, which must be as it was."""
         with translated():
             data = self._blob.get(BLOBS + key)
-            if (len(data), zlib.crc32(data)) != (size, crc):
-                raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged: its checksum differs")
+        if (len(data), zlib.crc32(data)) != (size, crc):
+            raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged: its checksum differs")
+        return data
+
+    def _put(self, key: str, data: bytes) -> int:
+        with translated():
             self._location.blob.put(key, data)
-        self._tell(blobs=1, sent=size)
-        return size
+        self._tell(blobs=1, sent=len(data))
+        return len(data)
 
     def _tell(self, shards_done: int = 0, blobs: int = 0, sent: int = 0) -> None:
         p = self.progress

@@ -27,7 +27,9 @@ from persist.copies.verify import How, verified
 from persist.core.errors import Conflict, Corruption, PersistError
 from persist.core.ids import token_of_key
 from persist.core.keys import is_bundle_key
+from persist.core.record import replace
 from persist.core.state import Policy
+from persist.formats.state_frames import encode_state
 from tests.support.clocks import HOUR_MS, Machine, World
 from tests.support.location import InlineBackground
 
@@ -475,3 +477,51 @@ def test_a_shard_that_is_dropped_meanwhile_is_left_out(world: World, machine: Ma
     backup = made(machine, kept, told=drop)
     assert [shard.name for shard in backup.shards] == ["a"]
     assert [faults for _, faults in checked_backup(store(machine, kept), backup, How(deep=True))] == [()]
+
+
+def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders", 30)
+    bundled(shard)
+    for number in range(20):
+        shard.attributes.update([AttributeUpdate.replace(named_key(f"job {number}"), number)])
+    made(machine, kept)
+    expected = {as_of: rows(shard, as_of) for as_of in range(31)}
+    before = machine.location.machine("orders").refresh()
+    for _ in range(2):  # the second run finds it there
+        [told] = back(machine, kept, choice=Choice(as_name="found/again", at_once=1))
+        assert (told.name, told.upper) == ("found/again", [31])
+    assert machine.location.machine("orders").refresh().trace == before.trace
+    found = machine.client.shard("found/again")
+    shard.drop()
+    for _ in range(5):
+        Collector(machine.location).run("orders")
+    assert {as_of: rows(found, as_of) for as_of in range(31)} == expected
+    assert [found.attributes.get(named_key(f"job {number}")) for number in range(20)] == list(range(20))
+    assert [entry.operation for entry in found.history()][-1] == "create"
+    whole = encode_state(replace(machine.location.machine("found/again").refresh(), entries={}))
+    assert str(before.shard_id).encode() not in whole  # no key of the other one is left in any field
+    [verdict] = verified(machine.location, iter(["found/again"]), How(deep=True))
+    assert verdict.is_sound
+    for number in range(40):
+        found.insert([{"id": 9_000 + number, "v": "new"}])
+        maintained(machine)
+    assert sum(rows(found).values()) == sum(expected[30].values()) + 40
+    [verdict] = verified(machine.location, iter(["found/again"]), How(deep=True))
+    assert verdict.is_sound
+
+
+@pytest.mark.parametrize("puts", kills(30))
+def test_a_restore_under_another_name_is_killed(world: World, machine: Machine, kept: Counting, puts: int) -> None:
+    shard = filled(machine, "orders", 6)
+    bundled(shard)
+    backup = made(machine, kept)
+    killed = Counting(world.blob, fails_at=puts)
+    location = Location(killed, world.consensus, settings=LocationSettings(policy=SMALL), clock=machine.location.clock,
+                        background=InlineBackground())  # fmt: skip
+    choice = Choice(as_name="again", at_once=1)
+    with suppress(PersistError):
+        restore(store(machine, kept), backup, location, choice)
+    back(machine, kept, backup, choice)
+    assert rows(machine.client.shard("again")) == rows(shard)
+    [verdict] = verified(machine.location, iter(["again"]), How(deep=True))
+    assert verdict.is_sound
