@@ -1,75 +1,200 @@
-"""What it costs to know that a location is whole.
+"""What it costs to know that a location is whole, to have a copy of it, and to get it back.
 
-    python -m bench.copies [--shards 10] [--parts 1000] [--rounds 5]
+    python -m bench.copies [--shards 10] [--parts 1000] [--mib 512] [--rounds 5] [--only verify backup writers]
 
 `verify`: shards x parts blobs in files and SQLite, beside listing and stat'ing the same blobs by hand, alternating.
+`backup`, `restore`: --mib MiB in parts of 16 MiB, beside a plain copy of the same files by the same stores' clients,
+with as many threads; each into a directory of its own, alternating. The instant that a backup waits for is left out by
+`--consistent upper`. `incremental`: bytes sent by a second backup, as a part of those written since the first.
+`writers`: the paired median of inserts of 100 rows while a backup of another process sends 20 MiB a second, and
+without; and their requests. The first insert after the hold was taken, which meets its commit, is counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.synchronize import Event
 
+import numpy as np
 import pyarrow as pa
 
-from bench.bars import bar, median
+from bench.bars import bar, interleaved, median, timed
+from blob import open_blob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
+from persist.copies.backing_up import UPPER, Wanted, back_up
+from persist.copies.backup_store import BackupStore
+from persist.copies.restoring import Choice, chosen, restore
 from persist.copies.verify import How, verified
 from persist.core.state import Policy
 
 SCHEMA = pa.schema([("id", pa.int64())])
 STAGED = LocationSettings(policy=Policy(inline_part_bytes_max=0))
+METERED = LocationSettings(metered=True)
+PART_ROWS = 2**20  # of random int64, twice: 16 MiB
+AT_ONCE = 4
+RATE = 20 * 2**20
+PAIRS = 300
+TURNS = 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=10)
     parser.add_argument("--parts", type=int, default=1_000)
+    parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=["verify", "backup", "writers"])
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        location = open_location(f"persist://{directory}/data", settings=STAGED)
-        fill(location, args.shards, args.parts)
-        ratios = []
-        for _ in range(args.rounds):
-            ours, blobs = timed(lambda: verify(location))
-            by_hand, listed = timed(lambda: looked_at(location))
-            assert listed >= blobs >= args.shards * args.parts
-            ratios.append(by_hand / ours)
-            print(f"verify {ours:.3f} s, by hand {by_hand:.3f} s, {blobs} blobs")
-        bar(f"verify-{args.shards * args.parts}-blobs", median(ratios), ">= 0.8")
-        location.close()
+    for name in args.only:
+        with tempfile.TemporaryDirectory() as directory:
+            {"verify": verifying, "backup": copying, "writers": writing}[name](directory, args)
 
 
-def fill(location: Location, shards: int, parts: int) -> None:
+def verifying(directory: str, args: argparse.Namespace) -> None:
+    location = open_location(f"persist://{directory}/data", settings=STAGED)
     client = Client(EmbeddedTransport(location))
-    for number in range(shards):
+    for number in range(args.shards):
         writer = client.create_shard(f"s{number:03}", SCHEMA, ["id"]).open_writer()
-        staged = [writer.stage([{"id": row}], None) for row in range(parts)]
+        staged = [writer.stage([{"id": row}], None) for row in range(args.parts)]
         writer.commit_insert(tuple(run for runs in staged for run in runs))
 
+    def verify() -> None:
+        found = list(verified(location, location.all_names("", with_dropped=False), How()))
+        assert sum(shard.blobs for shard in found) >= args.shards * args.parts
+        assert all(shard.is_sound for shard in found)
 
-def verify(location: Location) -> int:
-    found = list(verified(location, location.all_names("", with_dropped=False), How()))
-    assert all(shard.is_sound for shard in found)
-    return sum(shard.blobs for shard in found)
+    def by_hand() -> None:
+        """Each blob is listed, and looked at."""
+        assert None not in [location.blob.stat(stat.key) for stat in location.blob.list("")]
+
+    ours, others = interleaved(args.rounds, verify, by_hand)
+    print(f"verify {median(ours):.3f} s, by hand {median(others):.3f} s")
+    ratio = median([other / own for own, other in zip(ours, others, strict=True)])
+    bar(f"verify-{args.shards * args.parts}-blobs", ratio, ">= 0.8")
+    location.close()
 
 
-def looked_at(location: Location) -> int:
-    """How many blobs there are: each is listed, and looked at."""
-    found = [location.blob.stat(stat.key) for stat in location.blob.list("")]
-    assert None not in found
-    return len(found)
+def copying(directory: str, args: argparse.Namespace) -> None:
+    location = open_location(f"persist://{directory}/data", settings=STAGED)
+    client = Client(EmbeddedTransport(location))
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    shard = client.create_shard("large", schema, ["id"])
+    random = np.random.default_rng(7)
+
+    def insert() -> None:
+        columns = [np.sort(random.integers(0, 2**62, PART_ROWS)), random.integers(0, 2**62, PART_ROWS)]
+        shard.insert(pa.table(dict(zip(("id", "v"), columns, strict=True))))
+
+    for _ in range(args.mib // 16):
+        insert()
+    places = map(str, itertools.count())
+    kept = [f"file://{directory}/backups-{next(places)}" for _ in range(args.rounds)]
+    fresh, targets = iter(kept), iter(kept)
+    wanted = Wanted(consistent=UPPER, at_once=AT_ONCE)
+
+    def backup() -> None:
+        made = back_up(location, stored(location, next(fresh)), wanted)
+        assert made.sent == made.size > args.mib * 0.8 * 2**20
+
+    def back() -> None:
+        target = open_location(f"persist://{directory}/back-{next(places)}", settings=STAGED)
+        found = stored(location, next(targets))
+        restore(found, chosen(found, None, None), target, Choice(at_once=AT_ONCE))
+        target.close()
+
+    def plain() -> None:
+        """The same blobs by the same clients: get, put."""
+        target = open_blob(f"file://{directory}/plain-{next(places)}")
+        keys = [stat.key for stat in location.blob.list("s")]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda key: target.put(key, location.blob.get(key)), keys))
+
+    for name, work in (("backup", backup), ("restore", back)):
+        ours, others = interleaved(args.rounds, work, plain)
+        print(f"{name} {median(ours):.2f} s, plain copy {median(others):.2f} s, {args.mib} MiB")
+        ratio = median([other / own for own, other in zip(ours, others, strict=True)])
+        bar(f"{name}-beside-a-plain-copy", ratio, ">= 0.8")
+    before = {stat.key for stat in location.blob.list("s")}
+    insert()
+    made = back_up(location, stored(location, kept[0]), wanted)
+    written = sum(stat.size for stat in location.blob.list("s") if stat.key not in before)
+    print(f"a second backup sent {made.sent} bytes; {written} were written since the first")
+    bar("incremental-bytes-sent", made.sent / written, "<= 1")
+    location.close()
 
 
-def timed(run: Callable[[], int]) -> tuple[float, int]:
-    start = time.perf_counter()
-    found = run()
-    return time.perf_counter() - start, found
+def stored(location: Location, url: str) -> BackupStore:
+    return BackupStore(open_blob(url), location.clock, location.ids)
+
+
+def writing(directory: str, args: argparse.Namespace) -> None:
+    """Blocks of inserts with a backup and without one, in turns; the shard that is large is backed up."""
+    location = open_location(f"persist://{directory}/data", settings=STAGED)
+    client = Client(EmbeddedTransport(location))
+    large = client.create_shard("large", pa.schema([("id", pa.int64()), ("v", pa.int64())]), ["id"])
+    values = np.arange(PART_ROWS)
+    for number in range(args.mib // 16):
+        large.insert(pa.table({"id": values + number * PART_ROWS, "v": values * 7_919 % 1_000_003}))
+    writer_side = open_location(f"persist://{directory}/data", settings=METERED)
+    small = Client(EmbeddedTransport(writer_side)).create_shard("small", SCHEMA, ["id"])
+    block = args.rounds * PAIRS // TURNS
+    quiet, busy, once, requests = [], [], [], [0, 0]
+    blocks(writer_side, small, block)
+    for turn in range(TURNS):
+        samples, count = blocks(writer_side, small, block)
+        quiet.append(median(samples))
+        requests[0] += count
+        with backing_up(directory, turn):
+            once.append(blocks(writer_side, small, 1)[1])
+            samples, count = blocks(writer_side, small, block)
+        busy.append(median(samples))
+        requests[1] += count
+    print(f"p50 of an insert {median(quiet) * 1e3:.2f} ms, beside a backup {median(busy) * 1e3:.2f} ms")
+    print(f"the first insert after a hold was taken: {median(once):.0f} requests")
+    bar("writers-p50-beside-a-backup", median([b / q for q, b in zip(quiet, busy, strict=True)]), "<= 1.15")
+    bar("writers-requests-beside-a-backup", requests[1] / requests[0], "<= 1")
+    writer_side.close()
+    location.close()
+
+
+@contextmanager
+def backing_up(directory: str, turn: int) -> Iterator[None]:
+    """Another process makes a backup, which is sending blobs by now."""
+    spawned = multiprocessing.get_context("spawn")
+    sending = spawned.Event()
+    process = spawned.Process(target=back_up_slowly, args=(directory, turn, sending))
+    process.start()
+    sending.wait()
+    yield
+    process.terminate()
+    process.join()
+
+
+def back_up_slowly(directory: str, turn: int, sending: Event) -> None:
+    location = open_location(f"persist://{directory}/data")
+    wanted = Wanted(consistent=UPPER, rate=RATE, at_once=1)
+    back_up(location, stored(location, f"file://{directory}/backups-{turn}"), wanted, lambda progress: sending.set())
+
+
+def blocks(location: Location, shard: Shard, count: int) -> tuple[list[float], int]:
+    """Seconds of each insert of 100 rows, and the requests that all of them made of the stores."""
+    rows = pa.table({"id": np.arange(100)})
+    calls = calls_of(location)
+    samples = [timed(lambda: shard.insert(rows)) for _ in range(count)]
+    return samples, calls_of(location) - calls
+
+
+def calls_of(location: Location) -> int:
+    return sum(calls for calls, _, _ in location.store_calls.totals().values())
 
 
 if __name__ == "__main__":
