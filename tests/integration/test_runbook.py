@@ -1,0 +1,318 @@
+"""Every disaster of docs/copies.md, end to end: the loss, the commands as the page has them, and what is there again.
+
+Writers go on all the time until it happens. What was acknowledged before the backup began is there to the row; of what
+was written later, nothing is half there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+import persist
+from blob import open_blob
+from persist.core.errors import PersistError
+from tests.support.pages import page
+from tests.support.waiting import wait_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+NAMES = ("items", "orders")
+SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof])
+
+
+@dataclass
+class Home:
+    """A location, with a place for another one and one for backups."""
+
+    root: Path
+    stores: tuple[str, str]
+    fresh: tuple[str, str]
+    backups: str
+    written: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in NAMES})
+
+    def connect(self, stores: tuple[str, str] | None = None) -> persist.Client:
+        blob, consensus = stores or self.stores
+        return persist.connect(blob=blob, consensus=consensus)
+
+    def run(self, line: str, expected: int = 0) -> list[dict[str, Any]]:
+        """Run a command of the page, with this home's places, as a process; what it printed."""
+        places = {
+            "URL": [self.backups],
+            "--dir DIR": ["--blob", self.stores[0], "--consensus", self.stores[1]],
+            "--dir NEW": ["--blob", self.fresh[0], "--consensus", self.fresh[1]],
+        }
+        for name, values in places.items():
+            line = re.sub(rf"(?<!\S){name}(?!\S)", " ".join(map(shlex.quote, values)), line)
+        command, *arguments = shlex.split(line)
+        assert command == "persist"
+        done = subprocess.run([sys.executable, "-m", "persist.cli", *arguments], capture_output=True, text=True)
+        assert done.returncode == expected, done.stderr
+        return [json.loads(text) for text in done.stdout.splitlines()]
+
+
+@pytest.fixture(params=["directory", SERVERS])
+def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
+    if request.param == "directory":
+        stores, fresh = (
+            (f"file://{tmp_path}/{name}/blob", f"sqlite:///{tmp_path}/{name}/log.db") for name in ("home", "new")
+        )
+        for name in ("home", "new"):
+            (tmp_path / name).mkdir()
+        return Home(tmp_path, stores, fresh, f"file://{tmp_path}/backups")
+    s3, postgres = request.getfixturevalue("s3_url"), request.getfixturevalue("postgres_url")
+    prefixes = [with_path(s3, name) for name in ("home", "new", "backups")]
+    logs = [schema_of(postgres, name) for name in ("home", "new")]
+    return Home(tmp_path, (prefixes[0], logs[0]), (prefixes[1], logs[1]), prefixes[2])
+
+
+def with_path(url: str, name: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
+
+
+def schema_of(url: str, name: str) -> str:
+    """The same database, with a schema of its own for the table."""
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {name}")
+    return f"{url}{'&' if '?' in url else '?'}options=-csearch_path%3D{name}"
+
+
+@contextmanager
+def writers(home: Home) -> Iterator[None]:
+    """Both shards are written to, by turns, and kept small, until this ends. `home.written` tells what was acknowledged."""
+    ended = threading.Event()
+
+    def write() -> None:
+        with home.connect() as client:
+            number = max(home.written["orders"], default=-1)
+            while not ended.is_set():
+                number += 1
+                for name in NAMES:
+                    try:
+                        client.shard(name).insert([{"id": number, "v": f"{name} {number}"}])
+                    except PersistError:
+                        return
+                    home.written[name][number] = time.time()
+
+    thread = threading.Thread(target=write)
+    before = len(home.written["orders"])
+    thread.start()
+    try:
+        wait_until(lambda: len(home.written["orders"]) > before + 5, "the writers have begun")
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def backed_up(home: Home) -> tuple[set[int], dict[str, Any]]:
+    """Make a backup beside the writers: what was acknowledged before it began, and what it said."""
+    acknowledged = set(home.written["orders"])
+    [made] = home.run("persist backup create --to URL --dir DIR")
+    return acknowledged, made
+
+
+@pytest.fixture
+def kept(home: Home) -> Iterator[tuple[set[int], dict[str, Any]]]:
+    """A backup that was made while writers went on, and that they went on after."""
+    with home.connect() as client:
+        for name in NAMES:
+            client.create_shard(name, SCHEMA, ["id"])
+    with writers(home):
+        first = backed_up(home)
+        wait_until(lambda: len(home.written["orders"]) > max(first[0]) + 20, "the writers go on")
+    yield first
+
+
+def ids(client: persist.Client, name: str, as_of: int | datetime | None = None) -> Counter[int]:
+    return Counter(client.shard(name).snapshot(as_of).to_arrow().column("id").to_pylist())
+
+
+def check(home: Home, client: persist.Client, kept: tuple[set[int], dict[str, Any]]) -> None:
+    """To the row: all from before the backup, nothing from after its wall clock, no row twice, no pair torn."""
+    acknowledged, made = kept
+    items, orders = (ids(client, name) for name in NAMES)
+    assert set(items.values()) | set(orders.values()) == {1}
+    assert acknowledged <= set(orders) <= set(items)
+    at = datetime.fromisoformat(made["at"]).timestamp()
+    began = {number: home.written["items"].get(number - 1, 0.0) for number in orders}
+    assert all(stamp <= at for stamp in began.values())
+    assert set(items) == set(range(len(items)))  # a prefix of what was written
+    assert set(orders) == set(range(len(orders)))
+
+
+def commands(heading: str) -> list[str]:
+    """The commands that the page has under this heading."""
+    [section] = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##)", page("docs/copies.md"), re.M | re.S)
+    return [line for block in re.findall(r"^```\n(.*?)^```", section, re.M | re.S) for line in block.splitlines()]
+
+
+def lose_blobs(home: Home) -> None:
+    store = open_blob(home.stores[0])
+    store.delete([stat.key for stat in store.list("")])
+    store.close()
+
+
+def lose_log(home: Home) -> None:
+    url = home.stores[1]
+    if url.startswith("sqlite"):
+        for file in (home.root / "home").glob("log.db*"):
+            file.unlink()
+        return
+    with psycopg.connect(url) as connection:
+        connection.execute("DROP TABLE consensus_log")
+
+
+Kept = tuple[set[int], dict[str, Any]]
+TESTED = [
+    "The blob store is lost", "The consensus store is lost, or is older than the blobs",
+    "A wrong deploy has written rows", "Rows were poisoned before the history begins",
+    "A shard was dropped by mistake", "A blob is missing or damaged", "A backup is damaged",
+]  # fmt: skip
+
+
+def test_each_disaster_of_the_page_is_here() -> None:
+    section = page("docs/copies.md").partition("## When something is lost")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (.+)$", section, re.M) == TESTED
+
+
+@pytest.mark.parametrize("lose", [lose_blobs, lose_log])
+def test_a_store_is_lost(home: Home, kept: Kept, lose: Any) -> None:
+    lose(home)
+    with pytest.raises(PersistError), home.connect() as client:
+        client.shard("orders").insert([{"id": 1, "v": "nothing is made anew"}])
+    for line in commands("The blob store is lost"):
+        home.run(line)
+    with home.connect(home.fresh) as client:
+        check(home, client, kept)
+        client.shard("orders").insert([{"id": -1, "v": "life goes on"}])
+
+
+def test_a_wrong_deploy(home: Home, kept: Kept) -> None:
+    with home.connect() as client:
+        time.sleep(1.1)  # a wall clock names times to the second
+        at = datetime.now(UTC)
+        expected = ids(client, "orders")
+        client.shard("orders").insert([{"id": 10**6 + n, "v": "wrong"} for n in range(50)])
+        wait_until(lambda: datetime.now(UTC).timestamp() > at.timestamp() + 1, "the instant is over")
+    [line] = commands("A wrong deploy has written rows")
+    home.run(line.replace("TIME", at.isoformat()))
+    with home.connect() as client:
+        assert ids(client, "orders") == expected
+
+
+def test_rows_that_were_poisoned(home: Home, kept: Kept) -> None:
+    _, made = kept
+    with home.connect() as client:
+        client.shard("orders").insert([{"id": 1, "v": "poison"}])
+        client.shard("orders").forget(client.shard("orders").upper().element - 1)
+    listed, line = commands("Rows were poisoned before the history begins")
+    assert home.run(listed) == [made]
+    home.run(line.replace("TIME", made["at"]))
+    with home.connect() as client:
+        found = ids(client, "orders-before")
+        assert set(found.values()) == {1}
+        assert kept[0] <= set(found)
+        assert ids(client, "orders")[1] == 2
+
+
+def test_a_drop_by_mistake(home: Home, kept: Kept) -> None:
+    with home.connect() as client:
+        client.shard("orders").drop()
+    [line] = commands("A shard was dropped by mistake")
+    home.run("persist gc --dir DIR")
+    home.run(line)
+    with home.connect() as client:
+        assert kept[0] <= set(ids(client, "orders-again"))
+        assert client.shards() == ["items", "orders-again"]
+    home.run("persist gc --dir DIR")
+    assert home.run("persist verify --dir DIR --deep")[-1]["faults"] == 0
+
+
+def test_a_blob_is_lost(home: Home) -> None:
+    rows = pa.table({"id": range(20_000), "v": [f"{n * 7919 % 100_003 * 6007}" for n in range(20_000)]})
+    with home.connect() as client:
+        client.create_shard("orders", SCHEMA, ["id"]).insert(rows)
+    home.run("persist backup create --to URL --dir DIR")
+    store, kept = open_blob(home.stores[0]), open_blob(home.backups)
+    [key] = [stat.key for stat in store.list("s") if stat.key.endswith(".parquet")]
+    store.delete([key])
+    verify, repair, replace = commands("A blob is missing or damaged")
+    [fault, _] = home.run(verify, expected=1)
+    assert fault["key"] == key
+    found = home.run(repair, expected=1)
+    copy = home.root / "copy.parquet"
+    copy.write_bytes(kept.get(f"blobs/{key}"))
+    home.run(replace.replace("PART", found[0]["part"]).replace("FILE", str(copy)))
+    assert home.run(verify)[-1]["faults"] == 0
+    with home.connect() as client:
+        assert client.shard("orders").snapshot().to_arrow().num_rows == rows.num_rows
+
+
+def test_a_backup_is_damaged(home: Home, kept: Kept) -> None:
+    rows = pa.table({"id": range(10**6, 10**6 + 20_000), "v": [f"{n * 7919 % 100_003 * 6007}" for n in range(20_000)]})
+    with home.connect() as client:
+        client.shard("orders").insert(rows)
+    home.run("persist backup create --to URL --dir DIR")
+    store = open_blob(home.backups)
+    key = max((stat for stat in store.list("blobs/")), key=lambda stat: stat.size).key
+    data = bytearray(store.get(key))
+    data[len(data) // 2] ^= 1
+    store.delete([key])
+    store.put(key, bytes(data))
+    fault, _ = home.run("persist backup verify --from URL --deep", expected=1)
+    assert (fault["shard"], f"blobs/{fault['key']}") == ("orders", key)
+    home.run("persist backup restore items --from URL --dir NEW")
+    store.delete([key])
+    home.run("persist backup create --to URL --dir DIR")
+    home.run("persist backup verify --from URL --deep")
+    home.run("persist backup restore orders --from URL --dir NEW")
+    with home.connect(home.fresh) as client:
+        assert client.shard("orders").snapshot().to_arrow().num_rows >= rows.num_rows
+
+
+@pytest.mark.parametrize("after_s", [0.4, 0.8, 1.2, 1.6])
+def test_a_backup_that_was_killed_goes_on(tmp_path: Path, after_s: float) -> None:
+    """`kill -9` in the middle, again and again, with writers beside it; then once to its end."""
+    home = Home(tmp_path, (f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/log.db"),
+                (f"file://{tmp_path}/new", f"sqlite:///{tmp_path}/new.db"), f"file://{tmp_path}/backups")  # fmt: skip
+    with home.connect() as client:
+        for name in NAMES:
+            shard = client.create_shard(name, SCHEMA, ["id"])
+            for part in range(6):
+                shard.insert(
+                    pa.table({"id": [-1] * 4_000, "v": [f"{n * 7919 % 100_003} {part}" for n in range(4_000)]})
+                )
+    arguments = ["create", "--to", home.backups, "--blob", home.stores[0], "--consensus", home.stores[1]]
+    with writers(home):
+        for _ in range(2):
+            process = subprocess.Popen([sys.executable, "-m", "persist.cli", "backup", *arguments, "--rate", "200kB"],
+                                       stdout=subprocess.DEVNULL)  # fmt: skip
+            time.sleep(after_s)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        acknowledged, _ = backed_up(home)
+    sent = Counter(str(file) for file in (tmp_path / "backups" / "blobs").rglob("*") if file.is_file())
+    assert sent
+    home.run("persist backup verify --from URL --deep")
+    home.run("persist backup restore --from URL --dir NEW")
+    with home.connect(home.fresh) as client:
+        assert acknowledged <= set(ids(client, "orders"))
