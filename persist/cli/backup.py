@@ -18,11 +18,10 @@ from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backing_up import TIMESTAMP, UPPER, Progress, Wanted, back_up
 from persist.copies.backup_store import Backup, BackupStore
 from persist.copies.checking import checked_backup
+from persist.copies.pace import read_rate
 from persist.copies.pruning import Kept, prune
 from persist.copies.restoring import Choice, chosen, restore
 from persist.copies.verify import How
-from persist.core.errors import InvalidUsage
-from persist.core.row_policy import bytes_of
 from persist.formats.store_errors import translated
 
 EXIT_FOUND = 1
@@ -87,7 +86,7 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
 
 def _create(arguments: argparse.Namespace) -> int:
     wanted = Wanted(
-        tuple(arguments.names), arguments.prefix, arguments.consistent, _rate(arguments.rate), arguments.at_once
+        tuple(arguments.names), arguments.prefix, arguments.consistent, read_rate(arguments.rate), arguments.at_once
     )
     wanted.check()
     location = where_of(arguments).open(must_exist=True)
@@ -118,7 +117,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    how = How(arguments.deep, _rate(arguments.rate))
+    how = How(arguments.deep, read_rate(arguments.rate))
     how.check()
     faults = 0
     with _opened(arguments.source) as store:
@@ -139,7 +138,7 @@ def _restore(arguments: argparse.Namespace) -> int:
         arguments.as_name,
         at,
         arguments.keep_policies,
-        _rate(arguments.rate),
+        read_rate(arguments.rate),
         arguments.at_once,
     )
     choice.check()
@@ -216,12 +215,3 @@ def _shown() -> Iterator[Callable[[Progress], None]]:
     finally:
         if is_shown:
             print(file=sys.stderr)
-
-
-def _rate(text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return bytes_of(int(text) if text.isdecimal() else text)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"--rate is {text!r:.100}; it must be bytes a second, such as 50MiB") from error

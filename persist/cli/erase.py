@@ -12,6 +12,7 @@ from persist.cli.where import where_of
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.core.errors import InvalidUsage
+from persist.parts.given import keys_of_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         shard = Client(EmbeddedTransport(location)).shard(arguments.name)
         done = shard.erase(
-            keys=keys,
+            keys=keys_of_json(shard.schema, keys),
             where=arguments.where,
             deadline=arguments.deadline,
             reason=arguments.reason,

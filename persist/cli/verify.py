@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from itertools import chain
+from collections import Counter
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
+from persist.copies.pace import read_rate
 from persist.copies.verify import How, verified
 from persist.core.errors import InvalidUsage, UnknownShard
-from persist.core.row_policy import bytes_of
 
 EXIT_FOUND = 1
+SUMS = ("shards", "blobs", "bytes", "waiting_for_gc", "unnamed", "unnamed_bytes", "faults")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,32 +28,21 @@ def run(arguments: argparse.Namespace) -> int:
     """0: all is there and sound. 1: it is not; each fault has a line."""
     if arguments.names and arguments.prefix is not None:
         raise InvalidUsage("give names or --prefix, not both")
-    how = How(arguments.deep, None if arguments.rate is None else _rate(arguments.rate))
+    how = How(arguments.deep, read_rate(arguments.rate))
     how.check()
     location = where_of(arguments).open(must_exist=True)
     try:
         names = list(dict.fromkeys(arguments.names))
-        known = iter(names) if names else location.all_names(arguments.prefix or "", with_dropped=False)
-        totals = dict.fromkeys(("shards", "blobs", "bytes", "waiting_for_gc", "unnamed", "unnamed_bytes", "faults"), 0)
-        for found in verified(location, chain(known), how):
+        known = names or location.all_names(arguments.prefix or "", with_dropped=False)
+        totals = Counter(dict.fromkeys(SUMS, 0))
+        for found in verified(location, known, how):
             for fault in found.faults:
                 print(json.dumps(fault.to_json()))
-            for what, count in zip(
-                totals,
-                (1, found.blobs, found.size, found.waiting, found.unnamed, found.unnamed_size, len(found.faults)),
-                strict=True,
-            ):
-                totals[what] += count
+            sizes = (found.blobs, found.size, found.waiting, found.unnamed, found.unnamed_size)
+            totals.update(dict(zip(SUMS, (1, *sizes, len(found.faults)), strict=True)))
         if totals["shards"] < len(names):
             raise UnknownShard(f"of these {len(names)} shards {len(names) - totals['shards']} are not there")
         print(json.dumps(totals))
     finally:
         location.close()
     return EXIT_FOUND if totals["faults"] else 0
-
-
-def _rate(text: str) -> int:
-    try:
-        return bytes_of(int(text) if text.isdecimal() else text)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"--rate is {text!r:.100}; it must be bytes a second, such as 50MiB") from error

@@ -231,14 +231,14 @@ def run_retention(
     if found.facts.policy is None:
         return RetentionRun(None, (), (), (), 0, None)
     now_ms = _checked_ms(name, found)
-    if not dry_run:
-        _set_rungs(transport, name, found.facts, now_ms, retry_s)
     if dry_run:
         found = _first_run(transport, name, found.facts, now_ms, retry_s)
-    for at_ms in () if dry_run else wanted_cuts(found.facts, now_ms):
-        kept = send(transport, name, c.TakeCut(at_ms), retry_s)
-        assert isinstance(kept, c.CutKept)
-        cuts += kept.changed
+    else:
+        _set_rungs(transport, name, found.facts, now_ms, retry_s)
+        for at_ms in wanted_cuts(found.facts, now_ms):
+            kept = send(transport, name, c.TakeCut(at_ms), retry_s)
+            assert isinstance(kept, c.CutKept)
+            cuts += kept.changed
     if cuts:
         found = read_facts(transport, name, retry_s)
         now_ms = _checked_ms(name, found)

@@ -26,7 +26,7 @@ def checked_backup(store: BackupStore, backup: Backup, how: How) -> Iterator[tup
         try:
             sums = store.sums(shard)
             with opened(store, backup, [shard.name]) as location:
-                for result in verified(location, iter([shard.name]), how):
+                for result in verified(location, [shard.name], how):
                     found.extend(result.faults)
             known = {fault.key for fault in found}
             if how.deep:

@@ -8,6 +8,7 @@ from blob import Blob
 from blob.forwarding import ForwardingBlob
 from persist.commit.system import Clock
 from persist.core.errors import InvalidUsage
+from persist.core.row_policy import bytes_of
 
 RATE_MIN = 1_024  # bytes a second
 BURST_S = 1.0  # so much of the rate may be read at once after a rest
@@ -17,6 +18,14 @@ def check_rate(rate: int | None) -> None:
     """Raises InvalidUsage where nothing can be read at that rate, in bytes a second. None: as fast as it goes."""
     if rate is not None and rate < RATE_MIN:
         raise InvalidUsage(f"rate is {rate} bytes a second; it must be at least {RATE_MIN}")
+
+
+def read_rate(text: str | None) -> int | None:
+    """The rate that a text means, such as `50MiB`. Raises InvalidUsage."""
+    try:
+        return None if text is None else bytes_of(text)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"--rate is {text!r:.100}; it must be bytes a second, such as 50MiB") from error
 
 
 class PacedBlob(ForwardingBlob):

@@ -10,7 +10,7 @@ looked at anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,7 +79,7 @@ class How:
             raise InvalidUsage("rate is for deep: without it no bytes of parts are read")
 
 
-def verified(location: Location, names: Iterator[str], how: How) -> Iterator[Verified]:
+def verified(location: Location, names: Iterable[str], how: How) -> Iterator[Verified]:
     """What is found of these shards, one after the other; those that are dropped meanwhile are left out.
 
     Raises InvalidUsage (the two stores do not belong together), Unavailable. Repeating it is safe.

@@ -13,7 +13,6 @@ from persist.core.row_policy import Ladder, RowPolicy
 MARK_EVERY_MS = 1_000
 MARK_EVERY_MS_MAX = 24 * 3600 * 1000
 HISTORY_MS_MAX = 2**48 - 1
-HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 class ShardSettings(Record, frozen=True):
@@ -49,8 +48,8 @@ class ShardSettings(Record, frozen=True):
     def _check_ladder(self, ladder: Ladder) -> None:
         """A tag shows what was there by an instant of the shard's own grid: that of its hour or day must be one."""
         for is_set, what, period_ms in (
-            (ladder.hourly, "hourly", HOUR_MS),
-            (ladder.daily or ladder.monthly, "daily or monthly", DAY_MS),
+            (ladder.hourly, "hourly", _UNITS_MS["h"]),
+            (ladder.daily or ladder.monthly, "daily or monthly", _UNITS_MS["d"]),
         ):
             if is_set and period_ms % self.mark_every_ms:
                 raise InvalidUsage(

@@ -22,6 +22,7 @@ from persist.formats.records import decoded, encoded
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 PROBLEM_JSON = "application/problem+json"
 RECORD = "application/vnd.persist.record"  # MessagePack
+_OF_BATCHES = frozenset({"batches", "drops", "truncations"})
 PROTOCOL_VERSION = 2  # of the records that cross HTTP
 
 
@@ -76,12 +77,12 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def view_to_json(view: ShardView) -> dict[str, Any]:
-    """The view without its batches."""
+    """The view without its batches, and without what only who reads these asks for."""
     schemas = {
         str(number): {"arrow": b64encode(schema.arrow).decode(), "key": schema.key}
         for number, schema in view.schemas.items()
     }
-    return {name: value for name, value in _shown(view).items() if name != "batches"} | {"schemas": schemas}
+    return {name: value for name, value in _shown(view).items() if name not in _OF_BATCHES} | {"schemas": schemas}
 
 
 def _shown(record: Result | ShardView) -> dict[str, Any]:

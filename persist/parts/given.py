@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from decimal import Context, Decimal, InvalidOperation
 from itertools import chain
@@ -52,6 +53,36 @@ def given_key(schema: ShardSchema, values: Sequence[Any]) -> tuple[Any, ...]:
         else:
             found.append(column_of(name, [value], kind)[0])
     return tuple(found)
+
+
+def keys_of_json(schema: ShardSchema, keys: Any) -> Any:
+    """Keys as JSON has them, where text stands for bytes in base64, as values for `given_key`.
+
+    What has another form than a list of keys is left for who reads it next. Raises InvalidUsage, without the value.
+    """
+    if not isinstance(keys, list):
+        return keys
+    in_bytes = [family(schema.arrow.field(name).type) == "binary" for name in schema.key]
+
+    def value(given: object, is_bytes: bool) -> object:
+        if not is_bytes or not isinstance(given, str):
+            return given
+        try:
+            found = b64decode(given, validate=True)
+        except ValueError:
+            found = b""
+        if b64encode(found).decode() != given:
+            raise InvalidUsage("a key has a value that its key column cannot hold: bytes are written in base64")
+        return found
+
+    def one(key: object) -> object:
+        if isinstance(key, list):
+            return [value(given, is_bytes) for given, is_bytes in zip(key, in_bytes, strict=False)] + key[
+                len(in_bytes) :
+            ]
+        return value(key, in_bytes == [True])
+
+    return [one(key) for key in keys]
 
 
 def _of_text(name: str, value: str, kind: pa.DataType) -> pa.Scalar:

@@ -21,6 +21,7 @@ from persist.core.commands import ADMIN
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
+from persist.parts.given import keys_of_json
 from rpc.routes.parameters import IdempotencyToken, caller_of, token_of
 from rpc.service import Service, principal_of, service_of, shard_of
 
@@ -51,7 +52,9 @@ async def erase(request: Request, token: IdempotencyToken = None) -> Response:
 
     def done() -> ErasureStatus:
         view = asking.view(name, ViewRequest(with_batches=False))
-        return Shard(asking, name, view, service.handles).erase(**wanted, token=given)
+        shard = Shard(asking, name, view, service.handles)
+        keys = keys_of_json(shard.schema, wanted.pop("keys", None))
+        return shard.erase(**wanted, keys=keys, token=given)
 
     with service.snapshots:  # it takes as much memory as one
         return _json((await service.work.run(done)).to_json())

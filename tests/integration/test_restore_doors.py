@@ -151,7 +151,12 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "`start`, `end`, `timestamp` or `before` that is not in its form": ("GET", "changes", {"start": "yesterday"}),
     "a wall clock before 1970 or after 9999, UTC": ("GET", "changes", {"start": "9999-12-31T23:59:59-01:00"}),
     "a wall clock without a zone": ("GET", "changes", {"start": "2026-11-20T12:00:00"}),
-    "a wall clock or a time that is to come, once `wait_s` is over": ("GET", "changes", {"start": 99, "wait": 0}),
+    "a wall clock or a time that is to come, once `wait_s` is over; at once where a call has none": (
+        "GET",
+        "changes",
+        {"start": 99, "wait": 0},
+    ),
+    "`timestamp-of` a time that is to come": ("GET", "timestamp-of", {"time": 99}),
     "a time that was forgotten": ("GET", "changes", {"start": 0}),
     "a snapshot as of a wall clock before the first write": ("GET", "changes", {"start": "2001-01-01T00:00:00Z"}),
     "a column that is not there": ("GET", "changes", {"start": 1, "columns": "nothing"}),
