@@ -10,7 +10,7 @@ from typing import Any
 from persist.client.arguments import checked
 from persist.client.cutting import each, error_json
 from persist.client.past import HandleSettings
-from persist.client.retaining import policy_json
+from persist.client.retaining import policy_json, rows_there
 from persist.client.retry import send
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
@@ -149,7 +149,8 @@ def _summary(transport: Transport, name: str, retry_s: float) -> ShardSummary | 
     facts = found.facts
     policy = None if facts.policy is None else policy_json(facts.policy)
     oldest = _oldest(transport, name, facts.since, retry_s)
-    return ShardSummary(name, facts.since, facts.upper, facts.rows, facts.stored_bytes, oldest, policy)
+    rows = rows_there(transport, name, facts)
+    return ShardSummary(name, facts.since, facts.upper, rows, facts.stored_bytes, oldest, policy)
 
 
 def _oldest(transport: Transport, name: str, since: Antichain, retry_s: float) -> datetime | None:

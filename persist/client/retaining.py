@@ -16,7 +16,7 @@ from persist.client.past import HandleSettings, Past
 from persist.client.retry import send
 from persist.client.rewriting import read_facts
 from persist.client.telling import info_bytes
-from persist.client.transport import OneShard
+from persist.client.transport import OneShard, Transport
 from persist.client.truncate import Truncated, Truncating
 from persist.client.wall_clock import instant_ms, instant_text, kept_ms, shown_instant
 from persist.core import commands as c
@@ -26,6 +26,7 @@ from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.retention_plan import Due, Facts, blocked, next_ms, plan, wanted_cuts
 from persist.core.row_policy import DROP, RETRACT, Ladder, RowPolicy, bytes_of, cut_every_of
 from persist.core.shard_settings import history_text
+from persist.core.view import ViewRequest
 
 TRIES = 5  # of a truncation to which others write meanwhile, before the next turn
 FIELDS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age", "tags", "mode")
@@ -197,12 +198,24 @@ def read_retention(transport: OneShard, name: str, retry_s: float) -> RowRetenti
         None if due is None else due.cut.upper,
         None if following is None else shown_instant(following),
         tuple(dict.fromkeys(held_by)),
-        facts.rows,
+        rows_there(transport, name, facts),
         facts.stored_bytes,
         shown_instant(looked.at_ms) if looked.at_ms else None,
         looked.removed if looked.at_ms else None,
         has_to_look(facts, now_ms),
     )
+
+
+def rows_there(transport: Transport, name: str, facts: Facts) -> int | None:
+    """How many rows there are at the latest time. None: that is not known.
+
+    What a drop took away is in files that are still there, and so in what the State counts, until they are gone.
+    """
+    last = facts.truncated
+    may_count_more = last.before > 0 and not last.wrote  # the last truncation was a drop, or found nothing
+    view = transport.view(name, ViewRequest(with_batches=may_count_more))
+    parts = (part for batch in view.batches for part in batch.parts())
+    return None if view.drops or any(part.time_min < last.before for part in parts) else facts.rows
 
 
 def no_clock_of(found: c.RetentionIs) -> tuple[str, ...]:
@@ -363,12 +376,13 @@ def _guard(transport: OneShard, name: str, policy: RowPolicy, settings: HandleSe
     if policy.column is not None and facts.upper.element and blocked(facts) is None:
         outcome = TakingAged.by(transport, name, settings, alone, now_ms).run(dry_run=True)
         removed += 0 if outcome.done is None else outcome.done.removed
-    if removed and (facts.rows is None or 2 * removed > facts.rows):
+    rows = rows_there(transport, name, facts)
+    if removed and (rows is None or 2 * removed > rows):
         raise InvalidUsage(
-            f"this policy would take away {removed} of the {'' if facts.rows is None else f'{facts.rows} '}rows of "
+            f"this policy would take away {removed} of the {'' if rows is None else f'{rows} '}rows of "
             f"shard {name!r} at once; give confirm if that is meant",
             removed=removed,
-            rows=facts.rows,
+            rows=rows,
         )
 
 
