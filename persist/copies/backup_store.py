@@ -23,7 +23,8 @@ from typing import Any
 from blob import Blob, BlobExists, BlobNotFound
 from persist.commit.system import Clock
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UpgradeNeeded
-from persist.core.ids import IdSource, check_shard_name
+from persist.core.ids import IdSource, ShardId, check_shard_name, family_of, shard_id_of
+from persist.core.keys import belongs_to
 from persist.formats.store_errors import translated, translated_but_missing
 
 VERSION = 1
@@ -191,7 +192,10 @@ class BackupStore:
     def sums(self, shard: ShardBackup) -> Sums:
         """The blobs that the shard names, with size and CRC-32."""
         try:
-            return {key: (size, crc) for key, size, crc in json.loads(zlib.decompress(self.get(shard.list)))}
+            found = {key: (size, crc) for key, size, crc in json.loads(zlib.decompress(self.get(shard.list)))}
+            if not all(belongs_to(key, ShardId(shard.shard_id)) for key in found):
+                raise ValueError("it names blobs of another shard")
+            return found
         except (ValueError, TypeError, zlib.error) as error:
             raise Corruption(f"{shard.list.key} in {self.blob.url} cannot be read: {error}") from error
 
@@ -308,9 +312,19 @@ def _backup(found: Mapping[str, Any], key: str) -> Backup:
         raise Corruption(f"{key} is damaged: its checksum differs; verify the other backups")
     try:
         fields = {name: body[name] for name in ("id", "location", "epoch", "level", "taken_ms", "at_ms")}
-        return Backup(**fields, shards=tuple(_shard(shard) for shard in body["shards"]))
-    except (KeyError, TypeError) as error:
+        backup = Backup(**fields, shards=tuple(_shard(shard) for shard in body["shards"]))
+        if _manifest_key(backup.id) != key or not all(_is_own(shard, backup.id) for shard in backup.shards):
+            raise InvalidUsage("it names what is not its own")
+        return backup
+    except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
         raise Corruption(f"{key} is damaged: {error}") from error
+
+
+def _is_own(shard: ShardBackup, backup_id: str) -> bool:
+    """Whether these are the files of this shard in this backup: a pruning deletes what a manifest names."""
+    keys = state_key(backup_id, shard.shard_id), list_key(backup_id, shard.shard_id)
+    is_of_name = family_of(shard.shard_id) == family_of(shard_id_of(shard.name))
+    return is_of_name and (shard.state.key, shard.list.key) == keys
 
 
 def _shard(found: Mapping[str, Any]) -> ShardBackup:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -525,3 +528,60 @@ def test_a_restore_under_another_name_is_killed(world: World, machine: Machine, 
     assert rows(machine.client.shard("again")) == rows(shard)
     [verdict] = verified(machine.location, iter(["again"]), How(deep=True))
     assert verdict.is_sound
+
+
+def resealed(kept: Counting, key: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a manifest by somebody who knows how its checksum is made."""
+    body = json.loads(kept.get(key))
+    del body["crc"]
+    change(body)
+    text = json.dumps(body, separators=(",", ":")).encode()
+    kept.delete([key])
+    body["crc"] = zlib.crc32(text)
+    kept.put(key, json.dumps(body, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("field", ["state", "list", "shard_id", "name", "id"])
+def test_a_manifest_that_names_what_is_not_its_own_is_refused(machine: Machine, kept: Counting, field: str) -> None:
+    """Else a pruning would delete that, and a restore write it."""
+    for name in ("a", "b"):
+        filled(machine, name)
+    made(machine, kept)
+    [manifest] = every(kept, "manifest.json")
+    others = every(kept, BLOBS)
+
+    def change(body: dict[str, Any]) -> None:
+        shards = body["shards"]
+        if field == "id":
+            body["id"] = "../backups"
+        elif field in ("state", "list"):
+            shards[0][field]["key"] = others[0]
+        else:
+            shards[0][field] = shards[1][field]
+
+    resealed(kept, manifest, change)
+    with pytest.raises(Corruption, match="is damaged"):
+        store(machine, kept).backups()
+    with pytest.raises(Corruption):
+        prune(store(machine, kept), Kept(last=1))
+    assert every(kept, BLOBS) == others
+
+
+def test_a_list_that_names_blobs_of_another_shard_is_refused(world: World, machine: Machine, kept: Counting) -> None:
+    filled(machine, "a")
+    backup = made(machine, kept)
+    [manifest] = every(kept, "manifest.json")
+    data = zlib.compress(json.dumps([["epoch/1", 3, zlib.crc32(b"bad")]]).encode())
+    key = backup.shards[0].list.key
+    kept.delete([key])
+    kept.put(key, data)
+    kept.put(BLOBS + "epoch/1", b"bad")
+
+    def change(body: dict[str, Any]) -> None:
+        body["shards"][0]["list"] |= {"size": len(data), "crc": zlib.crc32(data)}
+
+    resealed(kept, manifest, change)
+    _, other = elsewhere(world)
+    with pytest.raises(Corruption, match="another shard"):
+        back(other, kept)
+    assert list(other.location.all_names()) == []
