@@ -12,11 +12,16 @@ from pathlib import Path
 import pytest
 
 import persist
+from blob import open_blob
 from consensus import ENDED
 from persist.attributes import nodes
 from persist.cli.__main__ import main
 from persist.commit.levels import read_level
-from persist.commit.location import Location
+from persist.commit.location import Location, open_location
+from persist.copies.backing_up import UPPER, Wanted, back_up
+from persist.copies.backup_store import BackupStore
+from persist.copies.restoring import Choice, restore
+from persist.copies.verify import How, verified
 from persist.core import commands as c
 from persist.core.outcomes import ENDED as ENDED_DIGEST
 from persist.core.outcomes import RETIRED
@@ -264,3 +269,25 @@ def test_maintenance_leaves_what_is_read(frozen: Path, tmp_path: Path, capsys: p
         assert sample.contents(client) == told.contents
         for write in told.writes:
             assert write.again(client) == write.answer, write
+
+
+@each_sample
+def test_a_backup_of_a_frozen_location_is_restored_as_it_was(frozen: Path, copied: Location, tmp_path: Path) -> None:
+    """Into a new location of the newest level, and one shard under another name beside itself."""
+    told = expected(frozen)
+    store = BackupStore(open_blob(f"file://{tmp_path}/backups"), copied.clock, copied.ids)
+    backup = back_up(copied, store, Wanted(consistent=UPPER))
+    with closing(open_location(f"persist://{tmp_path}/restored")) as location:
+        restore(store, backup, location, Choice(keeps_policies=True))
+        client = client_of(location)
+        assert sample.contents(client) == told.contents
+        if told.writes:
+            assert sample.attributes(client) == told.attributes
+        for name in told.contents:
+            restore(store, backup, location, Choice(names=(name,), as_name="renamed." + name.replace("/", ".")))
+        for name, rows in told.contents.items():
+            again = sample.contents(client)["renamed." + name.replace("/", ".")]
+            assert again == rows
+        found = list(verified(location, location.all_names(with_dropped=False), How(deep=True)))
+        assert {fault for shard in found for fault in shard.faults} == set()
+        assert len(found) == 2 * len(told.contents)
