@@ -139,12 +139,12 @@ class PostgresConsensus(SqlConsensus):
     def _create(self, values: Mapping[str, Any]) -> bool:
         """The first entry. There is no entry before it to lock, so those who begin this log take turns. Look again
         before the commit: an older build takes no turn, and `1, 2` of it may have come and been truncated to 2."""
-        create, head = bind(self._statements.create, values), bind(self._statements.head_seqno, values)
+        create, count = bind(self._statements.create, values), bind(self._statements.count, values)
         won: bool = False
         with self._connection("write") as connection, connection.transaction() as transaction:
             connection.execute(TURN, values)
             won = bool(connection.execute(*create).rowcount == 1)
-            if won and connection.execute(*head).fetchone()[0] != values["seqno"]:
+            if won and connection.execute(*count).fetchone()[0] != 1:
                 won = False
                 raise psycopg.Rollback(transaction)
         return won

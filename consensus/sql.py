@@ -83,6 +83,7 @@ class Statements:
         self.append_after = self._compile(insert(TABLE).from_select(columns, alike).on_conflict_do_nothing())
         self.create = self._compile(insert(TABLE).from_select(columns, empty).on_conflict_do_nothing())
         self.head = self._compile(sa.select(seqno, data).where(mine).order_by(seqno.desc()).limit(1))
+        self.count = self._compile(sa.select(sa.func.count()).select_from(TABLE).where(mine))
         self.head_seqno = self._compile(sa.select(sa.func.max(seqno)).where(mine))
         at_least = seqno >= sa.bindparam("from_seqno", type_=sa.BigInteger)
         limit = sa.bindparam("limit", type_=sa.Integer)

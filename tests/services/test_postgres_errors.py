@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -283,29 +283,64 @@ def test_a_crash_under_load_loses_nothing(crashing_postgres: Postgres, crash: Ca
         load.verify(reader)
 
 
+DAWDLE = (
+    "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN IF NEW.data = 'slow'::bytea THEN PERFORM pg_sleep(1.5); END IF; RETURN NEW; END $$"
+)
+TRIGGER = "CREATE TRIGGER dawdle BEFORE INSERT ON consensus_log FOR EACH ROW EXECUTE FUNCTION dawdle()"
+SLEEPING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+
+
+@contextmanager
+def dawdling(url: str, begin: Callable[[], bool]) -> Iterator[list[bool]]:
+    """A first entry of the data `slow` is under way, by another thread; whether it won, in the end."""
+    won: list[bool] = []
+    writer = threading.Thread(target=lambda: won.append(begin()))
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(DAWDLE)
+        admin.execute(TRIGGER)
+        writer.start()
+        wait_until(lambda: bool(admin.execute(SLEEPING).fetchone()[0]), "the slow statement is under way")  # type: ignore[index]
+    yield won
+    writer.join()
+
+
+def test_who_begins_a_log_waits_for_its_turn(url: str) -> None:
+    with closing(open_consensus(url)) as slow, closing(open_consensus(url)) as quick:
+        quick.check()
+        with dawdling(url, lambda: slow.begin("k", 5, b"slow")) as won:
+            assert not quick.begin("k", 7, b"quick")
+            assert not quick.compare_and_set("k", 1, b"quick")
+        assert won == [True]
+        assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [5]
+
+
+@pytest.mark.parametrize("seqno", [2, 5])
+def test_who_begins_a_log_beside_an_older_build_loses(url: str, seqno: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no turn, and creates `1` meanwhile."""
+    monkeypatch.setattr("consensus.postgres.TURN", "SELECT 1")
+    with closing(open_consensus(url)) as slow, closing(open_consensus(url)) as quick:
+        quick.check()
+        with dawdling(url, lambda: slow.begin("k", seqno, b"slow")) as won:
+            assert quick.compare_and_set("k", 1, b"quick")
+        assert won == [False]
+        assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [1]
+
+
 @pytest.mark.parametrize("seqno", [1, 2])
-def test_a_statement_slower_than_two_commits_and_a_truncation_loses(url: str, seqno: int) -> None:
+def test_a_statement_slower_than_two_commits_and_a_truncation_loses(
+    url: str, seqno: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an older build too, which takes no turn."""
+    monkeypatch.setattr("consensus.postgres.TURN", "SELECT 1")
     with closing(open_consensus(url)) as slow, closing(open_consensus(url)) as quick:
         for earlier in range(1, seqno):
             assert quick.compare_and_set("k", earlier, b"first")
         quick.check()
-        with psycopg.connect(url, autocommit=True) as admin:
-            admin.execute(
-                "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
-                "$$ BEGIN IF NEW.data = 'slow'::bytea THEN PERFORM pg_sleep(1.5); END IF; RETURN NEW; END $$"
-            )
-            admin.execute("CREATE TRIGGER dawdle BEFORE INSERT ON consensus_log FOR EACH ROW EXECUTE FUNCTION dawdle()")
-            won: list[bool] = []
-            writer = threading.Thread(target=lambda: won.append(slow.compare_and_set("k", seqno, b"slow")))
-            writer.start()
-            sleeping = (
-                "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
-            )
-            wait_until(lambda: bool(admin.execute(sleeping).fetchone()[0]), "the slow statement is under way")  # type: ignore[index]
-        assert quick.compare_and_set("k", seqno, b"quick")
-        assert quick.compare_and_set("k", seqno + 1, b"quick")
-        assert quick.truncate("k", seqno + 1) == seqno
-        writer.join()
+        with dawdling(url, lambda: slow.compare_and_set("k", seqno, b"slow")) as won:
+            assert quick.compare_and_set("k", seqno, b"quick")
+            assert quick.compare_and_set("k", seqno + 1, b"quick")
+            assert quick.truncate("k", seqno + 1) == seqno
         assert won == [False]
         assert [entry.seqno for entry in quick.scan("k", 0, 10)] == [seqno + 1]
 
