@@ -6,6 +6,7 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from blob import Blob, BlobUnavailable
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
+from compactor.orphans import Sweeper, SweepSettings
 from compactor.worker import Worker
 from persist import AttributeUpdate, named_key
 from persist.client.shard import Shard
@@ -585,3 +587,62 @@ def test_a_list_that_names_blobs_of_another_shard_is_refused(world: World, machi
     with pytest.raises(Corruption, match="another shard"):
         back(other, kept)
     assert list(other.location.all_names()) == []
+
+
+def phases(machine: Machine) -> list[str]:
+    """Shards in every phase of their life."""
+    filled(machine, "life", 6).drop()
+    for _ in range(5):
+        Collector(machine.location).run("life")
+    filled(machine, "life", 7)  # the second one of its name
+    filled(machine, "closed", 5).advance_upper(None)
+    filled(machine, "unreadable", 4).critical_reader("last").downgrade_since(None)
+    machine.client.create_shard("empty", SCHEMA, ["id"])
+    fed = machine.client.create_shard("fed", SCHEMA, ["id"], history="forever")
+    fed.append([{"id": 1, "v": "x", "__time": 3}, {"id": 2, "v": "y", "__time": 5}], 0, 10)
+    return ["closed", "empty", "fed", "life", "unreadable"]
+
+
+def test_shards_in_every_phase_of_their_life(world: World, machine: Machine, kept: Counting) -> None:
+    names = phases(machine)
+    assert [shard.name for shard in made(machine, kept).shards] == names
+    other_world, other = elsewhere(world)
+    back(other, kept)
+    for name in names:
+        back(other, kept, choice=Choice(names=(name,), as_name=f"renamed/{name}", at_once=1))
+        home = machine.client.shard(name)
+        for found in (other.client.shard(name), other.client.shard(f"renamed/{name}")):
+            assert (found.since(), found.upper()) == (home.since(), home.upper())
+            upper = home.upper().element
+            if not home.since().is_empty:
+                alike(home, found, 5 if upper is None else upper)
+    other.client.shard("fed").append([{"id": 9, "v": "z", "__time": 12}], 10, 20)
+    with pytest.raises(PersistError):
+        other.client.shard("closed").insert([{"id": 9, "v": "z"}])
+    other_world.pass_ms(100 * HOUR_MS)
+    sweeper = Sweeper(other.location, SweepSettings(age_ms=14 * HOUR_MS))
+    for name in other.location.all_names():
+        Collector(other.location).run(name)
+        assert sweeper.sweep(name).orphans == 0
+    assert sweeper.sweep_unborn().orphans == 0
+    found = verified(other.location, other.location.all_names(with_dropped=False), How(deep=True))
+    assert [shard.shard for shard in found if not shard.is_sound] == []
+    other.client.shard("life").drop()
+    for _ in range(5):
+        Collector(other.location).run("life")
+    third = other.client.create_shard("life", SCHEMA, ["id"])
+    third.insert([{"id": 1, "v": "third"}])
+    assert sum(rows(third).values()) == 1
+
+
+def test_two_backups_at_once(world: World, machine: Machine, kept: Counting) -> None:
+    shards = [filled(machine, name) for name in ("a", "b")]
+    with ThreadPoolExecutor(2) as pool:
+        backups = list(pool.map(lambda _: made(world.machine(), kept), range(2)))
+    assert len({backup.id for backup in backups}) == 2
+    for backup in backups:
+        _, other = elsewhere(world)
+        back(other, kept, backup)
+        for shard in shards:
+            assert rows(other.client.shard(shard.name)) == rows(shard)
+    assert every(kept, RUNNING) == []
