@@ -183,7 +183,7 @@ class PostgresConsensus(SqlConsensus):
             return
         try:
             connection.execute(str(sa.schema.CreateTable(TABLE).compile(dialect=self._engine.dialect)))
-        except (psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):
+        except (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
             # Another process made it at the same moment.
             return
 

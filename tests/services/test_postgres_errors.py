@@ -356,3 +356,23 @@ def test_the_server_finds_its_pages_damaged(direct: Consensus, url: str, state: 
         )
     with pytest.raises(ConsensusDamaged, match="backup"):
         direct.compare_and_set("k", 2, b"x")
+
+
+@pytest.mark.parametrize("code", ["42P07", "42710", "23505"])
+def test_another_process_makes_the_table_at_the_same_moment(url: str, code: str) -> None:
+    """PostgreSQL says so in three ways: by the table, by its row type, or by the catalogue's index."""
+
+    class Second:
+        """A connection to which the table is not there yet, and then is."""
+
+        def execute(self, statement: str, _values: object = None) -> Second:
+            if statement.strip().startswith("CREATE TABLE"):
+                raise psycopg.errors.lookup(code)("already exists")
+            return self
+
+        def fetchone(self) -> tuple[None]:
+            return (None,)
+
+    with closing(open_consensus(url)) as store:
+        assert isinstance(store, PostgresConsensus)
+        store._create_table(Second())
