@@ -21,6 +21,7 @@ from itertools import islice
 from blob import BlobNotFound, BlobStat, Unfinished
 from compactor.metering import Metrics
 from persist.commit.bundler import keys_in
+from persist.commit.lists import LoanLists
 from persist.commit.location import Location
 from persist.commit.silence import Silence
 from persist.commit.store_clock import StoreClock
@@ -28,6 +29,7 @@ from persist.core import commands as c
 from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.keys import belongs_to, born_ms, is_bundle_key, shard_of
+from persist.core.loans import is_foreign
 from persist.core.state import Policy, State
 from persist.core.transitions import expire_lapsed
 from persist.formats.store_errors import translated, translated_but_missing
@@ -104,6 +106,7 @@ class Sweeper:
         self._metrics = metrics or Metrics()
         self._store_clock = StoreClock(location.blob, location.clock, location.ids)
         self._silence = Silence(location, self._store_clock)
+        self._loans = LoanLists(location.blob)
         self._lists: dict[str, list[str]] = {}  # what bundles list, during the sweep of one shard
 
     def sweep(self, name: str) -> SweepReport:
@@ -162,9 +165,10 @@ class Sweeper:
     def _unnamed(self, state: State, listed: list[BlobStat], age: _Age, report: SweepReport) -> list[BlobStat]:
         """What of the listed blobs no live version names, and nobody can still be about to name."""
         live = self._live_keys(state)
+        lent = self._lent(state, [stat.key for stat in listed if stat.key not in live])
         found = []
         for stat in listed:
-            if stat.key in live:
+            if stat.key in live or stat.key in lent:
                 report.named_bytes += stat.size
             elif not belongs_to(stat.key, shard_of(stat.key)):
                 continue  # not ours to judge
@@ -173,6 +177,13 @@ class Sweeper:
             else:
                 found.append(stat)
         return found
+
+    def _lent(self, state: State, keys: list[str]) -> set[str]:
+        """Which of these keys are lent."""
+        if not state.loans:
+            return set()
+        known = [key for key in keys if belongs_to(key, shard_of(key))]
+        return set(known).difference(self._loans.not_held(self._location.machine(state.name), state, known))
 
     def sweep_unborn(self) -> SweepReport:
         """Sweep what is left of shards that never came to be: a first rollup without a log.
@@ -197,7 +208,7 @@ class Sweeper:
             for change in page:
                 live.update(self._location.versions.whole(state.name, change).gone)
             following = SeqNo(page[-1].seqno + 1)
-        for bundle in sorted(filter(is_bundle_key, live)):
+        for bundle in sorted(key for key in live if is_bundle_key(key) and not is_foreign(key, state.shard_id)):
             live.update(self._listed(state, bundle))
         return live
 

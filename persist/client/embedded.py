@@ -6,6 +6,7 @@ from typing import Any
 
 from persist.client import identity
 from persist.client.erased_before import erased_before
+from persist.commit.cloning import Cloning
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -60,6 +61,10 @@ class EmbeddedTransport:
         known = (state.schemas[state.schema_id], state.schemas[current_schema(state.schemas)[0]])
         if not state.is_closed and schema not in known:
             raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
+        return view_of(state, state.upper, with_batches=False)
+
+    def clone(self, source: str, name: str, keep_policies: bool = False, caller: Caller = NOBODY) -> ShardView:
+        state = Cloning(self.location).clone(source, name, keep_policies, caller)
         return view_of(state, state.upper, with_batches=False)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:

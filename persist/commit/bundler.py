@@ -31,7 +31,7 @@ class Bundler:
 
         One bundle is in memory at a time.
         """
-        plain = to_bundle(batch, self._policy)
+        plain = to_bundle(batch, self._policy, state.shard_id)
         if not plain:
             return None
         groups = packed(plain, self._policy.bundle_parts_max)

@@ -25,6 +25,8 @@ from typing import Protocol
 
 from blob import BlobNotFound
 from persist.commit.bundler import keys_in
+from persist.commit.lending import Lending
+from persist.commit.lists import LoanLists
 from persist.commit.place import Committer, CommitterOf, Place
 from persist.commit.rolling import rolled_up
 from persist.commit.silence import Silence
@@ -32,14 +34,16 @@ from persist.commit.store_clock import StoreClock, probed
 from persist.core import commands as c
 from persist.core.errors import Corruption, Unavailable, UnknownShard
 from persist.core.ids import SeqNo, family_of, incarnation_of
-from persist.core.keys import is_bundle_key, is_diff_key, is_rollup_key, shard_of
-from persist.core.state import State
+from persist.core.keys import is_bundle_key, is_diff_key, is_loan_key, is_rollup_key, shard_of
+from persist.core.loans import compact, is_foreign
+from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
 from persist.formats.store_errors import translated, translated_but_missing
 
 log = logging.getLogger("persist.gc")
 
 SCAN_LIMIT = 1_000
+HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ class GcSettings:
     """`entries_max` bounds one epoch (to the first rollup beyond it); `rollup_after` is in log entries.
 
     A rollup is made when the newest one is that many entries old, or earlier where data waits to be deleted; not where
-    `makes_rollups` says that whoever commits makes enough of them.
+    `makes_rollups` says that whoever commits makes enough of them. A loan that no clone took is ended once it is
+    `untaken_ms` old.
     """
 
     entries_max: int = 10_000
@@ -57,6 +62,7 @@ class GcSettings:
     finalise_steps_max: int = 1_000
     shards_max: int = 100_000  # shards whose last epoch a collector remembers
     makes_rollups: bool = True
+    untaken_ms: int = Policy().staged_ms_max + HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class Collector:
         self._location = location
         self._committer_of = committer_of or location.machine
         self._versions = location.versions
+        self._lists = LoanLists(location.blob)
+        self._lending = Lending(location, self._committer_of, self._lists, self.settings.untaken_ms)
         self._silence = Silence(location, StoreClock(location.blob, location.clock, location.ids))
 
     def run(self, name: str) -> GcReport:
@@ -112,7 +120,9 @@ class Collector:
             state = self._finalise(machine, state)
         first = self._first_live(name)
         if state.tombstone:
-            return self._clear_tombstone(machine, state, first)
+            report = self._clear_tombstone(machine, state, first)
+            self._lending.run(machine)
+            return report
         try:
             state = self._silence.forget(machine, state)
             if self._wants_rollup(state):
@@ -122,6 +132,7 @@ class Collector:
                 raise
             log.warning("gc deletes what it can without writing", extra={"shard": name, "why": str(error)})
         report = self._epoch(machine, state, first, self._horizon(state, first))
+        self._lending.run(machine)
         self.metrics.add(gc_runs=1)
         return report
 
@@ -177,9 +188,11 @@ class Collector:
     def _delete_gone(self, machine: Committer, first: SeqNo, last: SeqNo) -> int:
         """Delete what the state diffs in `[first, last]` say is gone; how many blobs.
 
-        What bundles among it list goes before these.
+        What bundles among it list goes before these, and so does what lists among it have lent. What is lent stays,
+        and what belongs to others does.
         """
         bundles: list[str] = []
+        lists: list[str] = []
         emptied: set[str] = set()
 
         def gone() -> Iterator[str]:
@@ -193,27 +206,70 @@ class Collector:
             for key in self._unnamed(machine, gone()):
                 if is_bundle_key(key):
                     bundles.append(key)
+                elif is_loan_key(key):
+                    lists.append(key)
                 else:
                     yield key
 
         deleted = self._delete(others())
-        if not bundles:
-            return deleted
-        listed = self._listed(machine, [key for key in bundles if key not in emptied])
-        deleted += self._delete(self._unnamed(machine, listed))
-        return deleted + self._delete(iter(bundles))
+        if bundles:
+            listed = self._listed(machine, [key for key in bundles if key not in emptied])
+            deleted += self._delete(self._unnamed(machine, listed))
+            deleted += self._delete(iter(bundles))
+        return deleted + self._delete_returned(machine, lists, last)
+
+    def _delete_returned(self, machine: Committer, lists: Sequence[str], last: SeqNo) -> int:
+        """Delete what these lists had lent and no version after `last` needs, then the lists; how many blobs.
+
+        A list that is gone was done with before. One that cannot be read tells nothing: what it lent, and it itself,
+        is left to the orphan sweep. So is all of them, where nobody knows what a bundle lists.
+        """
+        deleted = 0
+        for list_key in lists:
+            try:
+                keys = self._lists.keys(list_key)
+                needed = self._needed_after(machine, last)
+            except BlobNotFound:
+                continue
+            except Corruption as error:
+                log.error("what was lent is left", extra={"shard": machine.name, "blob": list_key, "why": str(error)})
+                continue
+            unneeded = (key for key in keys if compact(key) not in needed)
+            deleted += self._delete(self._unnamed(machine, unneeded)) + self._delete(iter([list_key]))
+        return deleted
+
+    def _needed_after(self, machine: Committer, last: SeqNo) -> frozenset[bytes]:
+        """The ids of the blobs that a version after `last` names, also by what bundles list."""
+        state = machine.refresh()
+        named = set(state.blob_keys())
+        gone = {key for change in self._diffs_after(machine.name, last) for key in change.gone}
+        own = [key for key in named | gone if not is_foreign(key, state.shard_id)]
+        for bundle in filter(is_bundle_key, sorted(own)):
+            try:
+                with translated_but_missing():
+                    own += keys_in(self._location.blob, bundle)
+            except BlobNotFound as error:
+                if bundle in machine.refresh().trace.blob_keys:
+                    raise Corruption(f"bundle {bundle} of shard {machine.name!r} is missing") from error
+        return frozenset(map(compact, own))
 
     def _unnamed(self, machine: Committer, keys: Iterable[str]) -> Iterator[str]:
-        """What is gone, without what the State names (nothing, if all is well).
+        """What is gone, without what the State names (nothing, if all is well), what is lent, and what was borrowed.
 
-        The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back.
+        The State is read first; that it moves on meanwhile is no harm: no key that was gone comes back, and only what
+        a version after the horizon names is lent later.
         """
-        named = frozenset(machine.refresh().blob_keys())
-        for key in keys:
-            if key in named:
-                log.error("gone but named", extra={"shard": machine.name, "blob": key})
-            else:
-                yield key
+        state = machine.refresh()
+        named = frozenset(state.blob_keys())
+
+        def unnamed() -> Iterator[str]:
+            for key in keys:
+                if key in named:
+                    log.error("gone but named", extra={"shard": machine.name, "blob": key})
+                elif not is_foreign(key, state.shard_id):
+                    yield key
+
+        return self._lists.not_held(machine, state, unnamed())
 
     def _listed(self, machine: Committer, bundles: Iterable[str]) -> Iterator[str]:
         """The parts that these bundles list. One that is gone was collected before, after its parts.
@@ -300,7 +356,7 @@ class Collector:
         next life of the name may begin meanwhile. Then the ordinary epochs go on with what is left.
         """
         kept = self._last_rollup(state)
-        if kept is None:
+        if kept is None or state.seqno - kept >= self.settings.rollup_after:  # loans that end make its log longer
             state = self._roll_up(machine, state)
             kept = max(state.rollups)
             if not state.tombstone:
@@ -311,37 +367,45 @@ class Collector:
                 return GcReport(done=False)
             with translated():
                 listed = self._location.blob.list(family_of(state.shard_id))
-                deleted = self._delete(self._unneeded((stat.key for stat in listed), state))
+                unneeded = self._unneeded((stat.key for stat in listed), state)
+                deleted = self._delete(self._lists.not_held(machine, state, unneeded))
                 truncated = self._location.consensus.truncate(machine.name, int(kept))
             self.metrics.add(gc_entries_truncated=truncated)
         if len(state.rollups) > 1 or min(state.long_diffs, default=kept) < kept:
             machine.apply(c.RemoveRollups(kept))
             if not machine.refresh().tombstone:
                 return GcReport(deleted, truncated, done=False)
-        deleted += self._delete(self._left_behind(machine, SeqNo(0)))
-        return GcReport(deleted, truncated)
+        return GcReport(deleted + self._delete_left_behind(machine, state), truncated)
+
+    def _delete_left_behind(self, machine: Committer, state: State) -> int:
+        """Delete what is there still though the live state diffs say that it is gone; lists come last."""
+        left = list(self._left_behind(machine, SeqNo(0)))
+        deleted = self._delete(key for key in left if not is_loan_key(key))
+        return deleted + self._delete_returned(machine, list(filter(is_loan_key, left)), state.seqno)
 
     def _left_behind(self, machine: Committer, seqno: SeqNo) -> Iterator[str]:
         """Blobs that are there still though the live state diffs say that they are gone: rollups of a tombstone."""
-        named = frozenset(machine.refresh().blob_keys())
-        for change in self._diffs_after(machine.name, seqno):
-            for key in change.gone:
-                with translated():
-                    if key not in named and self._location.blob.stat(key) is not None:
-                        yield key
+        state = machine.refresh()
+        named = frozenset(state.blob_keys())
+        gone = (key for change in self._diffs_after(machine.name, seqno) for key in change.gone)
+        own = (key for key in gone if key not in named and not is_foreign(key, state.shard_id))
+        for key in self._lists.not_held(machine, state, own):
+            with translated():
+                if self._location.blob.stat(key) is not None:
+                    yield key
 
     def _unneeded(self, keys: Iterator[str], state: State) -> Iterator[str]:
         """What a tombstone does not need.
 
         Another collector may be about to name a rollup that nothing names yet. So may the next life of the name, by an
-        older build: a long state diff with the id of this life. So of these only those go that left the State. The
-        orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
+        older build: a long state diff with the id of this life; and a clone a list. So of these only those go that left
+        the State. The orphan sweep takes the others. The next life of the name may have begun: its blobs stay.
         """
         named = frozenset(state.blob_keys())
         gone = {key for change in self._diffs_after(state.name, SeqNo(0)) for key in change.gone}
         for key in keys:
             ended = incarnation_of(state.name, shard_of(key)) <= state.incarnation
-            if ended and key not in named and (key in gone or not (is_rollup_key(key) or is_diff_key(key))):
+            if ended and key not in named and (key in gone or not _is_of_nobody_yet(key)):
                 yield key
 
     def _diffs_after(self, name: str, seqno: SeqNo) -> Iterator[StateDiff]:
@@ -356,3 +420,8 @@ class Collector:
         if any(change.tombstone is not None for change in self._diffs_after(state.name, newest)):
             return None
         return newest
+
+
+def _is_of_nobody_yet(key: str) -> bool:
+    """Whether somebody may be about to have a tombstone name the blob."""
+    return is_rollup_key(key) or is_diff_key(key) or is_loan_key(key)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from persist.core import commands as c
 from persist.core import invariants, state_diff
 from persist.core import outcomes as tokens
-from persist.core.antichain import MINIMUM
+from persist.core.antichain import MINIMUM, Antichain
 from persist.core.batch import HollowBatch
 from persist.core.bundles import moves
 from persist.core.errors import InlineBudget, Overloaded, PersistError
@@ -214,7 +214,7 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     made = {"seqno": SeqNo(base.seqno + 1), "walltime_ms": given.now_ms, "commit_id": given.commit_id}
     following = replace(expire_lapsed(state, lease_now), lease_clock_ms=clock or 0, **made)
     if given.level >= HISTORY_LEVEL:
-        before = base.upper if following.incarnation == base.incarnation else MINIMUM
+        before = base.upper if following.incarnation == base.incarnation else _born_with(commands)
         following = stamped(following, before, given.checked_ms, given.policy)
         following = recorded(following, entries, given.policy)
     gone = state_diff.gone_between(base, following)
@@ -231,6 +231,11 @@ def plan_commit(base: State, group: Sequence[c.Command], given: Given) -> Planni
     if given.check_all:
         invariants.check_diff(change, base, following)
     return Commit(change, following, outcomes, following, commands)
+
+
+def _born_with(commands: Sequence[c.Command]) -> Antichain:
+    """The upper with which the next life of a name begins: that of the shard of which it is a clone, if it is one."""
+    return next((command.state.upper for command in commands if isinstance(command, c.BeginClone)), MINIMUM)
 
 
 def with_long_diff(commit: Commit, key: str) -> Commit:

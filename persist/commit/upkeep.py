@@ -130,7 +130,7 @@ class Upkeep:
     def _bundles_due(self, state: State) -> Iterator[Duty]:
         """The first batch that has too many parts of its own, and on which no merge is at work."""
         for batch in state.trace.batches:
-            if runs := to_bundle(batch, self._policy):
+            if runs := to_bundle(batch, self._policy, state.shard_id):
                 inputs = frozenset(part.id for run in runs for part in run.parts)
                 if inputs.isdisjoint(claimed(state)) and inputs.isdisjoint(self.merging):
                     yield Duty("bundles", BundleUp(state, batch), inputs)

@@ -22,7 +22,8 @@ from persist.commit.receipts import Receipts
 from persist.core import state_diff
 from persist.core.errors import Corruption, HistoryLost, InvalidUsage, Unavailable
 from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
-from persist.core.keys import is_rollup_key, rollup_key, rollup_seqno, rollups_prefix
+from persist.core.keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix
+from persist.core.loans import LentKeys
 from persist.core.record import replace
 from persist.core.state import Rollup, State, at_level, blank_state
 from persist.core.state_diff import StateDiff
@@ -32,6 +33,7 @@ from persist.formats.state_frames import (
     decode_diff,
     decode_state,
     encode_diff,
+    encode_lent,
     encode_state,
     level_of,
 )
@@ -256,15 +258,29 @@ class Versions:
             key = rollup_key(state.shard_id, state.seqno, self._ids)
             named = replace(state, rollups={state.seqno: Rollup(key, 0)})
             self.blob.put(key, encode_state(named, self.level, self._build))
-            entry = StateDiff(
-                seqno=state.seqno,
-                walltime_ms=state.walltime_ms,
-                commit_id=state.commit_id,
-                rollup_seqno=state.seqno,
-                rollup_key=key,
-                features=state.features or None,
-            )
-            return self.consensus.begin(state.name, int(state.seqno), self.encode(entry)) or self._is_begun(state)
+            data = self._beginning(named)
+            return self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
+
+    def _beginning(self, named: State) -> bytes:
+        """The log entry with which a log begins at this State. That of v1 stands for its rollup, as in `create`.
+
+        Unless it is too long for the log: then the rollup alone tells.
+        """
+        ends = named.is_closed
+        if named.seqno == FIRST:
+            data = self.encode(state_diff.diff(blank_state(named.name), named, named.commit_id), ends)
+            if len(data) <= self.consensus.value_bytes_max:
+                return data
+        seqno, [rollup] = named.seqno, named.rollups.values()
+        entry = StateDiff(
+            seqno=seqno,
+            walltime_ms=named.walltime_ms,
+            commit_id=named.commit_id,
+            rollup_seqno=seqno,
+            rollup_key=rollup.key,
+            features=named.features or None,
+        )
+        return self.encode(entry, ends)
 
     def _is_begun(self, state: State) -> bool:
         """Whether an earlier try with this State has landed."""
@@ -297,6 +313,14 @@ class Versions:
         with translated():
             self.blob.put(key, data)
         return key, len(data)
+
+    def write_lent(self, shard: ShardId, keys: tuple[str, ...]) -> str:
+        """Write a list of blobs of this shard to a new blob, to be named by a loan; its key."""
+        self._identity.check_writable()
+        key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.level, self._build)
+        with translated():
+            self.blob.put(key, data)
+        return key
 
     def _is_new(self) -> bool:
         """Whether the location has no shards yet."""

@@ -40,14 +40,6 @@ def carried(state: State, commit_id: str) -> State:
     )
 
 
-def without_policy(state: State) -> State:
-    """The State without its policy of rows, which would take at once what somebody wants to have back."""
-    settings = state.settings
-    if settings.rows is None:
-        return state
-    return replace(state, settings=replace(settings, rows=None, version=settings.version + 1), cuts={})
-
-
 def blobs_of(state: State, blob: Blob) -> dict[str, tuple[int, int]]:
     """The blobs that a State names, also by what bundles list: key to size and CRC-32, UNKNOWN where it tells none.
 

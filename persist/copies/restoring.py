@@ -23,8 +23,9 @@ from persist.client.wall_clock import instant_ms, instant_text
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backing_up import Progress, Told
 from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup, Sums
-from persist.copies.carried import Renaming, without_policy
+from persist.copies.carried import Renaming
 from persist.copies.pace import PacedBlob, check_rate
+from persist.core.cloning import without_policy
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
 from persist.core.keys import shard_of

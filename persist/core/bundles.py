@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from persist.core import commands as c
 from persist.core.batch import FORMAT_BUNDLE, Bundle, HollowBatch, Part, Run, diff_sum_of
-from persist.core.ids import PartId
+from persist.core.ids import PartId, ShardId
 from persist.core.keys import is_bundle_key
+from persist.core.loans import is_foreign
 from persist.core.record import Record
 from persist.core.state import Policy, State
 
@@ -71,12 +72,19 @@ def bundle_of(bundle_id: PartId, key: str, listed: Listed, size: int, checksum: 
     )
 
 
-def to_bundle(batch: HollowBatch, policy: Policy) -> Sequence[Run]:
-    """The runs of a batch that should go to bundles: those of blobs, where they have too many parts."""
+def to_bundle(batch: HollowBatch, policy: Policy, shard: ShardId) -> Sequence[Run]:
+    """The runs of a batch that should go to bundles: those of blobs of its own, where they have too many parts.
+
+    A bundle that lists parts which another shard has lent would hide from that one which are still needed.
+    """
     if sum(len(run.parts) for run in batch.runs) <= policy.plain_parts_max:
         return ()
-    plain = [run for run in batch.runs if all(part.data is None and part.bundle is None for part in run.parts)]
+    plain = [run for run in batch.runs if all(_is_own_blob(part, shard) for part in run.parts)]
     return plain if sum(len(run.parts) for run in plain) > policy.plain_parts_max else ()
+
+
+def _is_own_blob(part: Part, shard: ShardId) -> bool:
+    return part.data is None and part.bundle is None and (part.key is None or not is_foreign(part.key, shard))
 
 
 def packed(runs: Iterable[Run], parts_max: int) -> Iterator[list[Listed]]:

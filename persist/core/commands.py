@@ -50,6 +50,13 @@ from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, W
 from persist.core.lease_commands import ForgetLapsed as ForgetLapsed
 from persist.core.lease_commands import Leases as Leases
 from persist.core.lease_commands import RefuseStagedBefore as RefuseStagedBefore
+from persist.core.loan_commands import BeginClone as BeginClone
+from persist.core.loan_commands import EndLoan as EndLoan
+from persist.core.loan_commands import Lend as Lend
+from persist.core.loan_commands import LendOn as LendOn
+from persist.core.loan_commands import Lent as Lent
+from persist.core.loan_commands import Returned as Returned
+from persist.core.loan_commands import ShrinkLoan as ShrinkLoan
 from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
 from persist.core.results import Appended as Appended

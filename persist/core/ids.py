@@ -33,6 +33,7 @@ WriterId = NewType("WriterId", str)
 ReaderId = NewType("ReaderId", str)
 CriticalReaderId = NewType("CriticalReaderId", str)
 PartId = NewType("PartId", str)
+LoanId = NewType("LoanId", str)  # of one clone's loan
 Token = NewType("Token", str)  # of idempotency: minted once per API call and kept across its retries
 SeqNo = NewType("SeqNo", int)  # a version of a shard's State; the first is 1, printed v1
 
@@ -43,6 +44,7 @@ _LETTERS: Mapping[object, str] = {
     CriticalReaderId: "c",
     PartId: "p",
     Token: "i",
+    LoanId: "l",
 }
 _Id = TypeVar("_Id", bound=str)
 

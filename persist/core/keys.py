@@ -7,6 +7,7 @@
 <shard>/o/x<uuid7>.outcomes              outcomes of tokens
 <shard>/d/x<uuid7>.diff                  a state diff that the log does not take
 <shard>/h/x<uuid7>.entries               entries of the commit history
+<shard>/l/x<uuid7>.loan                  keys of blobs that are lent to a clone
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ COMPACTOR = WriterId("w" + "c0" * 16)
 
 _KEY = re.compile(
     r"s[0-9a-f]{32}/(w[0-9a-f]{32}/p[0-9a-f]{32}\.(parquet|bundle)|v[0-9]{20}/r[0-9a-f]{32}\.rollup|a/x[0-9a-f]{32}\.nodes"
-    r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff|h/x[0-9a-f]{32}\.entries)\Z"
+    r"|o/x[0-9a-f]{32}\.outcomes|d/x[0-9a-f]{32}\.diff|h/x[0-9a-f]{32}\.entries|l/x[0-9a-f]{32}\.loan)\Z"
 )
 _PART = 68  # where the id of the part begins in its key
 
@@ -58,6 +59,10 @@ def entries_key(shard: ShardId, ids: IdSource) -> str:
     return f"{shard}/h/x{ids.uuid7()}.entries"
 
 
+def loan_key(shard: ShardId, ids: IdSource) -> str:
+    return f"{shard}/l/x{ids.uuid7()}.loan"
+
+
 def is_key_of(key: str, shard: ShardId, part: PartId) -> bool:
     """Whether this is the well-formed blob key of that part of that shard, whoever wrote it."""
     return key[_PART:] == f"{part}.parquet" and key.startswith(shard) and _KEY.match(key) is not None
@@ -91,6 +96,11 @@ def shard_of(key: str) -> ShardId:
 def is_rollup_key(key: str) -> bool:
     """Whether a well-formed blob key is that of a rollup."""
     return key.endswith(".rollup")
+
+
+def is_loan_key(key: str) -> bool:
+    """Whether a well-formed blob key is that of a list of blobs that are lent."""
+    return key.endswith(".loan")
 
 
 def is_diff_key(key: str) -> bool:

@@ -42,6 +42,7 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.RetractAged: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),
     c.Recreate: frozenset({Phase.TOMBSTONE}),
+    c.BeginClone: frozenset({Phase.TOMBSTONE}),
     c.Drop: EVER,
     # What was begun before the drop may end.
     c.FlushAttributes: BEFORE_TOMBSTONE,
@@ -55,6 +56,11 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.ReleaseClaim: EVER,
     c.ForgetLapsed: EVER,
     c.RefuseStagedBefore: EVER,
+    # Loans outlive what was lent, and the life of the name.
+    c.LendOn: EVER,
+    c.ShrinkLoan: EVER,
+    c.EndLoan: EVER,
+    c.Returned: EVER,
     **dict.fromkeys(GIVING_BACK, EVER),
 }
 
@@ -95,13 +101,13 @@ def check(state: State, command: c.Command, phase: Phase) -> None:
     """
     if phase in phases_of(type(command)):
         return
-    if phase in (Phase.DROPPED, Phase.TOMBSTONE) and not isinstance(command, c.Recreate):
+    if phase in (Phase.DROPPED, Phase.TOMBSTONE) and not isinstance(command, (c.Recreate, c.BeginClone)):
         raise UnknownShard(dropped(state.name))
     if isinstance(command, (c.Insert, c.Rewrite)):
         raise UpperMismatch(
             f"shard {state.name!r} is closed: its upper is {state.upper}", expected=None, actual=state.upper.to_json()
         )
-    if isinstance(command, c.Recreate):
+    if isinstance(command, (c.Recreate, c.BeginClone)):
         raise ShardExists(f"shard {state.name!r} exists; drop it before its name can be used again")
     raise InvalidUsage(
         f"shard {state.name!r} has upper {state.upper} and since {state.since}; drop it before it can be finalised"

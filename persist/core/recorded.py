@@ -21,6 +21,7 @@ FILE_SPAN_PART = 8  # a file takes in no more once its first entries are as old 
 FILES_MAX = 1_000  # that one State names: beyond that the oldest is forgotten
 PAGE_MAX = 1_000  # entries that one answer holds
 
+CLONE = "clone"
 MERGE, BUNDLE, COLLECT, AGE = "merge", "bundle", "collect", "age"
 MAINTENANCE = frozenset({MERGE, BUNDLE, COLLECT, AGE})  # operations that change nothing of the contents
 

@@ -14,7 +14,8 @@ from persist.core.attribute import NO_INDEX, AttributeKey, IndexChunk, IndexRoot
 from persist.core.batch import Part
 from persist.core.drops import RowDrop
 from persist.core.erasure import Erasure
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
+from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, ShardId, Token, WriterId, shard_id_of
+from persist.core.loans import Loan
 from persist.core.marks import NEWBORN, UNSEALED, Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
@@ -37,6 +38,7 @@ LATER_4 = (
     "cuts", "retention",
     "erasures",
 )  # and with level 4  # fmt: skip
+LATER_5 = ("loans", "borrowed")  # and with level 5
 
 
 class Policy(Record, frozen=True):
@@ -190,13 +192,16 @@ class State(Record, frozen=True):
     `restored_at` is the time of the last restore.
     `drops` are those by a drop that some readable time comes before, ascending. No row before `floor` is there as of
     any readable time. `cuts` are those by which the policy of rows will truncate, by the instant whose upper they are;
-    `retention` tells how far it has come. `erasures` are rows that were to go for good, by id.
+    `retention` tells how far it has come. `erasures` are rows that were to go for good, by id. `loans` say which of
+    its blobs clones may name, `borrowed` from which shards it may name blobs itself, as a clone.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
     """
 
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4)
+    levels: ClassVar[Mapping[str, int]] = (
+        dict.fromkeys(LATER, 3) | dict.fromkeys(LATER_4, 4) | dict.fromkeys(LATER_5, 5)
+    )
     # Before level 3 `step` takes no tokens that come alone.
     droppable: ClassVar[frozenset[str]] = frozenset(LATER) - {"incarnation", "swept_before_ms", "long_diffs"} | {
         "seal",
@@ -252,6 +257,8 @@ class State(Record, frozen=True):
     cuts: Mapping[int, KeptCut] = {}
     retention: Retention = NO_RETENTION
     erasures: Mapping[str, Erasure] = {}
+    loans: Mapping[LoanId, Loan] = {}
+    borrowed: Mapping[LoanId, str] = {}
 
     @property
     def truncated(self) -> Truncation:
@@ -310,6 +317,8 @@ def auxiliary_blob_keys(state: State) -> Iterator[str]:
     for entry_file in state.entry_files:
         yield entry_file.key
     yield from state.long_diffs.values()
+    for loan in state.loans.values():
+        yield loan.list_key
 
 
 def at_level(state: State, level: int) -> State:

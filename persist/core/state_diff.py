@@ -17,7 +17,8 @@ from persist.core.drops import RowDrop
 from persist.core.entries import difference, with_changes
 from persist.core.erasure import Erasure
 from persist.core.errors import Corruption
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, WriterId, shard_id_of
+from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, WriterId, shard_id_of
+from persist.core.loans import Loan
 from persist.core.marks import Seal
 from persist.core.outcomes import Outcome, OutcomeFile
 from persist.core.record import Record, replace
@@ -27,6 +28,7 @@ from persist.core.shard_settings import ShardSettings
 from persist.core.state import (
     LATER,
     LATER_4,
+    LATER_5,
     Claim,
     CriticalReader,
     LeasedReader,
@@ -60,6 +62,8 @@ MAPPINGS = (
     "tags",
     "cuts",
     "erasures",
+    "loans",
+    "borrowed",
 )
 SCALARS = (
     "since",
@@ -88,7 +92,7 @@ SCALARS = (
     "retention",
 )
 
-_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs")
+_NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs", "loans")
 
 
 class MapDiff(Record, Generic[_K, _V], frozen=True):
@@ -121,9 +125,11 @@ class StateDiff(Record, frozen=True):
     """
 
     # As those of the State; the commit that made it is known by `parent_id`.
-    levels: ClassVar[Mapping[str, int]] = dict.fromkeys(
-        {*LATER, "parent_id", "elsewhere", "emptied"} - {"commit_id"}, 3
-    ) | dict.fromkeys(LATER_4, 4)
+    levels: ClassVar[Mapping[str, int]] = (
+        dict.fromkeys({*LATER, "parent_id", "elsewhere", "emptied"} - {"commit_id"}, 3)
+        | dict.fromkeys(LATER_4, 4)
+        | dict.fromkeys(LATER_5, 5)
+    )
     droppable: ClassVar[frozenset[str]] = State.droppable | {"parent_id"}
 
     seqno: SeqNo
@@ -176,6 +182,8 @@ class StateDiff(Record, frozen=True):
     cuts: MapDiff[int, KeptCut] | None = None
     retention: Retention | None = None
     erasures: MapDiff[str, Erasure] | None = None
+    loans: MapDiff[LoanId, Loan] | None = None
+    borrowed: MapDiff[LoanId, str] | None = None
 
 
 def diff(

@@ -21,6 +21,7 @@ from consensus import ENDED
 from persist.core.batch import Listing
 from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
+from persist.core.loans import LentKeys
 from persist.core.record import Record
 from persist.core.recorded import Block, BlockIndex
 from persist.core.state import State
@@ -33,6 +34,7 @@ KIND_LAST = b"E"  # a state diff after which the shard is dropped: listings of t
 KIND_ROLLUP = b"R"
 KIND_BINDING = b"B"
 KIND_BUNDLE = b"P"
+KIND_LOAN = b"L"  # the keys of blobs that are lent
 KIND_BLOCK = b"H"  # a block of the commit history
 KIND_BLOCKS = b"I"  # the index of a file of them
 
@@ -43,6 +45,7 @@ _STATE = msgspec.msgpack.Decoder(State)
 _DIFF = msgspec.msgpack.Decoder(StateDiff)
 _BINDING = msgspec.msgpack.Decoder(Binding)
 _LISTING = msgspec.msgpack.Decoder(Listing)
+_LENT = msgspec.msgpack.Decoder(LentKeys)
 _BLOCK = msgspec.msgpack.Decoder(Block)
 _BLOCKS = msgspec.msgpack.Decoder(BlockIndex)
 
@@ -51,7 +54,7 @@ _BLOCKS = msgspec.msgpack.Decoder(BlockIndex)
 class Build:
     """What a build reads and writes: levels, and the features that a State may name, with the level that each needs."""
 
-    levels: tuple[int, ...] = (2, 3, 4)
+    levels: tuple[int, ...] = (2, 3, 4, 5)
     features: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -105,6 +108,16 @@ def encode_listing(listing: Listing, level: int = NEWEST_LEVEL, build: Build = T
 def decode_listing(data: bytes, build: Build = THIS_BUILD) -> Listing:
     """Read a bundle. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
     return decoded(_LISTING, _unframe(KIND_BUNDLE, data, "bundle", build), "bundle", Corruption)
+
+
+def encode_lent(lent: LentKeys, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
+    """The durable bytes of a list of blobs that are lent."""
+    return _frame(KIND_LOAN, _body(lent, level), (), level, build)
+
+
+def decode_lent(data: bytes, build: Build = THIS_BUILD) -> LentKeys:
+    """Read such a list. Raises Corruption when the bytes are none, UpgradeNeeded when a newer build wrote it."""
+    return decoded(_LENT, _unframe(KIND_LOAN, data, "list of lent blobs", build), "list of lent blobs", Corruption)
 
 
 def encode_block(block: Block, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:

@@ -20,12 +20,13 @@ RETRY_SOON_S = 0.1  # a queue is full: a commit or a flush that is under way emp
 RETRY_LATER_S = 0.5  # registrations or batches are too many: they become fewer by leases that lapse or by merges
 
 
-NEWEST_LEVEL = 4  # of which the core knows
+NEWEST_LEVEL = 5  # of which the core knows
 OUTCOMES_LEVEL = 3  # from which on a State keeps outcomes
 SWEEPS_LEVEL = 3  # from which on it says what may have been swept
 LIVES_LEVEL = 3  # from which on a name has more than one life
 NAMED_HOLDS_LEVEL = 3  # from which on a critical reader says which of the holds of its name it is
 HISTORY_LEVEL = 4  # from which on a State has settings, and knows wall clocks
+CLONES_LEVEL = 5  # from which on a shard may name blobs of another one
 
 
 class IndexPage(Record, frozen=True):

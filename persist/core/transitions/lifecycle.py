@@ -114,5 +114,7 @@ def recreate(state: State, command: c.Recreate, context: Context) -> tuple[State
         forgotten_ms=state.forgotten_ms,
         outcomes=state.outcomes,
         long_diffs=state.long_diffs,
+        loans=state.loans,
+        borrowed=state.borrowed,
         entries={},
     ), c.Done()

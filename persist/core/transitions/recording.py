@@ -16,6 +16,7 @@ from persist.core.record import replace
 from persist.core.recorded import (
     AGE,
     BUNDLE,
+    CLONE,
     COLLECT,
     FILES_MAX,
     MAINTENANCE,
@@ -45,6 +46,7 @@ _WRITING: Mapping[type[c.Command], str] = {
 _MENDING: Mapping[type[c.Command], str] = {c.MergeResult: MERGE, c.BundleParts: BUNDLE, c.ReplacePart: "repair"}
 _OTHERS: Mapping[type[c.Command], str] = {
     c.Recreate: "create",
+    c.BeginClone: CLONE,
     c.EvolveSchema: "evolve_schema",
     c.SetSettings: "set_settings",
     c.ForgetHistory: "forget",

@@ -510,4 +510,4 @@ def test_runs_with_inline_parts_stay() -> None:
     world.append_in_parts(5, 1)
     [batch] = world.state().trace.batches
     assert all(part.is_inline for part in batch.parts())
-    assert not to_bundle(batch, TINY)
+    assert not to_bundle(batch, TINY, world.state().shard_id)
