@@ -23,8 +23,8 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import NO_INDEX, AttributeKey, AttributeUpdate
 from persist.core.erasure import Doomed, Proof
-from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, Token, WriterId
-from persist.core.keys import entries_key, rollup_key
+from persist.core.ids import CriticalReaderId, LoanId, ReaderId, SeqNo, Token, WriterId
+from persist.core.keys import entries_key, loan_key, rollup_key
 from persist.core.recorded import EntryFile
 from persist.core.row_policy import Looked, Rung
 from persist.core.state import SchemaRecord, State
@@ -41,6 +41,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 KEY = AttributeKey("7" * 32)
 READER, OTHER, POINT = (ReaderId("r" + digit * 32) for digit in "123")
 WRITER, TOKEN = WriterId("w" + "1" * 32), Token("i" + "1" * 32)
+LOAN = LoanId("l" + "1" * 32)
 CRITICAL = CriticalReaderId("c" + "1" * 32)
 UPPER = 10
 FAR = SeqNo(1_000)
@@ -165,6 +166,12 @@ def commands(place: Place) -> list[c.Command]:
         c.HoldPoint(POINT, 60_000, time=2),
         c.DowngradeSince(POINT, Antichain(2), FAR),
         c.ExpireReader(POINT),
+        c.Lend(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, SeqNo(1)),
+        c.LendOn(LOAN, "clone", loan_key(shard_id, AscendingIds()), 1, LOAN, ""),
+        c.ShrinkLoan(LOAN, "", "", 1),
+        c.EndLoan(LOAN),
+        c.Returned(LOAN),
+        c.BeginClone(place.state),
         c.EvolveSchema(1, schema),
         c.Drop(True),
         c.Recreate(schema),

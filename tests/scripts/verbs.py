@@ -12,24 +12,36 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
+from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import BYTE_COUNT, EVENT_COUNT, AttributeKey, AttributeUpdate, IndexRoot
-from persist.core.batch import HollowBatch, Part, Run
+from persist.core.batch import Description, HollowBatch, Part, Run
 from persist.core.erasure import Doomed, Erasure, Proof, Wait
 from persist.core.errors import InvalidUsage, PersistError
-from persist.core.ids import CriticalReaderId, PartId, ReaderId, SeqNo, Token, WriterId, parse, shard_id_of, writer_of
+from persist.core.ids import (
+    CriticalReaderId,
+    LoanId,
+    PartId,
+    ReaderId,
+    SeqNo,
+    Token,
+    WriterId,
+    parse,
+    shard_id_of,
+    writer_of,
+)
 from persist.core.marks import MARKS_PAGE_MAX, Mark
 from persist.core.outcomes import OutcomeFile, born_ms
 from persist.core.phases import phase_of
 from persist.core.record import asdict, replace
 from persist.core.row_policy import NO_RETENTION, NOT_LOOKED, RETRACT, Looked, RowPolicy, Rung
-from persist.core.state import Policy, SchemaRecord, State
+from persist.core.state import Policy, SchemaRecord, State, initial_state
 from persist.core.tags import Tag
+from persist.core.trace import trace_of
 from tests.scripts.harness import Arguments, ScriptError, print_error
-from tests.support.shard import NAME, Shard, make_part, numbered
+from tests.support.shard import NAME, SCHEMA, Shard, make_part, numbered
 
 _ATTRIBUTE = re.compile(r"\baa(\d{30})\b")
-_ID = re.compile(r"\b([swrcpi])([0-9a-f]{32})\b")
+_ID = re.compile(r"\b([swrcpil])([0-9a-f]{32})\b")
 _PART = re.compile(r"p(\d+):(\d+)@(\d+)(?:-(\d+))?(?:~(\d+))?(?:\+(-?\d+))?(?:%(\d+))?")
 LEASE_MS = 1000
 LOOKING = {
@@ -96,6 +108,32 @@ def _hold(args: Arguments) -> SeqNo | None:
 
 def rollup_name(seqno: SeqNo, number: str) -> str:
     return f"{shard_id_of(NAME)}/v{int(seqno):020d}/r{number.zfill(32)}.rollup"
+
+
+def _loan(args: Arguments) -> LoanId:
+    return parse_id(LoanId, args.next("a loan"))  # type: ignore[no-any-return]
+
+
+def list_name(number: str) -> str:
+    """The key of a list of this shard's, `7`, or of another shard's, `7/other`."""
+    digits, _, shard = number.partition("/")
+    return f"{shard_id_of(shard or NAME)}/l/x{digits.zfill(32)}.loan"
+
+
+def _list(args: Arguments) -> str:
+    return list_name(args.named("list"))
+
+
+def _begin_clone(args: Arguments) -> c.Command:
+    """A clone of a shard of one part, with the loan that is named, if one is: `begin-clone of=other loan=l1 list=1`."""
+    source, born = args.named("of"), initial_state(NAME, SCHEMA, 0)
+    part = make_part(args.number("part", 77), shard=source)
+    batch = HollowBatch(Description(MINIMUM, Antichain(5), MINIMUM), (Run((part,)),), part.rows)
+    loan = args.optional("loan")
+    borrowed = {} if loan is None else {LoanId(parse_id(LoanId, loan)): source}
+    born = replace(born, trace=trace_of([batch]), borrowed=borrowed)
+    lists = () if loan is None else (list_name(f"{args.named('list')}/{source}"),)
+    return c.BeginClone(born, lists, shard=shard_id_of(NAME, args.number("from", 0)))
 
 
 # --- printing
@@ -216,6 +254,8 @@ def show_state(state: State) -> list[str]:
         lines.append(f"retention {_fields(replace(state.retention, looked=None))}")
     if state.retention.looked != NOT_LOOKED:
         lines.append(f"looked {_fields(state.retention.looked)}")
+    lines += [f"loan {short(key)} {_fields(loan)}" for key, loan in sorted(state.loans.items())]
+    lines += [f"borrowed {short(key)} of {owner}" for key, owner in sorted(state.borrowed.items())]
     lines += [show_erasure(key, state.erasures[key], {}) for key in sorted(state.erasures)]
     if state.settings.version:
         lines.append(f"settings {_fields(state.settings)} hold={state.history_hold}")
@@ -529,6 +569,16 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "recreate": lambda a: c.Recreate(
         SchemaRecord(a.next("a schema").encode(), ("k",)), shard=shard_id_of(NAME, a.number("from", 0))
     ),
+    "lend": lambda a: c.Lend(
+        _loan(a), a.next("a borrower"), _list(a), a.number("keys", 1), SeqNo(int(a.named("at").removeprefix("v")))
+    ),
+    "lend-on": lambda a: c.LendOn(
+        _loan(a), a.next("a borrower"), _list(a), a.number("keys", 1), _loan(a), list_name(a.named("of"))
+    ),
+    "shrink-loan": lambda a: c.ShrinkLoan(_loan(a), _list(a), list_name(a.named("to")), a.number("keys", 1)),
+    "end-loan": lambda a: c.EndLoan(_loan(a)),
+    "returned": lambda a: c.Returned(_loan(a)),
+    "begin-clone": _begin_clone,
     "of-life": _of_life,
     "add-rollup": _add_rollup,
     "remove-rollups": lambda a: c.RemoveRollups(SeqNo(int(a.named("below").removeprefix("v")))),

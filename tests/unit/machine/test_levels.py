@@ -153,11 +153,11 @@ def test_a_feature_waits_for_its_level_and_stops_builds_that_do_not_know_it(worl
 
 
 def test_raising_goes_through_every_level_and_may_be_repeated(world: World) -> None:
-    later = Build(levels=(2, 3, 4, 5))
+    later = Build(levels=(2, 3, 4, 5, 6))
     world.blob.put("level/3", b"")  # another administrator is at it
-    assert raise_level(world.blob, later) == (3, 5)
-    assert raise_level(world.blob, later) == (5, 5)
-    assert read_level(world.blob, later) == 5
+    assert raise_level(world.blob, later) == (3, 6)
+    assert raise_level(world.blob, later) == (6, 6)
+    assert read_level(world.blob, later) == 6
     with pytest.raises(UpgradeNeeded):
         raise_level(world.blob, NEXT)
 
@@ -175,9 +175,9 @@ def test_the_command_says_what_it_did(
 ) -> None:
     where = ["upgrade", "--dir", str(tmp_path)]
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 2 raised to 4\n"
+    assert capsys.readouterr().out == "level 2 raised to 5\n"
     assert main(where) == 0
-    assert capsys.readouterr().out == "level 4: nothing to do\n"
+    assert capsys.readouterr().out == "level 5: nothing to do\n"
     monkeypatch.setattr("persist.cli.upgrade.THIS_BUILD", OLD)
     assert main(where) == 1
-    assert "this location has level 4; this persist knows level 2: upgrade it" in capsys.readouterr().err
+    assert "this location has level 5; this persist knows level 2: upgrade it" in capsys.readouterr().err
