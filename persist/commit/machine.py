@@ -139,7 +139,7 @@ class Machine(CachedState):
             data, named = self._versions.create(state, self._system.ids.uuid7())
             won, _ = self._log.compare_and_set(1, data, self._deadline())
             if won:
-                self._versions.ends(self.name, named.commit_id, data)
+                self._log.settled(named.commit_id, data)
             existing = named if won else self._versions.load(self.name)
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")

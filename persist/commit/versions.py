@@ -65,7 +65,7 @@ class Versions:
         self.consensus = consensus
         self.receipts = Receipts(consensus, ids)
         self._ids = ids
-        self._build = build
+        self.build = build
         self._identity = identity
         self._level = 0  # the highest that was seen in a frame
         self._level_read = 0  # once it was read
@@ -77,9 +77,9 @@ class Versions:
     def level(self) -> int:
         """The level to write. Who sees a frame of a higher one than was read knows that it was raised meanwhile."""
         if not self._level_read:
-            found = read_level(self.blob, self._build)
-            if found < self._build.newest and self._is_new():
-                found = raise_level(self.blob, self._build)[1]
+            found = read_level(self.blob, self.build)
+            if found < self.build.newest and self._is_new():
+                found = raise_level(self.blob, self.build)[1]
             self._level_read = found
         return max(self._level_read, self._level)
 
@@ -90,18 +90,18 @@ class Versions:
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
-        return encode_diff(change, self.level, self._build, ends=ends)
+        return encode_diff(change, self.level, self.build, ends=ends)
 
     def check_readable(self, data: bytes) -> None:
         """InvalidUsage: nobody could read this log entry, since a value in it has a wrong type."""
         try:
-            decode_diff(data, self._build)
+            decode_diff(data, self.build)
         except Corruption as error:
             raise InvalidUsage(f"a command holds a value of a wrong type; nothing was written: {error}") from error
 
     def decode(self, data: bytes) -> StateDiff:
         """The state diff of a log entry."""
-        change = decode_diff(data, self._build)
+        change = decode_diff(data, self.build)
         self._level = max(self._level, level_of(data))
         return change
 
@@ -213,7 +213,7 @@ class Versions:
         """The State in a rollup; None if the rollup is gone."""
         try:
             with translated_but_missing():
-                return decode_state(self.blob.get(key), self._build)
+                return decode_state(self.blob.get(key), self.build)
         except BlobNotFound:
             return None
 
@@ -237,7 +237,7 @@ class Versions:
                 f"the log, of which {self.consensus.value_bytes_max} are possible; create it with fewer columns, then "
                 "add the others with evolve_schema"
             )
-        data = encode_state(named, self.level, self._build)
+        data = encode_state(named, self.level, self.build)
         with translated():
             self.blob.put(key, data)
         return entry, named
@@ -255,7 +255,7 @@ class Versions:
                 return self._is_begun(state)
             key = rollup_key(state.shard_id, state.seqno, self._ids)
             named = replace(state, rollups={state.seqno: Rollup(key, 0)})
-            self.blob.put(key, encode_state(named, self.level, self._build))
+            self.blob.put(key, encode_state(named, self.level, self.build))
             entry = StateDiff(
                 seqno=state.seqno,
                 walltime_ms=state.walltime_ms,
@@ -293,7 +293,7 @@ class Versions:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
-        data = encode_state(state, self.level, self._build)
+        data = encode_state(state, self.level, self.build)
         with translated():
             self.blob.put(key, data)
         return key, len(data)
