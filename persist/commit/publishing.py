@@ -129,6 +129,11 @@ class Publisher:
             self._tries = 0
             return key
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be published."""
+        return not self._queue
+
     def put(self, entries: dict[str, tuple[bytes, ...]]) -> str:
         """Put these entries at once; the key of the journal. Raises as `publish`."""
         self._identity.check_writable()
