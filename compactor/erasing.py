@@ -18,6 +18,7 @@ from persist.commit.erased import scanned
 from persist.commit.journals import leave_out_before
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
+from persist.commit.rollups import rolled_up
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasing import is_rewritten, states_held
@@ -119,16 +120,18 @@ class Eraser:
         return scanned(self._location, machine, erasure.at, erasure.rewritten_ms)
 
     def _may_collect(self, machine: Committer, erasure: Erasure, found: Scanned) -> bool:
-        """Whether a collection gets somewhere: something of before is there, and no reader holds such a State."""
+        """Whether a collection gets somewhere: something of before is there, and no reader holds such a State.
+
+        What only the sweep takes does not count. Each collection is two commits, which would bring the next look.
+        """
         state = machine.refresh()
-        is_older = bool(found.older_count) or not found.rewritten or found.horizon < erasure.rewritten
+        is_older = found.older_count > found.waiting_count or not found.rewritten or found.horizon < erasure.rewritten
         return is_older and not states_held(state, erasure.rewritten)
 
     def _roll_up(self, machine: Committer) -> None:
         state = machine.refresh()
         if state.seqno > max(state.rollups):
-            key, size = self._location.versions.write_rollup(state)
-            machine.apply(c.AddRollup(state.seqno, key, size))
+            rolled_up(self._location.versions, state, machine.apply)
 
 
 def _open(state: State) -> dict[str, Erasure]:

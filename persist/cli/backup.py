@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     back.add_argument("--as", dest="as_name", metavar="NAME", help="the only shard comes back under this name")
     back.add_argument("--at", metavar="TIME", help="the contents of that wall clock, such as 2026-11-20T12:00:00Z")
     back.add_argument("--keep-policies", action="store_true", help="let policies of rows go on at once")
+    back.add_argument("--ahead", action="store_true", help="bring the blobs only; a later restore takes seconds")
     _add_pace(back)
     pruning = _action(actions, "prune", "delete old backups, and what only they need", _prune)
     _add_from(pruning, backup=False)
@@ -140,6 +141,7 @@ def _restore(arguments: argparse.Namespace) -> int:
         arguments.keep_policies,
         read_rate(arguments.rate),
         arguments.at_once,
+        arguments.ahead,
     )
     choice.check()
     with _opened(arguments.source) as store:
@@ -151,6 +153,9 @@ def _restore(arguments: argparse.Namespace) -> int:
         finally:
             location.close()
     for shard in back:
+        if arguments.ahead:
+            print(json.dumps({"shard": shard.name, "sent": shard.sent, "ahead": True}))
+            continue
         told = {"shard": shard.name, "upper": shard.upper, "sent": shard.sent, "policy_taken_away": shard.policy}
         print(json.dumps({**told, "critical_readers": list(shard.readers), "left": shard.left}))
     print(json.dumps({"backup": backup.id, "shards": len(back), "sent": sum(shard.sent for shard in back)}))

@@ -143,7 +143,7 @@ class Cut:
             found = _cut(read)
         except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
             raise InvalidUsage(f"the cut is damaged: {error}; take what Cut.to_json() gave") from error
-        if read.keys() - _FIELDS or zlib.crc32(_text(found._body()).encode()) != read["crc"]:
+        if read.keys() - _FIELDS or zlib.crc32(_text(found._body()).encode()) != read.get("crc"):
             raise InvalidUsage("the cut is damaged: its checksum differs; take what Cut.to_json() gave")
         _check_count(len(found.shards))
         return found

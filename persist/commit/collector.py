@@ -26,7 +26,7 @@ from typing import Protocol
 from blob import BlobNotFound
 from persist.commit.bundler import keys_in
 from persist.commit.place import Committer, CommitterOf, Place
-from persist.commit.rollups import check_replayed
+from persist.commit.rollups import check_replayed, rolled_up
 from persist.commit.silence import Silence
 from persist.commit.store_clock import StoreClock, probed
 from persist.core import commands as c
@@ -272,9 +272,8 @@ class Collector:
         return sum(map(is_rollup_key, gone)) > 1 or not all(map(is_rollup_key, gone))
 
     def _roll_up(self, machine: Committer, state: State) -> State:
-        key, size = self._versions.write_rollup(state)
-        machine.apply(c.AddRollup(state.seqno, key, size))
-        self.metrics.add(gc_rollups_made=1)
+        if rolled_up(self._versions, state, machine.apply):
+            self.metrics.add(gc_rollups_made=1)
         return machine.state()
 
     # --- the end of a shard

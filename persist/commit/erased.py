@@ -60,7 +60,8 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
             older.append(stat)
         elif _shows_before(place, stat.key, first, at):  # it may have come late, by a process that was asleep
             older.append(stat)
-            waiting.append(stat)
+            if stat.key not in later:  # else the next collection takes it
+                waiting.append(stat)
         elif stat.key in later:
             continue  # it left a State that showed no such row
         elif rewritten_ms is None or _written_ms(stat) <= rewritten_ms + STRAGGLER_MS:
@@ -83,6 +84,7 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
         unnamed=(*(stat.key for stat in unnamed), *(one.where for one in begun))[:TOLD_MAX],
         unnamed_count=len(unnamed) + len(begun),
         unnamed_ms=min(since, default=None),
+        waiting_count=len(waiting),
     )
 
 

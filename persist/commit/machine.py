@@ -38,6 +38,7 @@ from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
+from persist.commit.rollups import dropped
 from persist.commit.store_clock import StoreClock, probed
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
@@ -446,7 +447,9 @@ class Machine(CachedState):
                 return
             command = self._blobs.done(duty.task, self.state())
             if command is not None:
-                self.metrics.upkept(self._applied(command, SOUND))  # it has just written the parts itself
+                result = self._applied(command, SOUND)  # it has just written the parts itself
+                dropped(self._versions, command, result)
+                self.metrics.upkept(result)
         except (PersistError, StaleIndex):
             self.metrics.upkeep_failed += 1
         finally:

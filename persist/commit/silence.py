@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from persist.commit.place import Committer, Place
+from persist.commit.rollups import rolled_up
 from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
 from persist.core.errors import PersistError
@@ -50,8 +51,7 @@ class Silence:
             try:
                 silent = dict(islice(self._agreed(state), NAMED_MAX))
                 if not silent and self._wants_witness(state):
-                    key, size = self._location.versions.write_rollup(state)
-                    machine.apply(c.AddRollup(state.seqno, key, size))
+                    rolled_up(self._location.versions, state, machine.apply)
                     return machine.state()
             except PersistError:
                 silent = {}  # the clocks are asked again later

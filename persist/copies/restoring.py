@@ -42,7 +42,8 @@ class Choice:
 
     `as_name`: the only one comes back under this name. `at`: with the contents that they had by this wall clock, where
     the backup has their history. `keeps_policies`: their policies of rows go on at once. Without it they are taken
-    away, and somebody sets them again. `rate` and `at_once` are as for a backup.
+    away, and somebody sets them again. `rate` and `at_once` are as for a backup. `ahead`: only the blobs are brought,
+    and no shard begins, so that a later restore has little to send.
     """
 
     names: tuple[str, ...] = ()
@@ -52,11 +53,14 @@ class Choice:
     keeps_policies: bool = False
     rate: int | None = None
     at_once: int = 4
+    ahead: bool = False
 
     def check(self) -> None:
         """Raises InvalidUsage where that makes no sense."""
         if self.names and self.prefix:
             raise InvalidUsage("give the names of shards, or a prefix of names, not both")
+        if self.ahead and self.at is not None:
+            raise InvalidUsage("--ahead brings the blobs of the whole backup: give no wall clock with it")
         if self.as_name is not None:
             check_shard_name(self.as_name)
         if self.at is not None:
@@ -70,11 +74,12 @@ class ShardRestored:
     """A shard that is back, and its upper now. `sent` bytes were copied.
 
     `policy`: it had a policy of rows, which was taken away. `readers`: critical ones, which hold its history as before.
-    `left`: an earlier run has brought it back, and it was written to since; it was left as it is.
+    `left`: an earlier run has brought it back, and it was written to since; it was left as it is. `upper` None: only
+    its blobs were brought, ahead.
     """
 
     name: str
-    upper: list[int]
+    upper: list[int] | None
     sent: int
     policy: bool
     readers: tuple[str, ...]
@@ -192,6 +197,9 @@ class _Restoring:
             renaming = Renaming(self._choice.as_name, level, lambda key: self._read(key, *sums[key]))
             state = renaming.state(state)
         sent = self._copied(sums, renaming, pool)
+        if self._choice.ahead:
+            self._tell(shards_done=1)
+            return ShardRestored(state.name, None, sent, False, (), False)
         if not self._location.versions.begin(state):
             raise Conflict(f"shard {state.name!r} was made in this location meanwhile; it was left as it is")
         gone_back = self._gone_back(state, self._at)

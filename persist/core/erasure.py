@@ -91,7 +91,8 @@ class Scanned(Record, frozen=True):
 
     `rewritten`: the oldest State that can be loaded shows no row that was gone by the time that was asked for. The log
     begins at `horizon`. `older` are blobs of States before that one, `unnamed` those that nothing names and that may be
-    as old: the first of each, and how many there are.
+    as old: the first of each, and how many there are. Of the older ones nothing names `waiting_count`: no collection
+    takes these, and they wait for the sweep as well.
     """
 
     at_ms: int
@@ -106,7 +107,8 @@ class Scanned(Record, frozen=True):
     older_digest: bytes = b""
     unnamed: tuple[str, ...] = ()
     unnamed_count: int = 0
-    unnamed_ms: int | None = None  # when the oldest of these was minted
+    unnamed_ms: int | None = None  # when the oldest of these, and of those that wait, was minted
+    waiting_count: int = 0
 
     @property
     def is_clean(self) -> bool:

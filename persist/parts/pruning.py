@@ -216,7 +216,7 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
             if literal.kind != "integer" or abs(int(literal.text)) <= exact:
                 return column.cast(pa.float64()), pa.scalar(float(literal.text), pa.float64()), True
         if types.is_decimal(kind) and literal.kind in ("integer", "decimal"):
-            return (*_decimals(column, literal.text), False)
+            return (*_decimals(column, decimal.Decimal(literal.text)), False)
         if _is_string(kind) and literal.kind == "string":
             return column.cast(pa.large_string()), pa.scalar(literal.text, pa.large_string()), False
         if types.is_boolean(kind) and literal.kind == "boolean":
@@ -235,8 +235,8 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
     )
 
 
-def _decimals(column: Any, text: str) -> tuple[Any, Any]:
-    value = decimal.Decimal(text)
+def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:
+    """Both sides in one type of decimals."""
     digits, exponent = value.as_tuple().digits, -int(value.as_tuple().exponent)
     scale = max(column.type.scale, exponent)
     whole = max(column.type.precision - column.type.scale, len(digits) - exponent)
@@ -253,9 +253,7 @@ def _instants(column: Any, moment: dt.datetime) -> tuple[Any, Any]:
     exact = decimal.Decimal(micros).scaleb(_DIGITS[column.type.unit])
     if exact == exact.to_integral_value() and INT64_MIN <= exact <= INT64_MAX:
         return counts, pa.scalar(int(exact), pa.int64())
-    scale = max(0, -_DIGITS[column.type.unit])
-    common = pa.decimal128(DECIMAL_DIGITS_MAX, scale)
-    return counts.cast(common), pa.scalar(exact.quantize(decimal.Decimal(1).scaleb(-scale)), common)
+    return _decimals(counts.cast(pa.decimal128(19)), exact)  # int64 has 19 digits at most
 
 
 def _moment(literal: p.Literal) -> dt.datetime | None:

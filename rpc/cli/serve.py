@@ -82,6 +82,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "tls_key": arguments.tls_key,
         "insecure": arguments.insecure,
         "access_log": arguments.access_log,
+        "history": arguments.history,
         "maintenance": False if arguments.no_maintenance else None,
     }
     found: dict[str, Any] = from_environment()

@@ -515,6 +515,27 @@ def test_a_shard_comes_back_under_another_name_beside_itself(world: World, machi
     assert verdict.is_sound
 
 
+def test_blobs_that_were_brought_ahead_are_not_sent_again(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders", 6)
+    bundled(shard)
+    made(machine, kept)
+    _, target = elsewhere(world)
+    ahead = Choice(at_once=1, ahead=True)
+    [told] = back(target, kept, choice=ahead)
+    assert told.upper is None
+    assert told.sent > 0
+    assert target.client.shards() == []
+    shard.insert([{"id": number, "v": "new" * 30} for number in range(2_000)])
+    backup = made(machine, kept)
+    assert [one.sent for one in back(target, kept, backup, ahead)] == [backup.sent]
+    [told] = back(target, kept, backup)
+    assert told.sent == 0
+    assert rows(target.client.shard("orders")) == rows(shard)
+    [verdict] = verified(target.location, iter(["orders"]), How(deep=True))
+    assert verdict.is_sound
+    assert [one.left for one in back(target, kept, backup, ahead)] == [False]  # and does no harm later
+
+
 @pytest.mark.parametrize("puts", kills(30))
 def test_a_restore_under_another_name_is_killed(world: World, machine: Machine, kept: Counting, puts: int) -> None:
     shard = filled(machine, "orders", 6)

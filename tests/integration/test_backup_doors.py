@@ -191,13 +191,15 @@ def beside(place: Place, kind: str, *arguments: object) -> list[object]:
     return list(arguments)
 
 
+BAD_PACE = "a rate below 1,024 bytes a second or of more than 18 digits, or `--at-once` beyond 64"
 WRONG: dict[str, Wrong] = {
     "`--to` that is the blob store of a location, or has something else in it": to_a_location,
     "`--to` that has backups of another location": to_anothers,
     "`--from` without backups": lambda p: ["list", "--from", f"file://{p.root}/nothing"],
     "`--backup` that is no id, or of which there is none": lambda p: ["show", "--from", p.url, "--backup", "../x"],
     "names together with `--prefix`": lambda p: create(p, "eu/orders", "--prefix", "eu/"),
-    "a rate below 1,024 bytes a second, or `--at-once` beyond 64": lambda p: create(p, "--at-once", "65"),
+    "`--ahead` together with `--at`": lambda p: restored(p, "--ahead", "--at", "2026-01-01T00:00:00Z"),
+    BAD_PACE: lambda p: create(p, "--at-once", "65"),
     "`--consistent timestamp` for a location below level 4": below_level_4,
     "`--consistent timestamp` where shards have no common wall clock within a minute": coarse,
     "a backup of a location without shards": empty,
@@ -226,8 +228,13 @@ MORE: list[tuple[str, Wrong]] = [
         "`restore` of a name that the location has, or had",
         lambda p: ["restore", "--from", p.url, "--dir", p.data, "us/orders", "--as", "eu/items"],
     ),
-    ("a rate below 1,024 bytes a second, or `--at-once` beyond 64", lambda p: create(p, "--rate", "1023")),
-    ("a rate below 1,024 bytes a second, or `--at-once` beyond 64", lambda p: create(p, "--rate", "fast")),
+    *(
+        (
+            BAD_PACE,
+            lambda p, rate=rate: create(p, "--rate", rate),  # type: ignore[misc]
+        )
+        for rate in ("1023", "fast", "9" * 19)
+    ),
     ("`prune` without `--last` and `--within`, or with `--last 0`", lambda p: ["prune", "--from", p.url]),
     ("`restore` of a name that the location has, or had", lambda p: ["restore", "--from", p.url, "--dir", p.data]),
     ("`--backup` that is no id, or of which there is none", lambda p: ["verify", "--from", p.url, "--backup", "b1"]),

@@ -208,6 +208,30 @@ def test_a_store_is_lost(home: Home, kept: Kept, lose: Any) -> None:
         client.shard("orders").insert([{"id": -1, "v": "life goes on"}])
 
 
+def test_a_move(home: Home) -> None:
+    """As docs/deployment.md has it. With the writers stopped before the second backup, nothing is left behind."""
+    section = page("docs/deployment.md").partition("## Moving to other stores\n")[2].partition("\n## ")[0]
+    lines = [line.strip().partition("  #")[0] for line in section.splitlines() if line.startswith("    persist")]
+    lines = [
+        line.replace("file:///mnt/move", "URL").replace("--blob URL --consensus URL", "--dir NEW") for line in lines
+    ]
+    first, ahead, second, last = lines
+    with home.connect() as client:
+        for name in NAMES:
+            client.create_shard(name, SCHEMA, ["id"])
+    with writers(home):
+        home.run(first)
+        home.run(ahead)
+    home.run(second)
+    home.run(last)
+    with home.connect() as old, home.connect(home.fresh) as new:
+        for name in NAMES:
+            assert ids(new, name) == ids(old, name) == Counter(home.written[name].keys())
+    home.stores = home.fresh
+    with writers(home):
+        pass
+
+
 def test_a_wrong_deploy(home: Home, kept: Kept) -> None:
     with home.connect() as client:
         time.sleep(1.1)  # a wall clock names times to the second

@@ -20,7 +20,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
-from persist.core.keys import is_bundle_key, is_part_key, part_id_of, shard_of
+from persist.core.keys import is_bundle_key, is_part_key, is_rollup_key, part_id_of, rollup_seqno, shard_of
 from persist.core.outcomes import ENDED, RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
@@ -456,8 +456,8 @@ class Oracle:
         if gone is None:
             age = self.clock() - put_ms
             self.paths["orphan deleted"] += 1
-            # Nothing can be committed there any more.
-            dead = truth.state.tombstone or shard_of(key) != truth.state.shard_id
+            # Nothing can be committed there any more, or at least not this rollup: another one was.
+            dead = truth.state.tombstone or shard_of(key) != truth.state.shard_id or _is_late(truth.state, key)
             expect(dead or age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
             return
         held = truth.state.seqno_since
@@ -548,3 +548,8 @@ def _landed(old: State, change: state_diff.StateDiff) -> dict[str, WriterState |
         if outcome.digest not in (RETIRED, ENDED):  # these tell of what landed before
             fresh[f"i{key}"] = outcome
     return fresh
+
+
+def _is_late(state: State, key: str) -> bool:
+    """Whether this rollup can be named no more: one of the same version or of a later one is."""
+    return is_rollup_key(key) and rollup_seqno(key) <= max(state.rollups)

@@ -1,0 +1,36 @@
+"""What a caller says counts, or is refused."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from persist.client.cut import Cut
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage
+from rpc.cli import serve
+
+
+def arguments(*given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+def test_serve_keeps_as_much_history_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve.settings_of(arguments("--history", "30d")).history == "30d"
+    monkeypatch.setenv("PERSIST_HISTORY", "3d")
+    assert serve.settings_of(arguments()).history == "3d"
+    assert serve.settings_of(arguments("--history", "none")).history == "none"
+    with pytest.raises(InvalidUsage):
+        serve.settings_of(arguments("--history", "rubbish")).check()
+
+
+@pytest.mark.parametrize("left_out", ["crc", "v", "location", "epoch", "taken_ms", "kind", "shards"])
+def test_a_cut_without_a_field_is_refused(left_out: str) -> None:
+    told = json.loads(Cut("l" * 32, 1, 5, "upper", {"orders": Antichain(3)}).to_json())
+    del told[left_out]
+    with pytest.raises(InvalidUsage):
+        Cut.of(told)
