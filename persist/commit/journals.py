@@ -58,4 +58,7 @@ def _journals(place: Place) -> Iterator[tuple[BlobStat, Journal]]:
         except BlobNotFound:
             continue
         except Corruption as error:
-            raise Unavailable(f"journal {stat.key} cannot be read, so nobody knows what it shows: {error}") from error
+            raise Unavailable(
+                f"journal {stat.key} cannot be read, so nobody knows what it shows: {error}. Delete it: the log "
+                "and rollups have what it tells"
+            ) from error

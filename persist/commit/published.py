@@ -15,7 +15,7 @@ from blob import BlobError, BlobExists, BlobNotFound
 from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.rollups import read_back
-from persist.core.errors import Corruption, PersistError
+from persist.core.errors import Corruption, PersistError, UnknownShard
 from persist.core.ids import SeqNo, shard_id_of
 from persist.core.publications import (
     BEATS,
@@ -42,6 +42,7 @@ SCAN_LIMIT = 1_000  # log entries that are read at once
 PUBLISHED_AT_ONCE_MAX = 10_000  # log entries of one shard
 REWRITE_BYTES_MAX = 8 * 1024 * 1024  # of journals that one round writes anew
 SMALL_JOURNALS_MAX = 64  # older ones that are covered in no part are put together beyond that
+UNSETTLED_MAX = 1_000  # shards that one round looks at, for it does not know how far their rollups go
 CATALOGUES_KEPT = 2
 BEATS_KEPT = 2
 
@@ -92,11 +93,11 @@ class Published:
             return None
         with self._lock:
             self._read_journals()
-            known = self._of(name)
-            try:
-                self._covers(known, state)
-            finally:  # what is wrong with the rollup of one shard keeps nothing of the others
-                self.flush()
+        try:
+            self._look_at_rollup(name, state)
+        finally:  # what is wrong with the rollup of one shard keeps nothing of the others
+            self.flush()
+        with self._lock:
             known = self._of(name)
             if not self._lacks(known, state):
                 known.behind_s = None
@@ -106,7 +107,10 @@ class Published:
             waited_s = now_s - known.behind_s
             if waited_s < self.settings.every_s:
                 return self.settings.every_s - waited_s
-            return self._publish(name, known, state)
+            known.behind_s = None
+            covered, published = known.covered, dict(known.published)
+        self._publish(name, covered, published)
+        return self.settings.every_s
 
     def _of(self, name: str) -> _Known:
         known = self._known.setdefault(name, _Known())
@@ -124,29 +128,28 @@ class Published:
             return True
         return any(seqno not in known.published for seqno in range(known.covered + 1, state.seqno))
 
-    def _publish(self, name: str, known: _Known, state: State) -> float | None:
+    def _publish(self, name: str, covered: SeqNo, published: dict[SeqNo, str]) -> None:
         """Queue what is missing, for one journal with what was gathered of other shards since the last."""
-        dropped = self._publisher.dropped
-        entries: dict[SeqNo, tuple[str, bytes]] = {}
-        following = SeqNo(known.covered + 1)
-        while len(entries) < PUBLISHED_AT_ONCE_MAX:
+        lacking: dict[SeqNo, tuple[str, bytes]] = {}
+        following = SeqNo(covered + 1)
+        while len(lacking) < PUBLISHED_AT_ONCE_MAX:
             with translated():
                 page = self._location.consensus.scan(name, int(following), SCAN_LIMIT)
             if not page:
                 break
             for entry in page:
                 change = self._location.versions.decode(entry.data)
-                if known.published.get(change.seqno) != change.commit_id:
-                    entries[change.seqno] = (change.commit_id, entry.data)
+                if published.get(change.seqno) != change.commit_id:
+                    lacking[change.seqno] = (change.commit_id, entry.data)
             following = SeqNo(page[-1].seqno + 1)
-        for seqno, (commit_id, data) in entries.items():
-            self._publisher.add(name, data)
-            if self._publisher.dropped != dropped:  # the queue is full: the rest is read from the log the next time
-                break
-            known.published[seqno] = commit_id
-        known.behind_s = None
+        with self._lock:
+            dropped, known = self._publisher.dropped, self._of(name)
+            for seqno, (commit_id, data) in lacking.items():
+                self._publisher.add(name, data)
+                if self._publisher.dropped != dropped:  # the queue is full: the rest is read from the log the next time
+                    break
+                known.published[seqno] = commit_id
         self.flush()
-        return self.settings.every_s
 
     def flush(self, *, now: bool = False) -> None:
         """Put what was gathered, if the interval is over. Raises what the stores raise."""
@@ -215,16 +218,22 @@ class Published:
 
     # --- what rollups cover
 
-    def _covers(self, known: _Known, state: State) -> None:
+    def _look_at_rollup(self, name: str, state: State) -> None:
         """Note the newest rollup, once it was read back: what is published of before it may go."""
-        newest = max(state.rollups, default=SeqNo(0))
-        if newest <= known.covered or state.rollups[newest].key == known.checked:
-            return
-        known.checked = state.rollups[newest].key
+        newest = max(state.rollups, default=NOTHING)
+        with self._lock:
+            known = self._of(name)
+            if newest <= known.covered or state.rollups[newest].key == known.checked:
+                return
+            known.checked = state.rollups[newest].key
         held = read_back(self._location.versions, state, newest)
-        if held is not None:
-            begins = newest in held[0].rollups  # it counts only where its entry is published: another may have begun
-            known.covered = SeqNo(newest - 1) if begins else newest
+        if held is None:
+            return
+        # One that names itself counts only where its entry is published: another may have begun the log.
+        covered = SeqNo(newest - 1) if newest in held[0].rollups else newest
+        with self._lock:
+            known = self._of(name)
+            known.covered = max(known.covered, covered)
             known.published = {seqno: commit for seqno, commit in known.published.items() if seqno > known.covered}
 
     def _is_covered(self, name: str, seqno: SeqNo) -> bool:
@@ -248,8 +257,13 @@ class Published:
             if names is not None:
                 self._list_names(names)
             self._read_journals()
+            unsettled = self._unsettled(now_s)
+        for name in unsettled:
+            with suppress(UnknownShard):
+                self._look_at_rollup(name, self._location.machine(name).refresh())
+        with self._lock:
             self._tidy(now_s)
-            return True
+        return True
 
     def is_time(self) -> bool:
         """Whether `round` would do anything."""
@@ -281,6 +295,12 @@ class Published:
                 old = keys[: 1 - CATALOGUES_KEPT]
                 if old:
                     blob.delete(old)
+
+    def _unsettled(self, now_s: float) -> list[str]:
+        """Shards of which an old journal has entries, and no rollup is known: nobody has looked at them of late."""
+        old = (journal for journal in self._journals.values() if now_s - journal.seen_s >= self.settings.keep_s)
+        names = {name for journal in old for name in journal.commits}
+        return [name for name in sorted(names) if self._of(name).covered == NOTHING][:UNSETTLED_MAX]
 
     def _tidy(self, now_s: float) -> None:
         """Delete journals that rollups cover, and write those anew that they cover in part."""

@@ -24,7 +24,7 @@ from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
 from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
-from persist.commit.rollups import rolled_up
+from persist.commit.publishing import Publisher, PublishSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasing import is_merged
@@ -254,25 +254,28 @@ def test_while_only_the_sweep_can_help_nothing_is_committed(world: World, machin
     assert found(world, secret) == []
 
 
-def test_who_loses_the_race_for_a_rollup_leaves_nothing(world: World, machine: Machine, shard: Shard) -> None:
-    shard.insert([{"id": "a", "v": "1"}])
-    state = machine.location.machine(NAME).refresh()
-    versions, apply = machine.location.versions, machine.location.machine(NAME).apply
-    assert rolled_up(versions, state, apply)
-    before = [stat.key for stat in world.blob.list("s")]
-    assert not rolled_up(versions, state, apply), "another rollup of this State is named"
+def test_published_log_entries_have_it_no_more(world: World, machine: Machine, shard: Shard) -> None:
+    """Rows of small commits lie in the log, and in what was published of it."""
+    secret = marker()
+    location = machine.location
+    publisher = Publisher(location.blob, location.identity, location.clock, location.ids, PublishSettings())
+    published: list[int] = []
+
+    def publish() -> None:
+        for entry in world.consensus.scan(NAME, (published or [0])[-1] + 1, 100):
+            publisher.add(NAME, entry.data)
+            published.append(entry.seqno)
+        publisher.publish(now=True)
+
+    shard.insert([{"id": secret, "v": "1"}])
+    publish()
     shard.insert([{"id": "b", "v": "1"}])
-    assert rolled_up(versions, machine.location.machine(NAME).refresh(), apply)
-    assert not rolled_up(versions, state, apply), "a newer one is named"
-    assert set(before) < {stat.key for stat in world.blob.list("s")}
-    assert len(list(world.blob.list("s"))) == len(before) + 1
-
-    def silent(command: c.Command) -> c.Result:
-        raise Indeterminate("nobody knows")
-
-    with pytest.raises(Indeterminate):
-        rolled_up(versions, machine.location.machine(NAME).refresh(), silent)
-    assert len(list(world.blob.list("s"))) == len(before) + 2, "it may be named"
+    assert found(world, secret)
+    told = shard.erase(keys=[secret])
+    publish()
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
 
 
 def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, machine: Machine, shard: Shard) -> None:
