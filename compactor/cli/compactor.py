@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         rounds: Rounds | None = None
         published: Published | None = None
         if (publish := _publish_settings(arguments)) is not None:
-            published = Published(location, publish)
+            published = Published(location, publish, at_once=arguments.once)
             rounds = Rounds(location, published)
             tasks.append(publish_task(location, published))
         patterns = tuple(arguments.shards or ("*",))

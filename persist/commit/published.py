@@ -67,11 +67,15 @@ class _Journal:
 
 
 class Published:
-    """What is published of a location. One a process of maintenance. Thread-safe."""
+    """What is published of a location. One a process of maintenance. Thread-safe.
 
-    def __init__(self, location: Location, settings: PublishSettings | None = None) -> None:
+    `at_once`: what is missing is published when it is first seen, by a process that does not come back to it.
+    """
+
+    def __init__(self, location: Location, settings: PublishSettings | None = None, *, at_once: bool = False) -> None:
         self.settings = settings or PublishSettings()
         self._location = location
+        self._at_once = at_once
         self._publisher = Publisher(location.blob, location.identity, location.clock, location.ids, self.settings)
         self._lock = threading.RLock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -105,7 +109,7 @@ class Published:
             now_s = self._location.clock.monotonic()
             known.behind_s = now_s if known.behind_s is None else known.behind_s
             waited_s = now_s - known.behind_s
-            if waited_s < self.settings.every_s:
+            if waited_s < self.settings.every_s and not self._at_once:
                 return self.settings.every_s - waited_s
             known.behind_s = None
             covered, published = known.covered, dict(known.published)

@@ -264,7 +264,9 @@ class Versions:
                 rollup_key=key,
                 features=state.features or None,
             )
-            return self.consensus.begin(state.name, int(state.seqno), self.encode(entry)) or self._is_begun(state)
+            return self.consensus.begin(
+                state.name, int(state.seqno), self.encode(entry, state.is_closed)
+            ) or self._is_begun(state)
 
     def _is_begun(self, state: State) -> bool:
         """Whether an earlier try with this State has landed."""
@@ -356,11 +358,12 @@ class Versions:
                 return
             entry = self.consensus.head(name)  # others may have gone on meanwhile
         if entry is None or entry.seqno < newest:
+            self._identity.confirm()  # raises InvalidUsage, where another consensus store has taken over
             ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
             raise Corruption(
                 f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
-                "has lost commits. Restore a newer backup of it; or, to go on without them, delete the blobs "
-                f"{rollups_prefix(shard_id)}… that are beyond the log"
+                "has lost commits. Restore a newer backup of it, or go on with what the blob store tells, by `persist "
+                "recover` and an empty consensus store"
             )
 
 

@@ -59,6 +59,7 @@ class Evidence:
     rollups: dict[str, SeqNo] = field(default_factory=dict)  # their keys
     changes: dict[SeqNo, dict[str, StateDiff]] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
+    unsettled: set[str] = field(default_factory=set)  # rollups that may never have been named
 
     def add(self, change: StateDiff) -> None:
         """One that is settled."""
@@ -66,7 +67,8 @@ class Evidence:
 
     @property
     def known(self) -> SeqNo:
-        return max([*self.changes, *self.rollups.values()], default=SeqNo(0))
+        named = [seqno for key, seqno in self.rollups.items() if key not in self.unsettled]
+        return max([*self.changes, *named], default=SeqNo(0))
 
     def forked_at(self) -> SeqNo | None:
         """The first seqno of which two commits were published."""
@@ -196,7 +198,9 @@ class Bucket:
             begins = state.seqno in state.rollups  # it may have lost the race for the first entry of the log
             published = evidence.changes.get(state.seqno, {})
             is_other = bool(published) and state.commit_id not in published  # of a history that was lost
-            if not is_other and (not begins or evidence.tells_of(state, key)):
+            if is_other or (begins and not evidence.tells_of(state, key)):
+                evidence.unsettled.add(key)
+            else:
                 yield state, True
         for change in evidence.changes.get(SeqNo(1), {}).values():
             if change.schemas is not None and evidence.name:
