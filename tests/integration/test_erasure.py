@@ -338,6 +338,33 @@ def test_tags_go_where_that_is_asked_for(world: World, machine: Machine, shard: 
     assert found(world, secret) == []
 
 
+def test_behind_an_old_reader_no_new_one_comes(world: World, machine: Machine, shard: Shard) -> None:
+    """One after the other they would put the receipt off for ever, and show the rows."""
+    secret = marker()
+    shard.insert([{"id": "a", "v": "1"}])
+    shard.insert([{"id": secret, "v": "1"}])
+    shard.tag("eom", 0)
+    old = shard.snapshot(1)
+    told = shard.erase(keys=[secret])
+    assert shard.since() == Antichain(1), "it is held there"
+    with pytest.raises(NotReadable, match="since rows were erased: only who held that time already reads on"):
+        shard.snapshot(1)
+    with pytest.raises(NotReadable, match="since rows were erased"):
+        shard.changes(1).to_arrow()
+    with pytest.raises(NotReadable, match="can no longer be tagged"):
+        shard.tag("late", 1)
+    assert shard.critical_reader("new").since == Antichain(told.at)
+    assert rows(shard) == ["a"]
+    assert shard.snapshot(tag="eom").to_arrow().num_rows == 1
+    assert shard.snapshot(0).to_arrow().num_rows == 1, "the time of a tag"
+    assert old.to_arrow().num_rows == 2
+    old.close()
+    shard.untag("eom")
+    Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    assert found(world, secret) == []
+
+
 def test_a_reader_is_named_and_reads_on(world: World, machine: Machine, shard: Shard) -> None:
     secret = marker()
     shard.insert([{"id": secret, "v": "1"}])
