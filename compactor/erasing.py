@@ -15,9 +15,10 @@ from compactor.loop import Task
 from compactor.orphans import Sweeper, SweepSettings
 from persist.commit.collector import Collector
 from persist.commit.erased import scanned
+from persist.commit.journals import leave_out_before
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
-from persist.commit.rolling import rolled_up
+from persist.commit.rollups import rolled_up
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasing import is_rewritten, states_held
@@ -96,6 +97,9 @@ class Eraser:
                 break
             self._roll_up(machine)
             self._collector.run(machine.name)
+            found = self._scanned(machine, erasure)
+        if found.older_count:
+            leave_out_before(self._location, machine.name, found.horizon)
             found = self._scanned(machine, erasure)
         if found.unnamed_ms is not None:
             due_ms = found.unnamed_ms + self._settings.sweep.age_ms - self._location.clock.now_ms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -15,12 +16,16 @@ from persist.commit.aging import age, forget_dropped, forget_tags, is_aging, ste
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.place import Committer, CommitterOf
+from persist.commit.published import Published
 from persist.core.errors import PersistError
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State
 from persist.core.transitions.leases import CLAIM_KEPT_LEASES
 
+log = logging.getLogger("persist.publications")
+
 BUSY_AGAIN_S = 1.0
+ROUND_LOOK_S = 5.0
 AGED_MAX = 100_000  # shards of which it is remembered when the next step is due
 
 
@@ -123,6 +128,52 @@ def gc_task(location: Location, collector: Collector, *, epochs_max: int = 3, ev
         return _gc_again_s(location, location.machine(name).state())
 
     return collect
+
+
+def publish_task(location: Location, published: Published) -> Task:
+    """Publish what the processes that committed it did not; look again while something waits for its interval."""
+
+    def publish(name: str) -> float | None:
+        return published.look(name, location.machine(name).refresh())
+
+    return publish
+
+
+class Rounds:
+    """A thread that tells now and then that maintenance is at work, and tidies publications up."""
+
+    def __init__(self, location: Location, published: Published) -> None:
+        self._location = location
+        self._published = published
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="persist-rounds", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the round under way has ended."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def once(self) -> bool:
+        """A round, if it is time. Errors are logged. Whether there was one."""
+        try:
+            if not self._published.is_time():
+                return False
+            live = set(self._location.all_names(with_dropped=False))
+            names = {name: name not in live for name in self._location.all_names(with_dropped=True)}
+            return self._published.round(names)
+        except PersistError as error:
+            log.warning("publications are not tidied up now: %s", error)
+        except Exception:
+            log.exception("publications are not tidied up")
+        return False
+
+    def _run(self) -> None:
+        while not self._stop.wait(ROUND_LOOK_S):
+            self.once()
 
 
 def _merge_again_s(location: Location, worker: Worker, state: State) -> float | None:

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from persist.commit.publishing import EVERY_S_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
@@ -59,6 +60,7 @@ class ServerSettings:
     maintenance: bool = True
     maintenance_token: str | None = field(default=None, repr=False)  # by which maintenance of its own is known
     history: str = DEFAULT_HISTORY  # what new shards keep: `7d`, or by names `7d,eu/=30d,tmp/=none`
+    publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     presigned_s: int = 3600
     shutdown_s: int = 30
     access_log: bool = False
@@ -81,6 +83,8 @@ class ServerSettings:
             raise InvalidUsage(f"port is {self.port}; with {self.workers} workers it must be in [0, {most}]")
         if self.maintenance_token is not None and len(self.maintenance_token) < TOKEN_CHARS_MIN:
             raise InvalidUsage(f"the maintenance token is shorter than {TOKEN_CHARS_MIN} characters")
+        if not 0 <= self.publish_every <= EVERY_S_MAX:
+            raise InvalidUsage(f"publish_every is {self.publish_every}; it must be in [0, {EVERY_S_MAX:.0f}] seconds")
         HistoryDefaults(self.history)
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InvalidUsage("TLS needs both a certificate and a key file")

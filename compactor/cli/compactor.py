@@ -15,7 +15,7 @@ from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
 from compactor.progress import ProgressBar
-from compactor.tasks import gc_task, history_task, merge_task, retention_task
+from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
 from persist.client.connect import Connection
@@ -25,10 +25,13 @@ from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.commit.location import Location
 from persist.commit.place import CommitterOf
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 
 MIB = 1024 * 1024
+PUBLISH_EVERY = "PERSIST_PUBLISH_EVERY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="commit through this server of the same shards; its admin token goes in PERSIST_TOKEN",
     )
     parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
+    parser.add_argument(
+        "--publish-every",
+        type=int,
+        metavar="S",
+        help="least seconds between publications of the log in the blob store (default 5; 0: none)",
+    )
     parser.add_argument("--rate", type=float, metavar="MIB/S", help="bytes read and written a second, at most")
 
 
@@ -93,14 +102,43 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.gc:
             collector = Collector(location, metrics=metrics, committer_of=committer_of)
             tasks += [erasure_task(location, collector, committer_of), gc_task(location, collector)]
+        rounds: Rounds | None = None
+        published: Published | None = None
+        if (publish := _publish_settings(arguments)) is not None:
+            published = Published(location, publish, at_once=arguments.once)
+            rounds = Rounds(location, published)
+            tasks.append(publish_task(location, published))
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, in_turn(tasks), loop_settings, per_shard=arguments.concurrency)
-        return running.run(loop, arguments, metrics, "compactor")
+        try:
+            if rounds is not None:
+                rounds.once() if arguments.once else rounds.start()
+            return running.run(loop, arguments, metrics, "compactor")
+        finally:
+            if rounds is not None:
+                rounds.stop()
+            if published is not None:
+                published.close()
     finally:
         if transport is not None:
             transport.close()
         location.close()
+
+
+def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:
+    """The argument, else PERSIST_PUBLISH_EVERY, which a server gives to its own maintenance, else the default."""
+    text = os.environ.get(PUBLISH_EVERY)
+    given = arguments.publish_every
+    if given is None and text is not None:
+        if not text.isdecimal():
+            raise InvalidUsage(f"the variable {PUBLISH_EVERY} is {text!r}; it must be a whole number")
+        given = int(text)
+    if given == 0:
+        return None
+    settings = PublishSettings() if given is None else PublishSettings(every_s=float(given))
+    settings.check()
+    return settings
 
 
 def _server(arguments: argparse.Namespace, location: Location) -> Transport | None:

@@ -15,6 +15,7 @@ from blob import without_secrets
 from persist.client.arguments import check_numbers, checked
 from persist.client.arguments import names as tuple_of
 from persist.client.bulk import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
+from persist.client.cloned import clone
 from persist.client.cut import Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
 from persist.client.keeping import kept_by_itself
@@ -136,6 +137,39 @@ class Client:
                 return Shard(self.transport, name, view, self._settings)
             follows = view.shard_id
         raise Unavailable(f"shard {name!r} was dropped again each of {LIVES_MAX} times that it was created; retry")
+
+    def clone(
+        self,
+        source: str,
+        name: str,
+        *,
+        as_of: int | datetime | None = None,
+        tag: str | None = None,
+        keep_policies: bool = False,
+    ) -> Shard:
+        """Make a shard `name` with the contents of another one. Both go on alone; no row is read or written for it.
+
+        The clone names the blobs of the source, which stay until neither needs them. It takes two commits, one more
+        for each further shard whose blobs the source names as a clone itself. Times, schemas, attributes, tags and what
+        is readable of history are those of the source. Readers, writers, tokens and the commit history are not. With
+        an earlier time the clone is made as of now, then restored to that time: this reads and writes the rows that
+        have changed since. Scope `write` for both names.
+
+        Args:
+            source: the shard to clone, whose history is readable.
+            name: of the clone; a name that was never used, or that of a shard that was dropped.
+            as_of: a time, or a wall clock with its zone; None: as of now.
+            tag: in the place of a time: a tag of the source.
+            keep_policies: whether its policy of rows, if it has one, goes on in the clone at once. Without it the
+                clone has none, and somebody sets it.
+        Raises: Conflict (the name is taken, or it is that of a dropped shard whose blobs the source uses; nothing was
+            changed), UnknownShard (there is no such source), InvalidUsage (no such tag or time, or the location has a
+            level before 5), NotReadable (that time was forgotten; nothing was changed), Overloaded (the source has
+            10,000 clones that still use its blobs), Indeterminate (it may have happened: look whether the clone is
+            there). Any other error: there is no clone, or with an earlier time one as of now, to be restored or
+            dropped.
+        """
+        return clone(self.transport, self._settings, source, name, as_of, tag, keep_policies)
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated
-from persist.parts.given import given_key
+from persist.parts.given import given_value
 from persist.parts.pruning import Filter
 
 KEYS_MAX = 1_000  # that one erasure names
@@ -77,13 +78,22 @@ class Question:
         ranges: dict[bytes, KeyRange] = {}  # a key that is named twice goes once
         for key in self.keys:
             if len(key) != len(schema.key):
-                raise InvalidUsage(f"a key has {len(key)} values, and the shard has {len(schema.key)} key columns")
-            try:
-                encoded = encode_key(schema, given_key(schema, key))
-            except InvalidUsage:
-                raise InvalidUsage("a key has a value that its key column cannot hold") from None
+                wanted = ", ".join(schema.key)
+                raise InvalidUsage(f"a key does not have the right number of values: one for each of {wanted}")
+            encoded = encode_key(schema, tuple(map(partial(_held, schema), schema.key, key)))
             ranges[encoded] = KeyRange(encoded, encoded + b"\x00")
         return Picked(tuple(ranges[encoded] for encoded in sorted(ranges)))
+
+
+def _held(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
+    """The value as the column holds it. What is wrong with it is told without a word of it."""
+    try:
+        return given_value(schema, column, value)
+    except InvalidUsage:
+        kind = schema.arrow.field(column).type
+        raise InvalidUsage(
+            f"a key has a value that its key column {column!r} cannot hold: it must be a {kind}, exactly"
+        ) from None
 
 
 @dataclass(frozen=True)

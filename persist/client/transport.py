@@ -63,6 +63,10 @@ class Transport(Protocol):
         """
         ...
 
+    def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
+        """Make the shard `name` with the contents of `source` as of now; its view. Indeterminate: it may be there."""
+        ...
+
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         """Names of shards that were not dropped, ascending, beyond `after`. Fewer than `limit` only at the end."""
         ...
@@ -135,6 +139,9 @@ class ForwardingTransport:
         self, name: str, schema: SchemaRecord, follows: str | None = None, settings: ShardSettings | None = None
     ) -> ShardView:
         return self.inner.create(name, schema, follows, settings)
+
+    def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
+        return self.inner.clone(source, name, keep_policies)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         return self.inner.names(prefix, after, limit)

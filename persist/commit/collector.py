@@ -28,7 +28,7 @@ from persist.commit.bundler import keys_in
 from persist.commit.lending import Lending
 from persist.commit.lists import LoanLists
 from persist.commit.place import Committer, CommitterOf, Place
-from persist.commit.rolling import rolled_up
+from persist.commit.rollups import check_replayed, rolled_up
 from persist.commit.silence import Silence
 from persist.commit.store_clock import StoreClock, probed
 from persist.core import commands as c
@@ -141,7 +141,7 @@ class Collector:
     def _epoch(self, machine: Committer, state: State, first: SeqNo, horizon: SeqNo) -> GcReport:
         deleted = truncated = 0
         if first < horizon:
-            if not self._has_rollup(machine, state, horizon):
+            if not self._has_rollup(machine, state, first, horizon):
                 return GcReport(done=False)
             deleted = self._delete_gone(machine, first, horizon)
             self._location.identity.confirm()
@@ -172,15 +172,15 @@ class Collector:
             raise Corruption(f"the log of shard {name!r} has vanished from the consensus store")
         return SeqNo(entries[0].seqno)
 
-    def _has_rollup(self, machine: Committer, state: State, seqno: SeqNo) -> bool:
+    def _has_rollup(self, machine: Committer, state: State, first: SeqNo, seqno: SeqNo) -> bool:
         """Whether the rollup at which the log is to begin is there; False when another collector has gone further.
 
-        Raises Corruption when the State names it still: then the log must stay as it is.
+        It is read back, and compared with what the log makes of the one at which that begins now. Raises Corruption
+        when they differ, or the State names one that is gone: then the log must stay as it is.
         """
         key = state.rollups[seqno].key
-        with translated():
-            if self._location.blob.stat(key) is not None:
-                return True
+        if check_replayed(self._versions, state, first, seqno):
+            return True
         if seqno in machine.refresh().rollups:
             raise Corruption(f"rollup {key} of shard {state.name!r} is missing: its log is left as it is")
         return False
@@ -363,7 +363,7 @@ class Collector:
                 return GcReport(done=False)
         deleted = truncated = 0
         if first < kept:
-            if not self._has_rollup(machine, state, kept):
+            if not self._has_rollup(machine, state, first, kept):
                 return GcReport(done=False)
             with translated():
                 listed = self._location.blob.list(family_of(state.shard_id))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from blob import BlobNotFound, BlobStat
 from persist.commit.bundler import keys_in
+from persist.commit.journals import showing_before
 from persist.commit.place import Committer, Place
 from persist.core.erasing import is_rewritten
 from persist.core.erasure import Scanned
@@ -65,6 +66,8 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
             continue  # it left a State that showed no such row
         elif rewritten_ms is None or _written_ms(stat) <= rewritten_ms + STRAGGLER_MS:
             unnamed.append(stat)
+    journals = showing_before(place, machine.name, first)
+    older += journals
     older.sort(key=lambda stat: stat.key)
     begun = [one for one in unfinished if rewritten_ms is None or one.begun_ms <= rewritten_ms + STRAGGLER_MS]
     since = [*map(_written_ms, (*unnamed, *waiting)), *(one.begun_ms for one in begun)]
@@ -82,7 +85,7 @@ def scanned(place: Place, machine: Committer, at: int, rewritten_ms: int | None 
         unnamed=(*(stat.key for stat in unnamed), *(one.where for one in begun))[:TOLD_MAX],
         unnamed_count=len(unnamed) + len(begun),
         unnamed_ms=min(since, default=None),
-        waiting_count=len(waiting),
+        waiting_count=len(waiting) + len(journals),  # these are written anew
     )
 
 

@@ -107,7 +107,7 @@ class Identity:
             before = self._compare()
             last = before.epoch
             with translated():
-                while self._blob.stat(_epoch_key(last + 1)) is not None:
+                while self._blob.stat(epoch_key(last + 1)) is not None:
                     last += 1
                 entry = self._consensus.head(LOG_KEY)
             assert entry is not None
@@ -115,7 +115,7 @@ class Identity:
             data = encode_binding(binding)
             with translated():
                 try:
-                    self._blob.put(_epoch_key(binding.epoch), data)
+                    self._blob.put(epoch_key(binding.epoch), data)
                     won = self._consensus.compare_and_set(LOG_KEY, entry.seqno + 1, data)
                 except BlobExists:
                     won = False
@@ -131,7 +131,7 @@ class Identity:
         known = self._binding
         if known is not None and known.location_id != binding.location_id:
             self._refuse("now belong to another location than when this process opened them; restart it")
-        key = _epoch_key(binding.epoch)
+        key = epoch_key(binding.epoch)
         with translated():
             held = self._held(key)
             if held is None:
@@ -139,7 +139,7 @@ class Identity:
                 held = self._held(key)
             if held is None or decode_binding(held, self._build) != binding:
                 self._refuse("are stores of two locations: give two that belong together")
-            self._newer = self._blob.stat(_epoch_key(binding.epoch + 1)) is not None
+            self._newer = self._blob.stat(epoch_key(binding.epoch + 1)) is not None
         self._binding, self._confirmed_s = binding, started_s
         return binding
 
@@ -147,7 +147,7 @@ class Identity:
         """The binding of stores of which the log has none: made now, unless this log cannot be theirs."""
         with translated():
             names = self._consensus.keys("", "", SHARDS_TRIED)
-            taken = self._blob.stat(_epoch_key(FIRST_EPOCH)) is not None
+            taken = self._blob.stat(epoch_key(FIRST_EPOCH)) is not None
             full = any(_OF_A_SHARD.match(stat.key) for stat in self._blob.list("s")) if not names else False
         if (taken or full) and (entry := self._entry()) is not None:
             return entry  # another process was binding them just now
@@ -185,7 +185,7 @@ class Identity:
                 "are stores of two locations, or the blob store was emptied: give or restore that of this location"
             )
         with contextlib.suppress(BlobExists):
-            self._blob.put(_epoch_key(binding.epoch), data)
+            self._blob.put(epoch_key(binding.epoch), data)
 
     def _has_rollup(self, name: str) -> bool:
         """Whether the blob store holds the rollup that the newest log entry of the shard names."""
@@ -213,5 +213,6 @@ def _offer_key(binding: Binding) -> str:
     return f"offer/{binding.pair}"
 
 
-def _epoch_key(epoch: int) -> str:
+def epoch_key(epoch: int) -> str:
+    """Where the blob store keeps the binding of this epoch."""
     return f"epoch/{epoch}"

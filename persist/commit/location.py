@@ -28,6 +28,7 @@ from persist.commit.counters import StoreCalls
 from persist.commit.entry_files import EntryFiles
 from persist.commit.identity import Identity
 from persist.commit.machine import Machine, MachineSettings
+from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.store_clock import CheckedClock
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.versions import Versions
@@ -63,6 +64,7 @@ class LocationSettings:
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
     compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
     metered: bool = False  # whether `Location.store_calls` counts
+    publish: PublishSettings | None = None  # what this process commits is published so; None: maintenance does it
 
 
 class Location:
@@ -94,6 +96,12 @@ class Location:
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
         self._stamps = CheckedClock(blob, self.clock, self.ids) if self.settings.compares_clock else None
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)
+        self.publisher: Publisher | None = None
+        if self.settings.publish is not None:
+            threaded = background is None
+            self.publisher = Publisher(
+                blob, self.identity, self.clock, self.ids, self.settings.publish, threaded=threaded
+            )
         self._collector = Collector(self, COLLECTS)
         self._retain: Callable[[str], object] | None = None
         self._retaining = threading.Lock()
@@ -114,7 +122,7 @@ class Location:
                 machine = self._machines[name] = Machine(
                     name,
                     self.versions,
-                    System(self.clock, self.ids, self.background, self._stamps),
+                    System(self.clock, self.ids, self.background, self._stamps, self.publisher),
                     policy=self.settings.policy,
                     settings=self.settings.machine,
                     nodes=self.nodes,
@@ -240,6 +248,8 @@ class Location:
         if self._unsubscribe is not None:
             self._unsubscribe()
         self.background.close()
+        if self.publisher is not None:
+            self.publisher.close()
         self.blob.close()
         self.consensus.close()
 

@@ -61,9 +61,15 @@ class LogWriter:
             data = self._versions.encode(standing_for(change, long_diff, len(data)), ends)
         won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)
         if won or (was_unknown and self.is_ours(change, deadline)):
-            self._versions.ends(self._name, change.commit_id, data)
+            self.settled(change.commit_id, data)
             return True
         return False
+
+    def settled(self, commit_id: str, data: bytes) -> None:
+        """This entry is the newest one of the log, and stays there."""
+        self._versions.ends(self._name, commit_id, data)
+        if self._system.publisher is not None:
+            self._system.publisher.add(self._name, data)
 
     def compare_and_set(self, seqno: int, data: bytes, deadline: float, after: bytes = b"") -> tuple[bool, bool]:
         """One compare-and-set, repeated while the store gives no definite answer. `after`: how the entry before begins.

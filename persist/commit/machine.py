@@ -38,7 +38,7 @@ from persist.commit.group_reads import GroupRead, read_apart
 from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
-from persist.commit.rolling import dropped
+from persist.commit.rollups import dropped
 from persist.commit.store_clock import StoreClock, probed
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
@@ -140,7 +140,7 @@ class Machine(CachedState):
             data, named = self._versions.create(state, self._system.ids.uuid7())
             won, _ = self._log.compare_and_set(1, data, self._deadline())
             if won:
-                self._versions.ends(self.name, named.commit_id, data)
+                self._log.settled(named.commit_id, data)
             existing = named if won else self._versions.load(self.name)
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")

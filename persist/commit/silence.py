@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from persist.commit.place import Committer, Place
-from persist.commit.rolling import rolled_up
+from persist.commit.rollups import rolled_up
 from persist.commit.store_clock import StoreClock
 from persist.core import commands as c
 from persist.core.errors import PersistError

@@ -142,14 +142,26 @@ class Stamps(Protocol):
         ...
 
 
+class Publishes(Protocol):
+    """Who publishes what is in the log; `persist.commit.publishing.Publisher` is one."""
+
+    def add(self, name: str, entry: bytes) -> None:
+        """This entry of the shard is durably in the log. Never blocks, and calls no store."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class System:
-    """All that a machine needs of its process. `stamps` None: no clock counts as checked."""
+    """All that a machine needs of its process. `stamps` None: no clock counts as checked.
+
+    `publisher` None: this process publishes nothing.
+    """
 
     clock: Clock
     ids: IdSource
     background: Background
     stamps: Stamps | None = None
+    publisher: Publishes | None = None
 
 
 def jittered(ids: IdSource, seconds: float) -> float:

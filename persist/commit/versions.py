@@ -67,7 +67,7 @@ class Versions:
         self.consensus = consensus
         self.receipts = Receipts(consensus, ids)
         self._ids = ids
-        self._build = build
+        self.build = build
         self._identity = identity
         self._level = 0  # the highest that was seen in a frame
         self._level_read = 0  # once it was read
@@ -79,9 +79,9 @@ class Versions:
     def level(self) -> int:
         """The level to write. Who sees a frame of a higher one than was read knows that it was raised meanwhile."""
         if not self._level_read:
-            found = read_level(self.blob, self._build)
-            if found < self._build.newest and self._is_new():
-                found = raise_level(self.blob, self._build)[1]
+            found = read_level(self.blob, self.build)
+            if found < self.build.newest and self._is_new():
+                found = raise_level(self.blob, self.build)[1]
             self._level_read = found
         return max(self._level_read, self._level)
 
@@ -92,18 +92,18 @@ class Versions:
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
-        return encode_diff(change, self.level, self._build, ends=ends)
+        return encode_diff(change, self.level, self.build, ends=ends)
 
     def check_readable(self, data: bytes) -> None:
         """InvalidUsage: nobody could read this log entry, since a value in it has a wrong type."""
         try:
-            decode_diff(data, self._build)
+            decode_diff(data, self.build)
         except Corruption as error:
             raise InvalidUsage(f"a command holds a value of a wrong type; nothing was written: {error}") from error
 
     def decode(self, data: bytes) -> StateDiff:
         """The state diff of a log entry."""
-        change = decode_diff(data, self._build)
+        change = decode_diff(data, self.build)
         self._level = max(self._level, level_of(data))
         return change
 
@@ -215,7 +215,7 @@ class Versions:
         """The State in a rollup; None if the rollup is gone."""
         try:
             with translated_but_missing():
-                return decode_state(self.blob.get(key), self._build)
+                return decode_state(self.blob.get(key), self.build)
         except BlobNotFound:
             return None
 
@@ -239,7 +239,7 @@ class Versions:
                 f"the log, of which {self.consensus.value_bytes_max} are possible; create it with fewer columns, then "
                 "add the others with evolve_schema"
             )
-        data = encode_state(named, self.level, self._build)
+        data = encode_state(named, self.level, self.build)
         with translated():
             self.blob.put(key, data)
         return entry, named
@@ -257,7 +257,7 @@ class Versions:
                 return self._is_begun(state)
             key = rollup_key(state.shard_id, state.seqno, self._ids)
             named = replace(state, rollups={state.seqno: Rollup(key, 0)})
-            self.blob.put(key, encode_state(named, self.level, self._build))
+            self.blob.put(key, encode_state(named, self.level, self.build))
             data = self._beginning(named)
             return self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
 
@@ -309,7 +309,7 @@ class Versions:
         """Write the State to a new blob; its key and size, to be named by an AddRollup."""
         self._identity.check_writable()
         key = rollup_key(state.shard_id, state.seqno, self._ids)
-        data = encode_state(state, self.level, self._build)
+        data = encode_state(state, self.level, self.build)
         with translated():
             self.blob.put(key, data)
         return key, len(data)
@@ -317,7 +317,7 @@ class Versions:
     def write_lent(self, shard: ShardId, keys: tuple[str, ...]) -> str:
         """Write a list of blobs of this shard to a new blob, to be named by a loan; its key."""
         self._identity.check_writable()
-        key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.level, self._build)
+        key, data = loan_key(shard, self._ids), encode_lent(LentKeys(keys), self.level, self.build)
         with translated():
             self.blob.put(key, data)
         return key
@@ -380,11 +380,12 @@ class Versions:
                 return
             entry = self.consensus.head(name)  # others may have gone on meanwhile
         if entry is None or entry.seqno < newest:
+            self._identity.confirm()  # raises InvalidUsage, where another consensus store has taken over
             ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
             raise Corruption(
                 f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "
-                "has lost commits. Restore a newer backup of it; or, to go on without them, delete the blobs "
-                f"{rollups_prefix(shard_id)}… that are beyond the log"
+                "has lost commits. Restore a newer backup of it, or go on with what the blob store tells, by `persist "
+                "recover` and an empty consensus store"
             )
 
 

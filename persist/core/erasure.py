@@ -91,8 +91,8 @@ class Scanned(Record, frozen=True):
 
     `rewritten`: the oldest State that can be loaded shows no row that was gone by the time that was asked for. The log
     begins at `horizon`. `older` are blobs of States before that one, `unnamed` those that nothing names and that may be
-    as old: the first of each, and how many there are. Of the older ones nothing names `waiting_count`: no collection
-    takes these, and they wait for the sweep as well.
+    as old: the first of each, and how many there are. Of the older ones no collection takes `waiting_count`: nothing
+    names these, so they wait for the sweep, or they are journals.
     """
 
     at_ms: int

@@ -77,77 +77,77 @@ def encode_diff(
 ) -> bytes:
     """The durable bytes of a state diff. `ends`: the shard is dropped after it, which level 2 cannot say."""
     kind = KIND_LAST if ends and level >= ENDS_LEVEL else KIND_DIFF
-    return _frame(kind, _body(change, level), change.features or (), level, build)
+    return frame(kind, _body(change, level), change.features or (), level, build)
 
 
 def decode_diff(data: bytes, build: Build = THIS_BUILD) -> StateDiff:
     """Read a state diff. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
     kind = KIND_LAST if data.startswith(ENDED) else KIND_DIFF
-    change = decoded(_DIFF, _unframe(kind, data, "state diff", build), "state diff", Corruption)
+    change = decoded(_DIFF, unframe(kind, data, "state diff", build), "state diff", Corruption)
     _check_features(change.features or (), "state diff", build)
     return change
 
 
 def encode_state(state: State, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a whole State: a rollup."""
-    return _frame(KIND_ROLLUP, _body(state, level), state.features, level, build)
+    return frame(KIND_ROLLUP, _body(state, level), state.features, level, build)
 
 
 def decode_state(data: bytes, build: Build = THIS_BUILD) -> State:
     """Read a rollup. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
-    state = decoded(_STATE, _unframe(KIND_ROLLUP, data, "rollup", build), "rollup", Corruption)
+    state = decoded(_STATE, unframe(KIND_ROLLUP, data, "rollup", build), "rollup", Corruption)
     _check_features(state.features, "rollup", build)
     return state
 
 
 def encode_listing(listing: Listing, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of what a bundle lists."""
-    return _frame(KIND_BUNDLE, _body(listing, level), (), level, build)
+    return frame(KIND_BUNDLE, _body(listing, level), (), level, build)
 
 
 def decode_listing(data: bytes, build: Build = THIS_BUILD) -> Listing:
     """Read a bundle. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_LISTING, _unframe(KIND_BUNDLE, data, "bundle", build), "bundle", Corruption)
+    return decoded(_LISTING, unframe(KIND_BUNDLE, data, "bundle", build), "bundle", Corruption)
 
 
 def encode_lent(lent: LentKeys, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a list of blobs that are lent."""
-    return _frame(KIND_LOAN, _body(lent, level), (), level, build)
+    return frame(KIND_LOAN, _body(lent, level), (), level, build)
 
 
 def decode_lent(data: bytes, build: Build = THIS_BUILD) -> LentKeys:
     """Read such a list. Raises Corruption when the bytes are none, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_LENT, _unframe(KIND_LOAN, data, "list of lent blobs", build), "list of lent blobs", Corruption)
+    return decoded(_LENT, unframe(KIND_LOAN, data, "list of lent blobs", build), "list of lent blobs", Corruption)
 
 
 def encode_block(block: Block, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of a block of the commit history."""
-    return _frame(KIND_BLOCK, _body(block, level), (), level, build)
+    return frame(KIND_BLOCK, _body(block, level), (), level, build)
 
 
 def decode_block(data: bytes, build: Build = THIS_BUILD) -> Block:
     """Read a block. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_BLOCK, _unframe(KIND_BLOCK, data, "block of history", build), "block of history", Corruption)
+    return decoded(_BLOCK, unframe(KIND_BLOCK, data, "block of history", build), "block of history", Corruption)
 
 
 def encode_blocks(index: BlockIndex, level: int = NEWEST_LEVEL, build: Build = THIS_BUILD) -> bytes:
     """The durable bytes of the index of a file of blocks."""
-    return _frame(KIND_BLOCKS, _body(index, level), (), level, build)
+    return frame(KIND_BLOCKS, _body(index, level), (), level, build)
 
 
 def decode_blocks(data: bytes, build: Build = THIS_BUILD) -> BlockIndex:
     """Read such an index. Raises Corruption when the bytes are none, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_BLOCKS, _unframe(KIND_BLOCKS, data, "index of history", build), "index of history", Corruption)
+    return decoded(_BLOCKS, unframe(KIND_BLOCKS, data, "index of history", build), "index of history", Corruption)
 
 
 def encode_binding(binding: Binding) -> bytes:
     """The durable bytes of a binding. They have the first level, so that every build can read them."""
-    return _frame(KIND_BINDING, encoded(binding), (), FIRST_LEVEL, THIS_BUILD)
+    return frame(KIND_BINDING, encoded(binding), (), FIRST_LEVEL, THIS_BUILD)
 
 
 def decode_binding(data: bytes, build: Build = THIS_BUILD) -> Binding:
     """Read a binding. Raises Corruption when the bytes are not one, UpgradeNeeded when a newer build wrote it."""
-    return decoded(_BINDING, _unframe(KIND_BINDING, data, "binding", build), "binding", Corruption)
+    return decoded(_BINDING, unframe(KIND_BINDING, data, "binding", build), "binding", Corruption)
 
 
 def level_of(data: bytes) -> int:
@@ -159,7 +159,8 @@ def _body(record: Record, level: int) -> bytes:
     return encoded(record) if level >= NEWEST_LEVEL else encoded_at(record, level)
 
 
-def _frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:
+def frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build: Build) -> bytes:
+    """The frame around a body. Raises InvalidUsage: a feature needs a higher level."""
     for name in features:
         if build.features[name] > level:
             raise InvalidUsage(
@@ -168,7 +169,8 @@ def _frame(kind: bytes, body: bytes, features: Iterable[str], level: int, build:
     return _HEADER.pack(MAGIC, kind, level, _checksum(kind, level, body)) + body
 
 
-def _unframe(kind: bytes, data: bytes, what: str, build: Build) -> memoryview:
+def unframe(kind: bytes, data: bytes, what: str, build: Build) -> memoryview:
+    """The body of a frame. Raises Corruption when the bytes are not one, UpgradeNeeded at a level that is not known."""
     if len(data) < _HEADER.size:
         raise Corruption(f"a {what} has only {len(data)} bytes")
     magic, found_kind, level, checksum = _HEADER.unpack_from(data)

@@ -18,6 +18,7 @@ from persist.cli.process import LEVELS, announce, configure_logs, end_with_paren
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.commit.location import LocationSettings
+from persist.commit.publishing import PublishSettings
 from rpc.auth import Tokens, maintenance_token
 from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import ServerSettings, from_environment
@@ -93,7 +94,8 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
 def _serve(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, announce: bool = False
 ) -> int:
-    served = LocationSettings(policy=settings.policy, history=settings.history, metered=True)
+    publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
+    served = LocationSettings(policy=settings.policy, history=settings.history, metered=True, publish=publish)
     location = where_of(arguments).open(served)
     children: list[subprocess.Popen[bytes]] = []
 

@@ -123,6 +123,18 @@ class HttpTransport:
         )
         return decode_view(reply.data)
 
+    def clone(self, source: str, name: str, keep_policies: bool = False) -> ShardView:
+        wanted = {"source": check_shard_name(source), "name": check_shard_name(name), "keep_policies": keep_policies}
+        post = Call("POST", "/v1/clones", name, json.dumps(wanted).encode(), _CREATE, safe=False)
+        reply = settled(
+            lambda: self._calls.call(post),
+            f"the clone {name!r}",
+            self,
+            self._calls.timeout_s,
+            remedy="look whether the shard is there",
+        )
+        return decode_view(reply.data)
+
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         path = f"/v1/shards?prefix={_quoted(prefix)}&after={_quoted(after)}&limit={limit}"
         return decoded_json(self._calls.call(Call("GET", path)), _Names).shards

@@ -32,6 +32,7 @@ from rpc.service import Service, principal_of, service_of, shard_of
 router = APIRouter(prefix="/v1", tags=["shards"])
 NAMES_MAX = 1_000
 SCHEMA_BYTES_MAX = 4 * 1024 * 1024
+CLONE_BYTES_MAX = 4 * 1024
 BATCHES_ON_THE_LOOP_MAX = 50  # a view with more is written on another thread
 
 _CREATE_EXAMPLES = {
@@ -138,6 +139,26 @@ async def create(
     caller = caller_of(request)
     create = EmbeddedTransport.create
     view = await service.work.run(create, service.transport, name, schema, follows, settings, caller)
+    service.shard_ids.learn(name)
+    return _view(request, view)
+
+
+@router.post("/clones", summary="Make a shard with the contents of another one, as of now; no row is copied")
+async def clone(request: Request) -> Response:
+    service = service_of(request)
+    async with service.body(request, CLONE_BYTES_MAX) as data:
+        wanted = body_json(data)
+    asked = {"source", "name"}
+    if not isinstance(wanted, dict) or not asked <= wanted.keys() <= asked | {"keep_policies"}:
+        raise InvalidUsage("the body must be a JSON object with source, name and perhaps keep_policies")
+    source, name = check_shard_name(wanted["source"]), check_shard_name(wanted["name"])
+    keep_policies = wanted.get("keep_policies", False)
+    if not isinstance(keep_policies, bool):
+        raise InvalidUsage("keep_policies must be true or false")
+    for one in (source, name):
+        principal_of(request).require(WRITE, one)
+    clone = EmbeddedTransport.clone
+    view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
     service.shard_ids.learn(name)
     return _view(request, view)
 

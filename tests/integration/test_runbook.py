@@ -29,7 +29,7 @@ import pytest
 
 import persist
 from blob import open_blob
-from persist.core.errors import PersistError
+from persist.core.errors import PersistError, UpperMismatch
 from tests.support.pages import page
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -194,6 +194,35 @@ TESTED = [
 def test_each_disaster_of_the_page_is_here() -> None:
     section = page("docs/copies.md").partition("## When something is lost")[2].partition("\n## ")[0]
     assert re.findall(r"^### (.+)$", section, re.M) == TESTED
+
+
+def test_the_log_is_lost(home: Home) -> None:
+    with home.connect() as client:
+        for name in NAMES:
+            client.create_shard(name, SCHEMA, ["id"])
+    with writers(home):
+        home.run("persist compactor --gc --once --dir DIR")
+        wait_until(lambda: len(home.written["orders"]) > 40, "the writers go on")
+        acknowledged = {name: set(home.written[name]) for name in NAMES}
+        home.run("persist compactor --gc --once --dir DIR")
+        wait_until(lambda: len(home.written["orders"]) > 50, "the writers go on")
+    lose_log(home)
+    dry, real, verify = commands("The consensus store is lost, or is older than the blobs")
+    [items, orders, told] = home.run(dry)
+    assert (told["not_whole"], told["shards"], items["shard"]) == (0, 2, "items")
+    assert home.run(real)[-1] == {**told, "dry_run": False}
+    assert home.run(verify)[-1]["faults"] == 0
+    with home.connect() as client:
+        for name in NAMES:
+            found = ids(client, name)
+            assert set(found.values()) == {1}
+            assert acknowledged[name] <= set(found) <= set(home.written[name])
+            assert set(found) == set(range(len(found))), "a prefix of what was written"
+            upper = (items if name == "items" else orders)["upper"][0]
+            with pytest.raises(UpperMismatch):
+                client.shard(name).compare_and_append([], upper, upper + 1)
+    with writers(home):
+        pass
 
 
 @pytest.mark.parametrize("lose", [lose_blobs, lose_log])

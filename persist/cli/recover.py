@@ -1,0 +1,50 @@
+"""`persist recover`: shards begin their logs anew in an empty consensus store, from what the blob store tells."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from persist.cli.where import add_arguments as add_where
+from persist.cli.where import where_of
+from persist.client.wall_clock import instant_text
+from persist.copies.recovering import GAP, Recovered, plan, recover
+
+EXIT_LOST = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_where(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only tell what would come back")
+    parser.add_argument(
+        "--accept-loss", action="store_true", help="go on although the newest versions of shards are not whole"
+    )
+    parser.add_argument(
+        "--gap", type=int, default=GAP, metavar="N", help=f"times that are left out after the last known one ({GAP})"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: done. 1: `--dry-run` has found shards whose newest version would not come back."""
+    location = where_of(arguments).open(must_exist=True)
+    try:
+        if arguments.dry_run:
+            found = plan(location, arguments.gap)
+        else:
+            found = recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap)
+    finally:
+        location.close()
+    for shard in found.shards:
+        print(json.dumps(shard.to_json()))
+    print(json.dumps(_sum(found, dry_run=arguments.dry_run)))
+    return EXIT_LOST if arguments.dry_run and _lacking(found) else 0
+
+
+def _lacking(found: Recovered) -> int:
+    return sum(1 for shard in found.shards if not shard.is_whole)
+
+
+def _sum(found: Recovered, *, dry_run: bool) -> dict[str, object]:
+    beat = None if found.beat_ms is None else instant_text(found.beat_ms)
+    told = {"epoch": found.epoch, "shards": len(found.shards), "not_whole": _lacking(found)}
+    return {**told, "last_heartbeat": beat, "dry_run": dry_run}

@@ -1,0 +1,308 @@
+"""Recovery from the blob store alone: its consensus store is lost, and every shard begins a log anew in an empty one.
+
+The order makes it safe to be killed anywhere, and to be repeated: a mark in the new consensus store, which names the
+epoch; the epoch in the blob store, which fences processes of the old one; the logs; the binding of the two stores.
+Until that is there no process opens the location. So nobody makes a shard anew, or commits to one, that is to come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blob import Blob, BlobExists, BlobNotFound
+from consensus import HIDDEN, Consensus
+from persist.client.wall_clock import instant_text
+from persist.commit.identity import ID_KEY, LOG_KEY, Identity, epoch_key
+from persist.commit.levels import read_level
+from persist.commit.location import Location
+from persist.commit.publishing import Publisher, PublishSettings
+from persist.commit.versions import Versions
+from persist.copies.bucket import Bucket, Found
+from persist.copies.carried import carried
+from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
+from persist.core.batch import Description, batch_of
+from persist.core.binding import Binding
+from persist.core.errors import Conflict, Corruption, InvalidUsage
+from persist.core.ids import SeqNo
+from persist.core.publications import BEATS, is_beat_key
+from persist.core.record import replace
+from persist.core.state import State
+from persist.core.trace import trace_of
+from persist.formats.state_frames import Build, decode_binding, encode_binding
+from persist.formats.store_errors import translated, translated_but_missing
+
+MARK_KEY = HIDDEN + "recovery"
+GAP = 1_000_000  # seqnos, and times, that may have been given out after what is known
+GAP_MAX = 2**48
+NAMED_MAX = 5  # shards that one message names
+MINUTE_MS = 60_000
+
+Told = Callable[[int, int], object]  # shards that are done, of so many
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecovered:
+    """What comes back of one shard, or would.
+
+    `upper` is that of the newest version that is whole, and `resumes` the upper from which it goes on: times between
+    the two may have been given out, and are never given out again. `state_ms`: when that version was committed, by its
+    committer's clock. `lost`: versions that were published after it, and are not whole. `missing`: blobs that these
+    lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back.
+    """
+
+    name: str
+    family: str
+    upper: list[int] | None
+    resumes: list[int] | None
+    state_ms: int | None
+    lost: int
+    missing: tuple[str, ...]
+    why: tuple[str, ...]
+    dropped: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the newest version that anything tells of comes back."""
+        return bool(self.name) and self.upper is not None and not self.lost
+
+    def to_json(self) -> dict[str, Any]:
+        """As the command prints it."""
+        told: dict[str, Any] = {"shard": self.name or None, "whole": self.is_whole, "upper": self.upper}
+        told |= {"resumes": self.resumes, "lost_versions": self.lost, "missing": list(self.missing)}
+        told["as_of"] = None if self.state_ms is None else instant_text(self.state_ms)
+        return {**told, "dropped": self.dropped, "why": list(self.why)}
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a recovery brought back, or would. `epoch` is the new one. `beat_ms`: the minute in which maintenance last
+    said that it was at work; what was committed within seconds before that is there. None: it never did.
+    """
+
+    epoch: int
+    shards: tuple[ShardRecovered, ...]
+    beat_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    told: ShardRecovered
+    state: State | None
+
+
+class _Unbound(Identity):
+    """That of stores which are not bound yet. Only a recovery may write there."""
+
+    def check(self) -> Binding:
+        return Binding("", 0, "")
+
+    def check_writable(self) -> None:
+        return
+
+    def confirm(self) -> None:
+        return
+
+
+def plan(location: Location, gap: int = GAP) -> Recovered:
+    """What a recovery would bring back. Writes nothing. Raises as `recover`."""
+    blob, consensus = location.blob, location.consensus
+    mark = _look(blob, consensus, location.settings.build)
+    epoch = _last_epoch(blob) + 1 if mark is None else mark.epoch
+    told = tuple(one.told for one in _planned(location, gap, "0" * 32))
+    return Recovered(epoch, told, _beat_ms(blob))
+
+
+def recover(
+    location: Location, *, accept_loss: bool = False, gap: int = GAP, told: Told = lambda done, of: None
+) -> Recovered:
+    """Begin the log of every shard anew in the location's consensus store, which is empty.
+
+    `accept_loss`: also where the newest version that was published is not whole. Repeating it after an error goes on.
+    Raises InvalidUsage (the consensus store is in use, the blob store has no location), Conflict (another recovery has
+    taken over), Corruption (without `accept_loss`: something of a shard is missing; nothing was written).
+    """
+    if not 1 <= gap <= GAP_MAX:
+        raise InvalidUsage(f"the gap is {gap}; it must be in [1, {GAP_MAX}]")
+    before = plan(location, gap)
+    if not accept_loss:
+        _check_whole(before)
+    binding = _marked(location)
+    _fence(location.blob, binding)
+    planned = list(_planned(location, gap, binding.pair))  # what was published until the fence
+    found = Recovered(binding.epoch, tuple(one.told for one in planned), before.beat_ms)
+    if not accept_loss:
+        _check_whole(found)
+    versions = _versions(location)
+    for number, one in enumerate(planned):
+        if one.state is not None:
+            with translated():
+                there = location.consensus.head(one.state.name)
+            if there is None and not versions.begin(one.state):
+                raise Conflict(f"another recovery brings shard {one.state.name!r} back as well; look, then retry")
+        told(number + 1, len(planned))
+    _bind(location, binding)
+    _publish(location, [one.state.name for one in planned if one.state is not None])
+    return found
+
+
+# --- what is there
+
+
+def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
+    """Check that the consensus store is empty, or a recovery into it was begun: its mark."""
+    with translated():
+        if blob.stat(ID_KEY) is None:
+            raise InvalidUsage(f"{blob.url} has no location: there is nothing to recover")
+        if consensus.head(LOG_KEY) is not None:
+            raise InvalidUsage(
+                f"{consensus.url} is the consensus store of a location. Give a new, empty one: what an older copy of "
+                "the lost one knows is in the blob store too"
+            )
+        mark, names = consensus.head(MARK_KEY), consensus.keys("", "", 1)
+        if mark is None and names:
+            raise InvalidUsage(f"{consensus.url} is not empty: it has shard {names[0]!r}. Give a new, empty one")
+        if mark is None:
+            return None
+        binding = decode_binding(mark.data, build)
+        if blob.get(ID_KEY).decode("ascii", "replace") != binding.location_id:
+            raise InvalidUsage(f"a recovery of another location into {consensus.url} was begun; give an empty one")
+        return binding
+
+
+def _planned(location: Location, gap: int, pair: str) -> Iterator[_Plan]:
+    bucket = Bucket(location.blob, location.settings.build)
+    for found in bucket.found():
+        yield _plan(found, gap, pair)
+
+
+def _plan(found: Found, gap: int, pair: str) -> _Plan:
+    state, lost = found.state, 0
+    if state is not None and found.name:
+        lost = max(0, found.known - state.seqno)
+        goes = _resumed(state, found.known, gap, pair)
+        told = ShardRecovered(
+            found.name, found.family, state.upper.to_json(), goes.upper.to_json(), state.walltime_ms,
+            lost, found.missing, found.why, found.dropped,
+        )  # fmt: skip
+        return _Plan(told, goes)
+    lost = int(found.known)
+    told = ShardRecovered(
+        found.name, found.family, None, None, None, lost, found.missing, found.why, found.dropped
+    )  # fmt: skip
+    return _Plan(told, None)
+
+
+def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
+    """The State with which the new log begins: beyond every seqno, and every time, that the old one may have had."""
+    commit_id = hashlib.sha256(f"{pair}/{state.name}".encode()).hexdigest()[:32]
+    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + gap))
+    upper = state.upper.element
+    if upper is None:
+        return goes
+    resumes = min(upper + gap, TIME_MAX)
+    if resumes <= upper:
+        return goes
+    empty = batch_of(Description(Antichain(upper), Antichain(resumes), MINIMUM), ())
+    return replace(goes, trace=trace_of((*goes.trace.batches, empty)))
+
+
+def _check_whole(found: Recovered) -> None:
+    lacking = [one.name or one.family for one in found.shards if not one.is_whole]
+    if lacking:
+        more = ", …" if len(lacking) > NAMED_MAX else ""
+        raise Corruption(
+            f"the newest version of {len(lacking)} shards is not whole: {', '.join(lacking[:NAMED_MAX])}{more}. A dry "
+            "run tells what would come back; go on with that by --accept-loss"
+        )
+
+
+def _beat_ms(blob: Blob) -> int | None:
+    with translated():
+        beats = [stat.key for stat in blob.list(BEATS) if is_beat_key(stat.key)]
+    return int(beats[-1].removeprefix(BEATS)) * MINUTE_MS if beats else None
+
+
+def _last_epoch(blob: Blob) -> int:
+    last = 0
+    with translated():
+        while blob.stat(epoch_key(last + 1)) is not None:
+            last += 1
+    return last
+
+
+# --- step by step
+
+
+def _marked(location: Location) -> Binding:
+    """The binding that is to be, which the new consensus store keeps until it is there."""
+    blob, consensus = location.blob, location.consensus
+    mark = _look(blob, consensus, location.settings.build)
+    if mark is not None and _held(blob, mark) in (None, encode_binding(mark)):
+        return mark
+    if mark is not None:
+        raise Conflict(
+            f"another consensus store has taken over {blob.url} at epoch {mark.epoch}, while it was recovered to "
+            f"{consensus.url}: use that one, or recover to an empty one"
+        )
+    with translated():
+        location_id = blob.get(ID_KEY).decode("ascii", "replace")
+        binding = Binding(location_id, _last_epoch(blob) + 1, location.ids.uuid7())
+        consensus.begin(MARK_KEY, 1, encode_binding(binding))
+        entry = consensus.head(MARK_KEY)
+    if entry is None or entry.data != encode_binding(binding):
+        raise Conflict(f"another recovery into {consensus.url} was begun; look, then retry")
+    return binding
+
+
+def _fence(blob: Blob, binding: Binding) -> None:
+    """Write the epoch: processes of the old one only read, once they see it."""
+    data = encode_binding(binding)
+    with translated():
+        try:
+            blob.put(epoch_key(binding.epoch), data)
+        except BlobExists:
+            if blob.get(epoch_key(binding.epoch)) != data:
+                raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch}") from None
+        if blob.stat(epoch_key(binding.epoch + 1)) is not None:
+            raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch + 1}")
+
+
+def _held(blob: Blob, binding: Binding) -> bytes | None:
+    try:
+        with translated_but_missing():
+            return blob.get(epoch_key(binding.epoch))
+    except BlobNotFound:
+        return None
+
+
+def _versions(location: Location) -> Versions:
+    """Those of stores that are not bound yet, at the level that the blob store has."""
+    blob, consensus, build = location.blob, location.consensus, location.settings.build
+    level = read_level(blob, build)
+    kept = Build(tuple(known for known in build.levels if known <= level), build.features)
+    return Versions(blob, consensus, location.ids, kept, _Unbound(blob, consensus, location.ids, location.clock, kept))
+
+
+def _bind(location: Location, binding: Binding) -> None:
+    data = encode_binding(binding)
+    with translated():
+        location.consensus.compare_and_set(LOG_KEY, 1, data)
+        entry = location.consensus.head(LOG_KEY)
+    if entry is None or entry.data != data:
+        raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; look, then retry")
+    location.identity.check()
+
+
+def _publish(location: Location, names: list[str]) -> None:
+    """Publish how the logs begin, so that the blob store tells it, should this consensus store be lost as well."""
+    publisher = Publisher(location.blob, location.identity, location.clock, location.ids, PublishSettings())
+    for name in names:
+        with translated():
+            head = location.consensus.head(name)
+        if head is not None:
+            publisher.add(name, head.data)
+    with translated():
+        publisher.publish(now=True)

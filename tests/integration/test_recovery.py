@@ -1,0 +1,327 @@
+"""Recovery from the blob store alone: what was published is there, exact; no time is given out twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.collector import Collector
+from persist.commit.location import Location
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
+from persist.copies.recovering import GAP, Recovered, plan, recover
+from persist.copies.verify import How, verified
+from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, UpperMismatch
+from persist.core.ids import SeqNo
+from persist.core.keys import is_part_key
+from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
+from tests.support.location import AscendingIds, memory_location
+from tests.support.maintained import NAME, SCHEMA, World
+from tests.support.pages import page
+
+SETTINGS = PublishSettings(every_s=5.0)
+SOON = 100  # a gap for tests that look at every time
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.append_many(5, 4)
+    return world
+
+
+def append(world: World) -> None:
+    upper = world.state().upper.element
+    assert upper is not None
+    world.append([(f"k{upper}", upper, upper, 1)], upper + 1)
+
+
+def publish(world: World) -> None:
+    """What maintenance does until all is published."""
+    location = world.process()
+    published = Published(location, SETTINGS, at_once=True)
+    for name in location.all_names(with_dropped=True):
+        published.look(name, location.machine(name).refresh())
+    published.round(dict.fromkeys(location.all_names(with_dropped=True), False))
+    published.close()
+
+
+def empty(world: World, fuse: Fuse | None = None, consensus: MemoryConsensus | None = None, ids: int = 90) -> Location:
+    """The location with a consensus store that has nothing."""
+    log = consensus or MemoryConsensus("mem:new")
+    return memory_location(
+        blob=world.blob if fuse is None else CrashingBlob(world.blob, fuse),
+        consensus=log if fuse is None else CrashingConsensus(log, fuse),
+        clock=world.clock,
+        ids=AscendingIds(ids),
+        policy=world.policy,
+        small_merges=False,
+    )
+
+
+def whole(world: World, location: Location, upper: int) -> None:
+    """The shard shows at every time before `upper` what it should, and is sound."""
+    since = location.machine(NAME).refresh().since.element
+    assert since is not None
+    for as_of in range(since, upper):
+        assert world.contents(as_of, location) == world.expected(as_of), as_of
+    [verdict] = verified(location, iter([NAME]), How(deep=True))
+    assert verdict.is_sound, verdict.faults
+
+
+def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(world: World) -> None:
+    publish(world)
+    upper = world.state().upper.element
+    assert upper is not None
+    location = empty(world)
+    found = recover(location)
+    [told] = found.shards
+    assert (told.name, told.upper, told.resumes) == (NAME, [upper], [upper + GAP])
+    assert (told.is_whole, found.epoch) == (True, 2)
+    whole(world, location, upper)
+    shard = Client(EmbeddedTransport(location)).shard(NAME)
+    assert location.machine(NAME).refresh().seqno > world.state().seqno + GAP - 1
+    with pytest.raises(UpperMismatch):
+        shard.compare_and_append([], upper, upper + 1)
+    assert shard.snapshot(upper + 5).to_arrow().num_rows == shard.snapshot(upper - 1).to_arrow().num_rows
+    assert shard.insert([{"k": "new", "v": 1}]).upper.element > upper + GAP  # type: ignore[operator]
+
+
+def test_what_was_not_published_is_lost_and_nothing_of_it_is_half_there(world: World) -> None:
+    publish(world)
+    upper = world.state().upper.element
+    assert upper is not None
+    for _ in range(3):
+        append(world)
+    location = empty(world)
+    [told] = recover(location).shards
+    assert told.upper == [upper]
+    world.rows = [row for row in world.rows if row[2] < upper]
+    whole(world, location, upper)
+
+
+def test_a_dry_run_writes_nothing(world: World) -> None:
+    publish(world)
+    before, log = {stat.key for stat in world.blob.list("")}, MemoryConsensus("mem:new")
+    location = empty(world, consensus=log)
+    told = plan(location)
+    assert [shard.name for shard in told.shards] == [NAME]
+    assert {stat.key for stat in world.blob.list("")} == before
+    assert recover(location) == Recovered(told.epoch, told.shards, told.beat_ms)
+
+
+def test_until_it_has_ended_nobody_opens_the_location(world: World) -> None:
+    publish(world)
+    log = MemoryConsensus("mem:new")
+    tries = 0
+    while log.head("\x7fbinding") is None:
+        tries += 1
+        assert tries < 100, "it never ends"
+        with suppress(Crash):  # each try may leave a rollup that the next one reads
+            recover(empty(world, Fuse(3 * tries), log, ids=1000 + tries), gap=SOON)
+        if log.head("\x7fbinding") is None:
+            with pytest.raises(InvalidUsage, match="do not belong together"):
+                empty(world, None, log, ids=3000 + tries).machine(NAME).refresh()
+    assert tries > 5
+    assert empty(world, None, log, ids=90).machine(NAME).refresh().upper.element is not None
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+@pytest.mark.parametrize("after", [False, True])
+def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bool) -> None:
+    publish(world)
+    upper = world.state().upper.element
+    assert upper is not None
+    log = MemoryConsensus("mem:new")
+    with suppress(Crash):
+        recover(empty(world, Fuse(at, after=after), log, ids=91), gap=SOON)
+    again = empty(world, None, log, ids=92)
+    if log.head("\x7fbinding") is None:
+        [told] = recover(again, gap=SOON).shards
+        assert (told.is_whole, told.upper, told.resumes) == (True, [upper], [upper + SOON])
+    else:
+        with pytest.raises(InvalidUsage, match="is the consensus store of a location"):
+            recover(again, gap=SOON)
+    whole(world, again, upper)
+    assert again.machine(NAME).refresh().upper.element == upper + SOON
+
+
+def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> None:
+    publish(world)
+    world.append_in_parts(6, 10)
+    world.worker().run(NAME, idle=True)
+    old = world.process()
+    old.machine(NAME).refresh()
+    recover(empty(world), accept_loss=True)
+    before = {stat.key for stat in world.blob.list("")}
+    world.clock.advance_ms(60_000)
+    with pytest.raises(InvalidUsage, match="only reads"):
+        old.identity.confirm()
+    with pytest.raises(InvalidUsage):
+        Collector(old).run(NAME)
+    assert before <= {stat.key for stat in world.blob.list("")}
+    fresh = world.process()
+    with pytest.raises(InvalidUsage, match="only reads"):
+        Client(EmbeddedTransport(fresh)).shard(NAME).insert([{"k": "late", "v": 1}])
+
+
+def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
+    world.append_in_parts(3, 6)
+    publish(world)
+    held = {stat.key for stat in world.blob.list("")}
+    upper = world.state().upper.element
+    assert upper is not None
+    world.append_in_parts(3, upper + 1)
+    publish(world)
+    [lost] = [s.key for s in world.blob.list("") if s.key not in held and is_part_key(s.key)][:1]
+    world.blob.delete([lost])
+    log = MemoryConsensus("mem:new")
+    before = {stat.key for stat in world.blob.list("")}
+    with pytest.raises(Corruption, match="the newest version of 1 shards is not whole: orders"):
+        recover(empty(world, None, log))
+    assert {stat.key for stat in world.blob.list("")} == before
+    assert log.head("\x7frecovery") is None
+    location = empty(world, None, log)
+    [told] = recover(location, accept_loss=True).shards
+    assert (told.is_whole, told.upper, told.missing) == (False, [upper], (lost,))
+    world.rows = [row for row in world.rows if row[2] < upper]
+    whole(world, location, upper)
+
+
+def test_the_new_consensus_store_is_lost_as_well(world: World) -> None:
+    publish(world)
+    upper = world.state().upper.element
+    assert upper is not None
+    first = empty(world)
+    recover(first, gap=SOON)
+    seqno = first.machine(NAME).refresh().seqno
+    second = empty(world, ids=95)
+    found = recover(second, gap=SOON)
+    assert (found.epoch, found.shards[0].resumes) == (3, [upper + 2 * SOON])
+    assert second.machine(NAME).refresh().seqno > seqno
+    whole(world, second, upper)
+
+
+def test_two_recoveries_at_once(world: World) -> None:
+    """Into two stores: the one that fences second wins, and the other one is told."""
+    publish(world)
+    one, two = empty(world, ids=91), empty(world, ids=92)
+    recover(one, gap=SOON)
+    recover(two, gap=SOON)
+    world.clock.advance_ms(60_000)
+    with pytest.raises(InvalidUsage, match="only reads"):
+        one.identity.confirm()
+    log = MemoryConsensus("mem:third")
+    with suppress(Crash):  # killed before the epoch was written, while another recovery takes that epoch
+        recover(empty(world, Fuse(20), log, ids=93), gap=SOON)
+    three = empty(world, None, log, ids=94)
+    if log.head("\x7frecovery") is not None and log.head("\x7fbinding") is None:
+        recover(empty(world, ids=96), gap=SOON)
+        with suppress(Conflict):
+            recover(three, gap=SOON)
+
+
+def test_dropped_shards_stay_so_and_their_names_live_again(world: World) -> None:
+    client = Client(EmbeddedTransport(world.user))
+    client.create_shard("gone", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
+    client.shard("gone").drop()
+    for _ in range(6):
+        world.clock.advance_ms(100_000)
+        world.collector().run("gone")
+    publish(world)
+    location = empty(world)
+    found = {shard.name: shard for shard in recover(location).shards}
+    assert (found["gone"].dropped, found[NAME].dropped) == (True, False)
+    back = Client(EmbeddedTransport(location))
+    assert back.shards() == [NAME]
+    again = back.create_shard("gone", SCHEMA, ["k"])
+    again.insert([{"k": "b", "v": 2}])
+    assert again.snapshot().to_arrow().column("k").to_pylist() == ["b"]
+
+
+def test_recovered_shards_live_on(world: World) -> None:
+    """They are written, merged, collected and swept; no blob is lost, and none is left."""
+    world.append_in_parts(6, 10)
+    publish(world)
+    location = empty(world)
+    recover(location, gap=SOON)
+    shard = Client(EmbeddedTransport(location)).shard(NAME)
+    expected = world.contents(9, location)
+    for number in range(80):
+        shard.insert([{"k": f"new{number}", "v": number}])
+        Collector(location).run(NAME)
+    assert location.machine(NAME).refresh().seqno > SeqNo(SOON)
+    assert sum(world.contents(shard.upper().element - 1, location).values()) == sum(expected.values()) + 80  # type: ignore[operator]
+    [verdict] = verified(location, iter([NAME]), How(deep=True))
+    assert verdict.is_sound
+
+
+def stranger(world: World) -> Location:
+    log = MemoryConsensus("mem:other")
+    log.compare_and_set("stranger", 1, b"x")
+    return empty(world, consensus=log)
+
+
+def half_lost(world: World) -> Location:
+    world.append_in_parts(3, 6)
+    publish(world)
+    world.blob.delete([next(stat.key for stat in world.blob.list("") if is_part_key(stat.key))])
+    return empty(world)
+
+
+def overtaken(world: World) -> Location:
+    """Killed after the mark was written; another recovery ended meanwhile."""
+    log = MemoryConsensus("mem:new")
+    for at in range(1, 60):
+        with suppress(Crash):
+            recover(empty(world, Fuse(at), log, ids=100 + at), gap=SOON)
+        if log.head("\x7frecovery") is not None:
+            break
+    recover(empty(world, ids=98), gap=SOON)
+    return empty(world, None, log, ids=99)
+
+
+REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], int]] = {
+    "a consensus store that a location uses": (InvalidUsage, lambda world: world.process(), GAP),
+    "a consensus store that has shards, where no recovery was begun": (InvalidUsage, stranger, GAP),
+    "a blob store without a location": (
+        InvalidUsage,
+        lambda world: memory_location(blob=MemoryBlob(), consensus=MemoryConsensus(), clock=world.clock),
+        GAP,
+    ),
+    "a `--gap` below 1 or beyond 2^48": (InvalidUsage, empty, 0),
+    "the newest version of a shard is not whole, without `--accept-loss`": (Corruption, half_lost, GAP),
+    "a recovery that goes on, where another one has taken over meanwhile": (Conflict, overtaken, GAP),
+}
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    table = page("docs/copies.md").partition("| what of `recover` |")[2].partition("\n## ")[0]
+    kinds = dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", table, re.M))
+    assert kinds == {row: kind.kind for row, (kind, _, _) in REFUSED.items()}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_is_refused_writes_nothing(world: World, row: str) -> None:
+    publish(world)
+    kind, place, gap = REFUSED[row]
+    location = place(world)
+    before = {stat.key for stat in location.blob.list("")}
+    names = location.consensus.keys("", "", 100)
+    with pytest.raises(kind):
+        recover(location, gap=gap)
+    assert ({stat.key for stat in location.blob.list("")}, location.consensus.keys("", "", 100)) == (before, names)
+
+
+@pytest.mark.parametrize("gap", [-1, 2**48 + 1])
+def test_gaps_that_make_no_sense(world: World, gap: int) -> None:
+    publish(world)
+    with pytest.raises(InvalidUsage, match="the gap is"):
+        recover(empty(world), gap=gap)
