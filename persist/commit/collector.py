@@ -264,9 +264,11 @@ class Collector:
 
         def unnamed() -> Iterator[str]:
             for key in keys:
+                if is_foreign(key, state.shard_id):
+                    continue
                 if key in named:
                     log.error("gone but named", extra={"shard": machine.name, "blob": key})
-                elif not is_foreign(key, state.shard_id):
+                else:
                     yield key
 
         return self._lists.not_held(machine, state, unnamed())

@@ -66,7 +66,8 @@ class Lending:
         for loan_id, owner in state.borrowed.items():
             family = family_of(shard_id_of(owner))
             of_owner = {key for key in needed if key.startswith(family)}
-            if of_owner and not self._shrunk(owner, loan_id, of_owner):
+            newest = max(other for other, name in state.borrowed.items() if name == owner)
+            if of_owner and not self._shrunk(owner, loan_id, newest, of_owner):
                 continue
             try:
                 self._committer_of(owner).apply(c.EndLoan(loan_id))
@@ -92,14 +93,22 @@ class Lending:
             following = SeqNo(page[-1].seqno + 1)
         return first, needed
 
-    def _shrunk(self, owner: str, loan_id: LoanId, needed: set[str]) -> bool:
-        """Whether nothing of this loan is needed. Where at most half of it is, the owner is told of that."""
+    def _shrunk(self, owner: str, loan_id: LoanId, newest: LoanId, needed: set[str]) -> bool:
+        """Whether nothing of this loan is needed. Where at most half of it is, the owner is told of that.
+
+        Nothing is needed of it either where the `newest` loan of that owner has all that is.
+        """
         machine = self._committer_of(owner)
         state = machine.refresh()
         loan = state.loans.get(loan_id)
-        if loan is None or len(needed) * SHRINK_PART > loan.keys:
+        if loan is None:
             return False
         try:
+            if newest != loan_id and newest in state.loans:  # it is of an earlier life of the name
+                if needed.issubset(self._lists.keys(state.loans[newest].list_key)):
+                    return True
+            if len(needed) * SHRINK_PART > loan.keys:
+                return False
             needed = needed | self._listed(filter(is_bundle_key, sorted(needed)))
             kept = tuple(key for key in self._lists.keys(loan.list_key) if key in needed)
         except BlobNotFound:
