@@ -104,9 +104,9 @@ class Lending:
         if loan is None:
             return False
         try:
-            if newest != loan_id and newest in state.loans:  # it is of an earlier life of the name
-                if needed.issubset(self._lists.keys(state.loans[newest].list_key)):
-                    return True
+            other = state.loans.get(newest)
+            if newest != loan_id and other is not None and needed.issubset(self._lists.keys(other.list_key)):
+                return True  # it is of an earlier life of the name
             if len(needed) * SHRINK_PART > loan.keys:
                 return False
             needed = needed | self._listed(filter(is_bundle_key, sorted(needed)))

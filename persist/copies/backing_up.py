@@ -35,12 +35,13 @@ from persist.copies.backup_store import (
     list_key,
     state_key,
 )
-from persist.copies.carried import UNKNOWN, blobs_of, carried
+from persist.copies.carried import UNKNOWN, Renaming, blobs_of, carried
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UnknownShard
 from persist.core.ids import check_shard_name
 from persist.core.marks import point_after
+from persist.core.record import replace
 from persist.core.state import State
 from persist.core.transitions.context import HISTORY_LEVEL
 from persist.formats.state_frames import encode_state
@@ -251,16 +252,24 @@ class _Making:
     def _sent(self, backup_id: str, state: State) -> ShardBackup:
         """Send the blobs of this State that are not there yet, then the State itself."""
         ids, level = self.location.ids, self.location.versions.level
-        goes = carried(state, ids.uuid7())
+        goes = replace(carried(state, ids.uuid7()), loans={}, borrowed={})  # the copy has all of its blobs to itself
         with translated_but_missing():
-            named = blobs_of(goes, self.location.blob)
+            lies = blobs_of(goes, self.location.blob)
+            renaming = Renaming.own(state, level, self.blob.get)  # what a clone has borrowed is copied as its own
+            goes = renaming.state(goes) if state.borrowed else goes
+        lent = {renaming.key(key): key for key in lies} if state.borrowed else {key: key for key in lies}
+        named = {key: lies[old] for key, old in lent.items()}
+        made = renaming.bundles
+        named |= {key: (len(data), zlib.crc32(data)) for key, data in made.items()}
         shard = str(state.shard_id)
         there = self.store.held(f"{shard}/") if named else {}
         known = self._known(state.name)
         lacking = [key for key in named if key not in there or (key not in known and UNKNOWN in named[key])]
         sums: Sums = {key: known.get(key, named[key]) for key in named}
         sent = 0
-        for key, (size, crc) in self.pool.map(lambda key: (key, self._send(key, named[key], key in there)), lacking):
+        for key, (size, crc) in self.pool.map(
+            lambda key: (key, self._send(lent[key], key, made.get(key), named[key], key in there)), lacking
+        ):
             sums[key] = size, crc
             sent += 0 if key in there else size
         for key, size in there.items():
@@ -279,10 +288,10 @@ class _Making:
         before = None if self.earlier is None else self.earlier.shard(name)
         return {} if before is None else self.store.sums(before)
 
-    def _send(self, key: str, told: tuple[int, int], is_there: bool) -> tuple[int, int]:
-        """Copy one blob, or only look at it where it is there; its size and CRC-32."""
+    def _send(self, lies: str, key: str, made: bytes | None, told: tuple[int, int], is_there: bool) -> tuple[int, int]:
+        """Copy one blob, or only look at it where it is there; its size and CRC-32. `made`: its bytes."""
         with translated_but_missing():
-            data = self.blob.get(key)
+            data = self.blob.get(lies) if made is None else made
         found = len(data), zlib.crc32(data)
         if any(said not in (UNKNOWN, is_) for said, is_ in zip(told, found, strict=True)):
             raise Corruption(f"the blob {key} is damaged: its checksum differs; `persist repair` says what can be done")

@@ -11,6 +11,7 @@ from persist.core.batch import HollowBatch, Listing, Part
 from persist.core.bundles import Listed
 from persist.core.ids import SeqNo, ShardId, shard_id_of
 from persist.core.keys import shard_of
+from persist.core.loans import is_foreign
 from persist.core.record import replace
 from persist.core.state import State, auxiliary_blob_keys
 from persist.core.trace import trace_of
@@ -69,18 +70,29 @@ class Renaming:
         self.bundles: dict[str, bytes] = {}
         self._level = level
         self._read = read
+        self._life = 0
+        self._only_foreign = False
+
+    @classmethod
+    def own(cls, state: State, level: int, read: Callable[[str], bytes]) -> Renaming:
+        """A clone under its own name and id, whose borrowed blobs have keys of its own; its own blobs keep theirs."""
+        made = cls(state.name, level, read)
+        made.shard_id, made._life, made._only_foreign = state.shard_id, state.incarnation, True
+        return made
 
     def key(self, key: str) -> str:
         """The key under which this blob goes on."""
+        if self._only_foreign and not is_foreign(key, self.shard_id):
+            return key
         return f"{self.shard_id}{key.removeprefix(shard_of(key))}"
 
     def state(self, state: State) -> State:
-        """The State under the other name, in the first life of it."""
+        """The State under the other name, in the first life of it; or under its own."""
         return replace(
             state,
             name=self.name,
             shard_id=self.shard_id,
-            incarnation=0,
+            incarnation=self._life,
             trace=trace_of(self._batch(batch) for batch in state.trace.batches),
             attribute_chunks={
                 number: replace(chunk, key=self.key(chunk.key)) for number, chunk in state.attribute_chunks.items()
@@ -99,7 +111,7 @@ class Renaming:
         if part.key is None:
             return part
         key = self.key(part.key)
-        if part.bundle is None:
+        if part.bundle is None or key == part.key:
             return replace(part, key=key)
         listed = self._runs(listed_in(self._read(part.key), part.key))
         data = self.bundles[key] = encode_listing(Listing(listed), self._level)

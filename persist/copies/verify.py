@@ -17,12 +17,14 @@ from typing import Any
 from blob import Blob, BlobNotFound
 from persist.commit.bundler import keys_in
 from persist.commit.examine import all_parts, faults
+from persist.commit.lists import LoanLists
 from persist.commit.location import Location
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core import invariants, state_diff
 from persist.core.errors import Corruption, HistoryLost, InvalidUsage
 from persist.core.ids import SeqNo, check_shard_name, family_of
 from persist.core.keys import belongs_to, is_bundle_key, shard_of
+from persist.core.loans import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -130,9 +132,13 @@ class _Shard:
         named = self._named(state)
         with translated():
             listed = {stat.key: stat.size for stat in self._location.blob.list(family_of(state.shard_id))}
+            for key in named:
+                if is_foreign(key, state.shard_id) and (stat := self._location.blob.stat(key)) is not None:
+                    listed[key] = stat.size
         self._compare(named, listed)
+        waiting_lists = self._lent(state)
         left = {key: size for key, size in listed.items() if key not in named and belongs_to(key, shard_of(key))}
-        waiting = left.keys() & self._with_lists(gone)
+        waiting = left.keys() & (self._with_lists(gone) | waiting_lists)
         unnamed = left.keys() - waiting
         return Verified(
             self._name,
@@ -210,6 +216,19 @@ class _Shard:
                 self._note(f"the blob {key} is not there", key)
             elif size not in (None, listed[key]):
                 self._note(f"the blob {key} has {listed[key]} bytes, not {size}", key)
+
+    def _lent(self, state: State) -> set[str]:
+        """What other shards may name of its blobs, which are all to be there."""
+        found: set[str] = set()
+        lists = LoanLists(self._location.blob)
+        for loan in state.loans.values():
+            try:
+                found.update(lists.keys(loan.list_key))
+            except BlobNotFound:
+                continue  # the listing tells
+            except Corruption as error:
+                self._note(error.message, loan.list_key)
+        return found
 
     def _read(self, state: State) -> None:
         """Every byte of what the State names, and every row."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from blob import BlobStat
+from blob import BlobStat, open_blob
 from blob.forwarding import ForwardingBlob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.aging import forget_dropped
 from persist.commit.cloning import Cloning
+from persist.copies.backing_up import UPPER, Wanted, back_up
+from persist.copies.backup_store import BackupStore
+from persist.copies.restoring import Choice, restore
+from persist.copies.verify import How, verified
 from persist.core import commands as c
 from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.keys import is_part_key
@@ -387,3 +392,45 @@ def test_collections_at_any_step_of_a_clone_take_nothing(shards: Shards) -> None
         if fuse.steps < step:
             return
     raise AssertionError("it never ends")
+
+
+# --- around it
+
+
+@pytest.mark.parametrize("policy", [Policy(inline_part_bytes_max=0), BUNDLED], ids=["parts", "bundles"])
+def test_a_backup_of_a_clone_alone_comes_back_with_all_of_its_blobs(policy: Policy, tmp_path: Path) -> None:
+    shards = Shards(policy=policy)
+    shards.create("a", 0)
+    with closing(shards.client.shard("a").open_writer()) as writer:
+        runs = []
+        for number in range(7):
+            runs += writer.stage_for_one_commit([{"k": f"k{number}", "v": number}], 0)
+        writer.commit_compare_and_append(tuple(runs), 0, 1)
+    shards.rows["a"] = {(f"k{number}", number) for number in range(7)}
+    shards.clone("a", "b")
+    shards.write("b")
+    store = BackupStore(open_blob(f"file://{tmp_path}/backup"), shards.clock, shards.here.ids)
+    for _ in range(2):
+        backup = back_up(shards.here, store, Wanted(names=("b",), consistent=UPPER))
+    assert backup.shards[0].sent == 0, "the second one sends no blob again"
+    location = memory_location(clock=shards.clock)
+    restore(store, backup, location, Choice())
+    found = Client(EmbeddedTransport(location)).shard("b").snapshot().to_arrow()
+    assert set(zip(found["k"].to_pylist(), found["v"].to_pylist(), strict=True)) == shards.rows["b"]
+    assert not location.machine("b").refresh().borrowed
+    [told] = verified(location, ["b"], How(deep=True))
+    assert told.is_sound
+
+
+def test_verify_looks_for_what_a_clone_has_borrowed(shards: Shards) -> None:
+    shards.clone("a", "b")
+    shards.merge("a")
+    shards.settle()
+    told = {one.shard: one for one in verified(shards.here, ["a", "b"], How(deep=True))}
+    assert told["a"].is_sound
+    assert told["b"].is_sound
+    assert told["a"].unnamed == 0, "what is lent is needed"
+    [lost, *_] = sorted(key for key in shards.state("b").blob_keys() if is_part_key(key))
+    shards.blob.delete([lost])
+    [found] = verified(shards.process(), ["b"], How())
+    assert not found.is_sound
