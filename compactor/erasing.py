@@ -21,7 +21,7 @@ from persist.commit.place import Committer, CommitterOf
 from persist.commit.rollups import rolled_up
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.erasing import is_rewritten, states_held
+from persist.core.erasing import is_rewritten, lent_before, states_held
 from persist.core.erasure import Erasure, Proof, Scanned
 from persist.core.state import State
 from persist.formats.store_errors import translated
@@ -101,6 +101,8 @@ class Eraser:
         if found.older_count:
             leave_out_before(self._location, machine.name, found.horizon)
             found = self._scanned(machine, erasure)
+        if lent_before(machine.refresh(), erasure):
+            return SWEEP_AGAIN_S
         if found.unnamed_ms is not None:
             due_ms = found.unnamed_ms + self._settings.sweep.age_ms - self._location.clock.now_ms()
             if due_ms >= 0:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch
-from persist.core.erasure import Wait
+from persist.core.erasure import Erasure, Wait
 from persist.core.state import Claim, State, kept_below
 
 MERGE_CLAIM = "merge:"
@@ -99,6 +99,13 @@ def states_held(state: State, rewritten: int) -> tuple[Wait, ...]:
         if reader.seqno < rewritten
     ]
     return tuple(sorted(held, key=lambda wait: wait.name))[:WAITS_TOLD_MAX]
+
+
+def lent_before(state: State, erasure: Erasure) -> tuple[Wait, ...]:
+    """Loans by which a blob may stay that shows rows of an erasure: to clones, and of the owners of its own blobs."""
+    until = erasure.rewritten_ms
+    found = {loan.borrower for loan in state.loans.values() if not until or loan.begun_ms <= until}
+    return tuple(Wait("loan", name) for name in sorted(found | set(state.borrowed.values())))[:WAITS_TOLD_MAX]
 
 
 def _readers(state: State, at: int) -> list[Wait]:

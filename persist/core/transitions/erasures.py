@@ -5,7 +5,7 @@ from __future__ import annotations
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM, Antichain
 from persist.core.entries import with_changes
-from persist.core.erasing import is_rewritten, states_held, waits
+from persist.core.erasing import WAITS_TOLD_MAX, is_rewritten, lent_before, states_held, waits
 from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo
@@ -62,9 +62,13 @@ def note_rewritten(state: State, command: c.NoteRewritten, context: Context) -> 
 
 
 def prove(state: State, command: c.ProveErasure, context: Context) -> tuple[State, c.ErasuresAre]:
-    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more."""
+    """What of it the State itself tells is checked: no rollup or long state diff of before is named any more, and
+    no loan may keep a blob of before.
+    """
     known = state.erasures.get(command.erasure)
     if known is None or known.proof is not None or not known.rewritten:
+        return state, _told(state)
+    if lent_before(state, known):
         return state, _told(state)
     if min([command.proof.horizon, *state.rollups, *state.long_diffs]) < known.rewritten:
         return state, _told(state)
@@ -81,7 +85,7 @@ def _told(state: State) -> c.ErasuresAre:
     for name, erasure in state.erasures.items():
         if erasure.proof is None:
             left = states_held(state, erasure.rewritten) if erasure.rewritten else waits(state, erasure.at)
-            found[name] = left
+            found[name] = (*left, *lent_before(state, erasure))[:WAITS_TOLD_MAX]
     return c.ErasuresAre(dict(state.erasures), found)
 
 
