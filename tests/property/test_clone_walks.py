@@ -1,0 +1,185 @@
+"""Random walks over several shards that clone each other: nothing that is named is ever deleted, nothing is left over.
+
+A step is done by a process of its own. It may be killed at any I/O step, or another one runs to its end between two of
+them. Each seed is one walk, always the same. Builds that are broken on purpose are caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit import collector, lending
+from persist.commit.lists import LoanLists
+from persist.core.errors import Conflict, Expired, PersistError, UnknownShard
+from persist.core.ids import SeqNo
+from persist.core.loans import is_foreign
+from persist.core.transitions import loans
+from tests.support.clones import AGE_MS, Shards
+from tests.support.crashing import Crash, Fuse
+
+NAMES = "abcdef"
+STEPS = 30
+
+
+class Interrupted(Fuse):
+    """Runs something else at one I/O step."""
+
+    def __init__(self, at: int, other: Callable[[], None]) -> None:
+        super().__init__()
+        self._begins, self._other = at, other
+
+    def step(self, work: Callable[[], object]) -> object:  # type: ignore[override]
+        self.steps += 1
+        if self.steps == self._begins:
+            self._other()
+        return work()
+
+
+class Walk:
+    def __init__(self, seed: int) -> None:
+        self.pick = Random(seed)
+        self.shards = Shards()
+        self.shards.create("a", 2)
+
+    def run(self) -> None:
+        for _ in range(STEPS):
+            self._step()
+            self._check()
+        self.shards.settle()
+        self.shards.check_at_rest()
+        for name in list(self.shards.rows):
+            self.shards.drop(name)
+            self.shards.settle()
+            self.shards.check_at_rest()
+        assert len(self.shards.blobs()) == len(self.shards.names()), "one rollup of each tombstone"
+
+    def _step(self) -> None:
+        chance, at = self.pick.random(), self.pick.randint(1, 40)
+        if chance < 0.25:
+            self._act(Fuse(at, after=self.pick.random() < 0.5))
+        elif chance < 0.65:
+            self._act(Interrupted(self.pick.randint(1, 20), lambda: self._act(None)))
+        else:
+            self._act(None)
+
+    def _act(self, fuse: Fuse | None) -> None:
+        acts = [self._clone, self._clone, self._collect, self._collect, self._write, self._merge, self._drop, self._age]
+        with suppress(Crash):
+            self.pick.choice(acts)(fuse)
+
+    def _some(self) -> str | None:
+        return self.pick.choice(sorted(self.shards.rows)) if self.shards.rows else None
+
+    def _clone(self, fuse: Fuse | None) -> None:
+        source, free = self._some(), [name for name in NAMES if name not in self.shards.rows]
+        if source is None or not free:
+            return
+        name, before = self.pick.choice(free), self.shards.rows[source]
+        try:
+            with suppress(Conflict, Expired, UnknownShard):  # the name is taken, or too much went on meanwhile
+                Client(EmbeddedTransport(self.shards.process(fuse))).clone(source, name)
+        finally:
+            if name not in self.shards.rows and name in self.shards.here.names():
+                self.shards.rows[name] = self.shards.contents(name)
+                assert before <= self.shards.rows[name] <= self.shards.rows.get(source, before)
+
+    def _collect(self, fuse: Fuse | None) -> None:
+        self.shards.collect(fuse=fuse)
+
+    def _write(self, fuse: Fuse | None) -> None:
+        if (name := self._some()) is not None:
+            self.shards.write(name)
+
+    def _merge(self, fuse: Fuse | None) -> None:
+        if (name := self._some()) is not None:
+            self.shards.merge(name)
+            self.shards.collect()
+
+    def _drop(self, fuse: Fuse | None) -> None:
+        if len(self.shards.rows) > 1 and (name := self._some()) is not None:
+            self.shards.drop(name)
+
+    def _age(self, fuse: Fuse | None) -> None:
+        self.shards.clock.advance_ms(AGE_MS + 1)
+        self.shards.collect()
+        self.shards.sweep()
+
+    def _check(self) -> None:
+        """What is named is there, and what was borrowed also where an earlier version names it."""
+        self.shards.check()
+        there = self.shards.blobs()
+        for name in self.shards.names():
+            state = self.shards.state(name)
+            changes = self.shards.here.versions.diffs(name, SeqNo(1), 10_000)
+            gone = (key for change in changes[1:] for key in change.gone)
+            assert {key for key in gone if is_foreign(key, state.shard_id)} <= there
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_lost_and_nothing_is_left(seed: int) -> None:
+    Walk(seed).run()
+
+
+# --- builds that are broken on purpose
+
+
+def _borrower_deletes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(collector, "is_foreign", lambda key, shard: False)
+
+
+def _owner_forgets_loan(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LoanLists, "not_held", lambda self, machine, state, keys: iter(keys))
+
+
+def _lend_below_rollup(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loans, "lends_from", lambda state: SeqNo(0))
+
+
+def _return_before_gone(patch: pytest.MonkeyPatch) -> None:
+    whole = lending.Lending._needed
+
+    def needed(self: lending.Lending, name: str, state: object) -> tuple[SeqNo, set[str]]:
+        first, _ = whole(self, name, state)  # type: ignore[arg-type]
+        return first, {key for key in state.blob_keys() if is_foreign(key, state.shard_id)}  # type: ignore[attr-defined]
+
+    patch.setattr(lending.Lending, "_needed", needed)
+
+
+def _fence_left_out(patch: pytest.MonkeyPatch) -> None:
+    def taken(self: lending.Lending, state: object, loan_id: object, loan: object) -> bool:
+        try:
+            return loan_id in self._committer_of(loan.borrower).refresh().borrowed  # type: ignore[attr-defined]
+        except UnknownShard:
+            return False
+
+    patch.setattr(lending.Lending, "_may_be_taken", taken)
+
+
+BROKEN = {
+    "borrower_deletes": _borrower_deletes,
+    "owner_forgets_loan": _owner_forgets_loan,
+    "lend_below_rollup": _lend_below_rollup,
+    "return_before_gone": _return_before_gone,
+    "fence_left_out": _fence_left_out,
+}
+CAUGHT: dict[str, int] = {}
+
+
+def caught(seed: int) -> bool:
+    try:
+        Walk(seed).run()
+    except (AssertionError, PersistError, OSError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_build_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BROKEN[name](monkeypatch)
+    assert caught(CAUGHT[name])
