@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from persist.client.arguments import checked
@@ -13,18 +14,20 @@ from persist.core.phases import dropped
 from persist.core.view import ViewRequest
 
 
-def clone(
-    transport: Transport,
-    settings: HandleSettings,
-    source: str,
-    name: str,
-    as_of: int | datetime | None,
-    tag: str | None,
-    keep_policies: bool,
-) -> Shard:
+@dataclass(frozen=True)
+class ToClone:
+    """Of which time the clone is to be (neither: as of now), and whether its policy of rows goes on."""
+
+    as_of: int | datetime | None = None
+    tag: str | None = None
+    keep_policies: bool = False
+
+
+def clone(transport: Transport, settings: HandleSettings, source: str, name: str, wanted: ToClone) -> Shard:
     """Raises what `Client.clone` says."""
+    as_of, tag = wanted.as_of, wanted.tag
     checked("tag", tag, str, type(None))
-    checked("keep_policies", keep_policies, bool)
+    checked("keep_policies", wanted.keep_policies, bool)
     check_shard_name(name)
     if as_of is not None and tag is not None:
         raise InvalidUsage("give a time or a tag, not both")
@@ -39,8 +42,8 @@ def clone(
                 raise InvalidUsage(f"shard {source!r} has no tag {tag!r:.300}; `persist tags` shows them")
             as_of = tags[tag].time
         assert as_of is not None
-        found.snapshot(as_of).close()  # else nothing is lent
-    view = transport.clone(source, name, keep_policies)
+        found.snapshot(as_of, wait_s=0).close()  # else nothing is lent
+    view = transport.clone(source, name, wanted.keep_policies)
     made = Shard(transport, name, view, settings)
     if as_of is not None:
         made.restore(as_of)

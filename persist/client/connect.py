@@ -15,7 +15,7 @@ from blob import without_secrets
 from persist.client.arguments import check_numbers, checked
 from persist.client.arguments import names as tuple_of
 from persist.client.bulk import PAGE_MAX, Chosen, ShardsDropped, ShardSummary, drop_all, page
-from persist.client.cloned import clone
+from persist.client.cloned import ToClone, clone
 from persist.client.cut import Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
 from persist.client.keeping import kept_by_itself
@@ -169,7 +169,7 @@ class Client:
             there). Any other error: there is no clone, or with an earlier time one as of now, to be restored or
             dropped.
         """
-        return clone(self.transport, self._settings, source, name, as_of, tag, keep_policies)
+        return clone(self.transport, self._settings, source, name, ToClone(as_of, tag, keep_policies))
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.
