@@ -1,0 +1,390 @@
+"""Clones: both live on alone, and blobs go when the last that needs them is gone, whoever dies when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from blob import BlobStat
+from blob.forwarding import ForwardingBlob
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.aging import forget_dropped
+from persist.commit.cloning import Cloning
+from persist.core import commands as c
+from persist.core.errors import Conflict, InvalidUsage, NotReadable, UnknownShard
+from persist.core.keys import is_part_key
+from persist.core.state import Policy
+from tests.support.clones import Shards
+from tests.support.crashing import Crash, Fuse
+from tests.support.location import memory_location
+
+BUNDLED = Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=2, bundle_parts_max=4)
+
+
+@pytest.fixture
+def shards() -> Shards:
+    made = Shards()
+    made.create("a")
+    return made
+
+
+def test_a_clone_shows_what_its_source_shows_and_both_go_on_alone(shards: Shards) -> None:
+    shards.clone("a", "b")
+    assert shards.contents("b") == shards.rows["a"]
+    shards.write("a")
+    shards.write("b")
+    shards.settle()
+    shards.check_at_rest()
+    assert shards.state("b").upper == shards.state("a").upper
+    assert list(shards.state("b").borrowed.values()) == ["a"]
+
+
+def test_a_clone_that_has_merged_all_gives_its_loan_back(shards: Shards) -> None:
+    shards.clone("a", "b")
+    shards.write("b")
+    shards.merge("b")
+    shards.settle()
+    shards.check_at_rest()
+    assert not shards.state("b").borrowed
+    assert not shards.state("a").loans
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_either_may_be_dropped_first_and_nothing_is_left_in_the_end(shards: Shards, order: str) -> None:
+    shards.clone("a", "b")
+    for name in order:
+        shards.drop(name)
+        shards.settle()
+        shards.check_at_rest()
+    assert len(shards.blobs()) == 2, "the rollups of two tombstones"
+
+
+def test_a_merge_of_the_owner_leaves_what_is_lent(shards: Shards) -> None:
+    shards.clone("a", "b")
+    lent = {key for key in shards.blobs() if is_part_key(key)}
+    shards.write("a")
+    shards.merge("a")
+    shards.settle()
+    shards.check_at_rest()
+    assert lent <= shards.blobs()
+    shards.drop("b")
+    shards.settle()
+    shards.check_at_rest()
+    assert not lent & shards.blobs()
+
+
+def test_clones_of_clones_borrow_from_the_owner(shards: Shards) -> None:
+    shards.clone("a", "b")
+    shards.clone("b", "c")
+    assert list(shards.state("c").borrowed.values()) == ["a"]
+    shards.write("c")
+    shards.clone("c", "d")
+    assert sorted(shards.state("d").borrowed.values()) == ["a", "c"]
+    for name in "acb":
+        shards.drop(name)
+        shards.settle()
+        shards.check_at_rest()
+    shards.merge("d")
+    shards.settle()
+    shards.check_at_rest()
+    assert not shards.state("d").borrowed
+
+
+def test_names_are_used_again(shards: Shards) -> None:
+    shards.clone("a", "b")
+    shards.drop("b")
+    shards.clone("a", "b")  # at its tombstone, before its loan was given back
+    shards.write("b")
+    shards.settle()
+    shards.check_at_rest()
+    shards.drop("a")
+    shards.create("a")
+    shards.settle()
+    shards.check_at_rest()
+    assert len(shards.state("a").loans) == 1
+    shards.clone("a", "c")
+    shards.drop("b")
+    shards.settle()
+    shards.check_at_rest()
+
+
+def test_a_name_whose_blobs_are_still_used_takes_no_clone_of_them(shards: Shards) -> None:
+    shards.clone("a", "b")
+    shards.drop("a")
+    shards.settle()
+    with pytest.raises(Conflict, match="still uses blobs of an earlier shard 'a'"):
+        shards.clone("b", "a")
+    shards.merge("b")
+    shards.settle()
+    shards.clone("b", "a")
+    shards.settle()
+    shards.check_at_rest()
+
+
+def test_bundles_are_lent_with_what_they_list() -> None:
+    shards = Shards(policy=BUNDLED)
+    shards.create("a", 0)
+    shard = shards.client.shard("a")
+    with closing(shard.open_writer()) as writer:
+        runs = []
+        for number in range(7):
+            runs += writer.stage_for_one_commit([{"k": f"k{number}", "v": number}], 0)
+        writer.commit_compare_and_append(tuple(runs), 0, 1)
+    shards.rows["a"] = {(f"k{number}", number) for number in range(7)}
+    assert any(part.bundle is not None for part in shards.state("a").trace.parts())
+    shards.clone("a", "b")
+    shards.drop("a")
+    shards.settle()
+    shards.check_at_rest()
+    shards.write("b")
+    shards.drop("b")
+    shards.settle()
+    shards.check_at_rest()
+    assert len(shards.blobs()) == 2
+
+
+def test_a_loan_shrinks_when_less_than_half_of_it_is_needed(shards: Shards) -> None:
+    for _ in range(6):
+        shards.write("a")
+    shards.clone("a", "b")
+    [before] = shards.state("a").loans.values()
+    shard = shards.client.shard("b")
+    shard.truncate(7, mode="drop")
+    shards.rows["b"] = shards.contents("b")
+    shards.client.shard("b").downgrade_since(9)
+    forget_dropped(shards.here.machine("b"))
+    shards.settle()
+    shards.check_at_rest()
+    [after] = shards.state("a").loans.values()
+    assert 2 * after.keys <= before.keys
+    assert after.list_key != before.list_key
+
+
+def test_an_earlier_time_and_a_tag(shards: Shards) -> None:
+    shards.client.create_shard("h", shards.client.shard("a").schema.arrow, ["k"], history="7d")
+    shard = shards.client.shard("h")
+    for number in range(4):
+        shard.insert([{"k": f"k{number}", "v": number}])
+    shard.tag("two", 1)
+    made = shards.client.clone("h", "h2", tag="two")
+    assert made.snapshot().to_arrow().num_rows == 2
+    assert made.snapshot(3).to_arrow().num_rows == 4, "its history goes on"
+    assert shards.client.clone("h", "h3", as_of=2).snapshot().to_arrow().num_rows == 3
+
+
+# --- what is refused, and leaves nothing
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "told"),
+    [
+        (lambda client: client.clone("a", "a"), InvalidUsage, "cannot be a clone of itself"),
+        (lambda client: client.clone("nobody", "b"), UnknownShard, "nobody"),
+        (lambda client: client.clone("a", "taken"), Conflict, "there is a shard 'taken' already"),
+        (lambda client: client.clone("a", "a b"), InvalidUsage, "is not of the form"),
+        (lambda client: client.clone("a", "b", tag="x"), InvalidUsage, "has no tag 'x'"),
+        (lambda client: client.clone("a", "b", as_of=1, tag="x"), InvalidUsage, "not both"),
+        (lambda client: client.clone("a", "b", as_of=99), Exception, ""),
+        (lambda client: client.clone("forgot", "b", as_of=0), NotReadable, ""),
+        (lambda client: client.clone("dropped", "b"), UnknownShard, "was dropped"),
+    ],
+)
+def test_what_is_refused_lends_nothing(
+    shards: Shards, ask: Callable[[Client], object], error: type[Exception], told: str
+) -> None:
+    for name in ("taken", "forgot", "dropped"):
+        shards.create(name)
+    shards.client.shard("forgot").downgrade_since(2)
+    shards.drop("dropped")
+    blobs, heads = shards.blobs(), {name: shards.state(name).seqno for name in shards.names()}
+    with pytest.raises(error, match=told or None):
+        ask(shards.client)
+    assert not any(shards.state(name).loans for name in shards.names())
+    assert "b" not in shards.names()
+    if told:
+        assert shards.blobs() == blobs
+        assert {name: shards.state(name).seqno for name in shards.names()} == heads
+
+
+# --- costs
+
+
+class Counted(ForwardingBlob):
+    """Counts what is read and written of parts."""
+
+    parts = 0
+
+    def _note(self, key: str) -> None:
+        self.parts += is_part_key(key)
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._note(key)
+        super().put(key, data)
+
+    def get(self, key: str) -> bytes:
+        self._note(key)
+        return super().get(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._note(key)
+        return super().get_range(key, start, length)
+
+    def stat(self, key: str) -> BlobStat | None:
+        self._note(key)
+        return super().stat(key)
+
+
+def test_a_clone_of_a_thousand_parts_is_two_commits_and_touches_no_part() -> None:
+    shards = Shards(policy=Policy(inline_part_bytes_max=0, rollup_every=16, plain_parts_max=2_000))
+    shards.create("a", 0)
+    with closing(shards.client.shard("a").open_writer()) as writer:
+        runs = []
+        for number in range(1_000):
+            runs += writer.stage_for_one_commit([{"k": f"k{number:04}", "v": number}], 0)
+        writer.commit_compare_and_append(tuple(runs), 0, 1)
+    blob = Counted(shards.blob)
+    location = memory_location(
+        blob=blob, consensus=shards.consensus, clock=shards.clock, policy=shards.policy, small_merges=False
+    )
+    before = shards.state("a").seqno
+    Client(EmbeddedTransport(location)).clone("a", "b")
+    assert blob.parts == 0
+    assert shards.state("a").seqno == before + 1
+    assert shards.state("b").seqno == 1
+    assert len(shards.contents("b")) == 1_000
+
+
+# --- killed at any step
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("again", ["fresh name", "name used before", "clone of a clone"])
+def test_who_clones_is_killed_at_any_step(again: str, after: bool) -> None:
+    for step in range(1, 200):
+        shards = Shards()
+        shards.create("a", 2)
+        source = "a"
+        if again == "name used before":
+            shards.create("b", 1)
+            shards.drop("b")
+        elif again == "clone of a clone":
+            shards.clone("a", "m")
+            shards.write("m")
+            source = "m"
+        fuse = Fuse(step, after=after)
+        try:
+            shards.clone(source, "b", shards.process(fuse))
+        except Crash:
+            pass
+        else:
+            assert step > 5
+            return
+        if "b" in shards.here.names():
+            shards.rows["b"] = set(shards.rows[source])
+        shards.settle()
+        shards.check_at_rest()
+        if "b" not in shards.rows:
+            assert not any(
+                loan.borrower == "b" for name in shards.names() for loan in shards.state(name).loans.values()
+            )
+            shards.clone(source, "b")
+        for name in list(shards.rows):
+            shards.drop(name)
+        shards.settle()
+        assert len(shards.blobs()) == len(shards.names())
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("dropped", ["a", "b", "both", "merged"])
+def test_who_collects_is_killed_at_any_step(dropped: str, after: bool) -> None:
+    for step in range(1, 400):
+        shards = Shards()
+        shards.create("a", 2)
+        shards.clone("a", "b")
+        shards.write("b")
+        if dropped == "merged":
+            shards.merge("b")
+        for name in "ab":
+            if dropped in (name, "both"):
+                shards.drop(name)
+        fuse, ended = Fuse(step, after=after), True
+        try:
+            for _ in range(4):
+                shards.collect(fuse=fuse)
+        except Crash:
+            ended = False
+        shards.check()
+        shards.settle()
+        shards.check_at_rest()
+        if ended:
+            return
+    raise AssertionError("it never ends")
+
+
+# --- races
+
+
+def test_a_loan_is_refused_once_a_collection_may_have_begun_beyond_it(shards: Shards) -> None:
+    state = shards.state("a")
+    stale = state.seqno
+    for _ in range(20):
+        shards.write("a")
+    assert max(shards.state("a").rollups) > stale
+    command = c.Lend("l" + "1" * 32, "b", f"{state.shard_id}/l/x{shards.here.ids.uuid7()}.loan", 1, stale)  # type: ignore[arg-type]
+    assert shards.here.machine("a").apply(command) == c.Lent(False)
+
+
+def test_a_clone_that_sleeps_for_days_before_its_first_commit_is_refused(shards: Shards) -> None:
+    for again in (False, True):
+        location = shards.process()
+        cloning = Cloning(location)
+        begin = cloning._begin
+
+        def sleepy(*args: object, begin: Callable[..., None] = begin) -> None:
+            shards.settle()
+            begin(*args)
+
+        cloning._begin = sleepy  # type: ignore[method-assign]
+        with pytest.raises((Conflict, Exception), match="already|clone again|begun so long"):
+            cloning.clone("a", "b")
+        assert not shards.state("a").loans, again
+        shards.settle()
+        shards.check_at_rest()
+    shards.clone("a", "b")
+    shards.settle()
+    shards.check_at_rest()
+
+
+def test_collections_at_any_step_of_a_clone_take_nothing(shards: Shards) -> None:
+    """A collector runs to its end between any two steps of a clone."""
+    for step in range(1, 60):
+        shards = Shards()
+        shards.create("a", 2)
+        shards.merge("a")
+
+        class Between(Fuse):
+            def step(self, work: Callable[[], object]) -> object:  # type: ignore[override]
+                self.steps += 1
+                if self.steps == self.at:
+                    shards.write("a")  # noqa: B023
+                    shards.merge("a")  # noqa: B023
+                    shards.collect()  # noqa: B023
+                    shards.clock.advance_ms(100)  # noqa: B023
+                    shards.collect()  # noqa: B023
+                return work()
+
+        fuse = Between(step)
+        client = Client(EmbeddedTransport(shards.process(fuse)))
+        client.clone("a", "b")
+        shards.rows["b"] = shards.contents("b")
+        assert shards.rows["b"] <= shards.rows["a"]
+        assert len(shards.rows["b"]) >= 2
+        shards.settle()
+        shards.check_at_rest()
+        if fuse.steps < step:
+            return
+    raise AssertionError("it never ends")
