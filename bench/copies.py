@@ -1,6 +1,6 @@
 """What it costs to know that a location is whole, to have a copy of it, and to get it back.
 
-    python -m bench.copies [--shards 10] [--parts 1000] [--mib 512] [--rounds 5] [--only verify backup writers]
+    python -m bench.copies [--shards 10] [--parts 1000] [--mib 512] [--rounds 5] [--only verify backup writers clones]
 
 `verify`: shards x parts blobs in files and SQLite, beside listing and stat'ing the same blobs by hand, alternating.
 `backup`, `restore`: --mib MiB in parts of 16 MiB, beside a plain copy of the same files by the same stores' clients,
@@ -8,6 +8,8 @@ with as many threads; each into a directory of its own, alternating. The instant
 `--consistent upper`. `incremental`: bytes sent by a second backup, as a part of those written since the first.
 `writers`: the paired median of inserts of 100 rows while a backup of another process sends 20 MiB a second, and
 without; and their requests. The first insert after the hold was taken, which meets its commit, is counted apart.
+`clones`: a clone of a shard of --parts parts: its commits, bytes of parts that it reads or writes, and its time beside
+that of a commit of one row, alternating. The shard is opened before, as that of the commits is.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +29,13 @@ import pyarrow as pa
 
 from bench.bars import bar, interleaved, median, timed
 from blob import open_blob
+from blob.forwarding import ForwardingBlob
+from consensus import open_consensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.location import Location, LocationSettings, open_location
+from persist.commit.machine import MachineSettings
 from persist.copies.backing_up import UPPER, Wanted, back_up
 from persist.copies.backup_store import BackupStore
 from persist.copies.restoring import Choice, chosen, restore
@@ -52,11 +58,11 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=1_000)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=["verify", "backup", "writers"])
+    parser.add_argument("--only", nargs="*", default=["verify", "backup", "writers", "clones"])
     args = parser.parse_args()
     for name in args.only:
         with tempfile.TemporaryDirectory() as directory:
-            {"verify": verifying, "backup": copying, "writers": writing}[name](directory, args)
+            {"verify": verifying, "backup": copying, "writers": writing, "clones": cloning}[name](directory, args)
 
 
 def verifying(directory: str, args: argparse.Namespace) -> None:
@@ -197,6 +203,69 @@ def blocks(location: Location, shard: Shard, count: int) -> tuple[list[float], i
 
 def calls_of(location: Location) -> int:
     return sum(calls for calls, _, _ in location.store_calls.totals().values())
+
+
+def cloning(directory: str, args: argparse.Namespace) -> None:
+    for name in ("blob", "data"):
+        os.mkdir(f"{directory}/{name}")
+    blob = DataCounted(open_blob(f"file://{directory}/blob"))
+    consensus = open_consensus(f"sqlite:///{directory}/log.db")
+    alone = MachineSettings(small_merges=False)  # these parts are tiny; merges of such come later, by themselves
+    settings = LocationSettings(policy=STAGED.policy, machine=alone, metered=True)
+    location = Location(blob, consensus, settings=settings)
+    client = Client(EmbeddedTransport(location))
+    writer = client.create_shard("large", SCHEMA, ["id"], history="forever").open_writer()
+    staged = [writer.stage([{"id": row}], None) for row in range(args.parts)]
+    writer.commit_insert(tuple(run for runs in staged for run in runs))
+    small = client.create_shard("small", SCHEMA, ["id"])
+    rows = pa.table({"id": [1]})
+    names = map("clone-{}".format, itertools.count())
+    commits: list[int] = []
+    data: list[int] = []
+
+    def clone() -> None:
+        before, blob.data = commits_of(location), 0
+        client.clone("large", next(names))
+        commits.append(commits_of(location) - before)
+        data.append(blob.data)
+
+    for work in (clone, lambda: small.insert(rows)):
+        work()
+    clones, plain = interleaved(10 * args.rounds, clone, lambda: small.insert(rows))
+    print(f"commits of the clones: {sorted(commits)}")
+    print(f"a clone of {args.parts} parts {median(clones) * 1e3:.2f} ms, a commit {median(plain) * 1e3:.2f} ms")
+    bar(f"clone-{args.parts}-parts commits", max(commits), "<= 3")
+    bar(f"clone-{args.parts}-parts data bytes", max(data), "<= 0")
+    ratio = median([own / other for own, other in zip(clones, plain, strict=True)])
+    bar(f"clone-{args.parts}-parts beside-a-commit", ratio, "<= 3")
+    location.close()
+
+
+class DataCounted(ForwardingBlob):
+    """Counts the bytes of parts that are read or written."""
+
+    data = 0
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        super().put(key, data)
+        self.data += len(data) if key.endswith(".parquet") else 0
+
+    def get(self, key: str) -> bytes:
+        found = super().get(key)
+        self.data += len(found) if key.endswith(".parquet") else 0
+        return found
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        found = super().get_range(key, start, length)
+        self.data += len(found) if key.endswith(".parquet") else 0
+        return found
+
+
+def commits_of(location: Location) -> int:
+    """Log entries that were written."""
+    written = ("compare_and_set", "begin")
+    totals = location.store_calls.totals()
+    return sum(calls for (_, verb, outcome), (calls, _, _) in totals.items() if verb in written and outcome == "ok")
 
 
 if __name__ == "__main__":

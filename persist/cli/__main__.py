@@ -30,6 +30,7 @@ COMMANDS = {
     "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
     "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),
     "backup": ("persist.cli.backup", "copies of a location in a blob store of their own"),
+    "clone": ("persist.cli.clone", "make a shard with the contents of another one; no row is copied"),
     "recover": ("persist.cli.recover", "begin logs anew from the blob store alone, once the consensus store is lost"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),

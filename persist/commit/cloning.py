@@ -31,6 +31,7 @@ from persist.core.ids import LoanId, ReaderId, check_shard_name, family_of, mint
 from persist.core.keys import is_bundle_key
 from persist.core.loans import LENT_KEYS_MAX, by_owner
 from persist.core.phases import dropped
+from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
 from persist.core.transitions.context import CLONES_LEVEL
@@ -125,15 +126,13 @@ class Cloning:
             if keys is None or not self._lend(state, name, keys, lent):
                 self._take_back(lent)
                 return None
-            owners = {loan_id: owner for loan_id, (owner, _) in lent.items()}
-            born = clone_of(kept, name, owners, born.commit_id, now_ms)
-            self._begin(born, ended, tuple(key for _, key in lent.values()), caller)
+            born = replace(born, borrowed={loan_id: owner for loan_id, (owner, _) in lent.items()})
+            return self._begun(born, ended, tuple(key for _, key in lent.values()), caller)
         except Indeterminate:
             raise  # it may be there: its loans stay, and end with it, or are ended
         except PersistError:
             self._take_back(lent)
             raise
-        return self._location.machine(name).refresh()  # outside: the loans stand from now on
 
     def _keys(self, born: State) -> set[str] | None:
         """The blobs that the clone will name, and what the bundles among them list. None: one of these is gone."""
@@ -193,19 +192,20 @@ class Cloning:
             with suppress(PersistError):
                 self._location.machine(owner).apply(c.EndLoan(loan_id))
 
-    def _begin(self, born: State, ended: State | None, lists: tuple[str, ...], caller: Caller) -> None:
-        """The first commit of the clone. Indeterminate: it may have happened; after any other error it has not."""
+    def _begun(self, born: State, ended: State | None, lists: tuple[str, ...], caller: Caller) -> State:
+        """The first commit of the clone; its State. Indeterminate: it may have happened; after other errors not."""
         if ended is not None:
+            machine = self._location.machine(born.name)
             try:
-                self._location.machine(born.name).apply(c.BeginClone(born, lists, shard=ended.shard_id), caller)
+                machine.apply(c.BeginClone(born, lists, shard=ended.shard_id), caller)
             except (UnknownShard, ShardExists) as error:
                 raise _taken(born.name) from error
-            return
+            return machine.state()
         first, unknown = with_entry(born, caller), None
         for _ in range(BEGINS_MAX):
             try:
                 if self._location.versions.begin(first):
-                    return
+                    return first
                 raise _taken(born.name)
             except Indeterminate as error:
                 unknown = error

@@ -21,7 +21,7 @@ from persist.copies.verify import How, verified
 from persist.core import commands as c
 from persist.core.errors import Conflict, Expired, InvalidUsage, NotReadable, UnknownShard
 from persist.core.keys import is_part_key
-from persist.core.state import Policy
+from persist.core.state import Policy, State
 from tests.support.clones import Shards
 from tests.support.crashing import Crash, Fuse
 from tests.support.location import memory_location
@@ -346,13 +346,13 @@ def test_a_clone_that_sleeps_for_days_before_its_first_commit_is_refused(shards:
     for again in (False, True):
         location = shards.process()
         cloning = Cloning(location)
-        begin = cloning._begin
+        begin = cloning._begun
 
-        def sleepy(*args: object, begin: Callable[..., None] = begin) -> None:
+        def sleepy(*args: object, begin: Callable[..., State] = begin) -> State:
             shards.settle()
-            begin(*args)
+            return begin(*args)
 
-        cloning._begin = sleepy  # type: ignore[method-assign]
+        cloning._begun = sleepy  # type: ignore[method-assign]
         with pytest.raises((Conflict, Expired)):
             cloning.clone("a", "b")
         assert not shards.state("a").loans, again
