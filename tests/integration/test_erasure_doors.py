@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[str, str, Any]] = {
         {"keys": [["margaret", "b"]]},
     ),
     "a predicate that cannot be read": ("POST", "erasures", {"where": "id ="}),
-    "a deadline that is no age": ("POST", "erasures", {"keys": ["margaret"], "deadline": "soon"}),
+    "a deadline that is no age, or beyond ten years": ("POST", "erasures", {"keys": ["margaret"], "deadline": "soon"}),
     "a reason of over 256 characters, or with half a surrogate pair": (
         "POST",
         "erasures",
