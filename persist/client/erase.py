@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from persist.client.retry import send
 from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, kept, part_reader
 from persist.client.transport import OneShard
-from persist.client.wall_clock import instant_ms, instant_text, kept_ms, shown_instant
+from persist.client.wall_clock import instant_ms, instant_text, period_ms, shown_instant
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -33,7 +34,7 @@ from persist.core.ids import Token, mint
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import KeyRange, PartReader, ShardSchema, encode_key, negated
-from persist.parts.given import given_key
+from persist.parts.given import given_value
 from persist.parts.pruning import Filter
 
 KEYS_MAX = 1_000  # that one erasure names
@@ -77,13 +78,22 @@ class Question:
         ranges: dict[bytes, KeyRange] = {}  # a key that is named twice goes once
         for key in self.keys:
             if len(key) != len(schema.key):
-                raise InvalidUsage(f"a key has {len(key)} values, and the shard has {len(schema.key)} key columns")
-            try:
-                encoded = encode_key(schema, given_key(schema, key))
-            except InvalidUsage:
-                raise InvalidUsage("a key has a value that its key column cannot hold") from None
+                wanted = ", ".join(schema.key)
+                raise InvalidUsage(f"a key does not have the right number of values: one for each of {wanted}")
+            encoded = encode_key(schema, tuple(map(partial(_held, schema), schema.key, key)))
             ranges[encoded] = KeyRange(encoded, encoded + b"\x00")
         return Picked(tuple(ranges[encoded] for encoded in sorted(ranges)))
+
+
+def _held(schema: ShardSchema, column: str, value: Any) -> pa.Scalar:
+    """The value as the column holds it. What is wrong with it is told without a word of it."""
+    try:
+        return given_value(schema, column, value)
+    except InvalidUsage:
+        kind = schema.arrow.field(column).type
+        raise InvalidUsage(
+            f"a key has a value that its key column {column!r} cannot hold: it must be a {kind}, exactly"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -292,9 +302,9 @@ def checked_deadline(deadline: Any) -> int | None:
     """By when an erasure should have ended, in milliseconds from now; None: nobody said. Raises InvalidUsage."""
     if deadline is None:
         return None
-    found = kept_ms(deadline, "deadline")
-    if found is None or not 0 < found <= DEADLINE_MS_MAX:
-        raise InvalidUsage("deadline must be an age such as '30d', of at most ten years")
+    found = period_ms(deadline, "deadline", "30d")
+    if found > DEADLINE_MS_MAX:
+        raise InvalidUsage("deadline must be an age of at most ten years, such as '30d'")
     return found
 
 

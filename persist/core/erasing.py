@@ -22,6 +22,14 @@ def erased_at(state: State) -> int:
     return max((erasure.at for erasure in state.erasures.values()), default=0)
 
 
+def erased_from(state: State) -> Antichain:
+    """From which time on new readers may hold a shard: that of the last erasure that has not ended; [0] without one.
+
+    Who held an earlier time before keeps since back. Others must not come after him: the erasure would never end.
+    """
+    return Antichain(max((erasure.at for erasure in state.erasures.values() if erasure.proof is None), default=0))
+
+
 def stretch(state: State, at: int) -> Sequence[HollowBatch]:
     """The batches, from the first on, that may hold rows of times up to `at`."""
     batches = state.trace.batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from decimal import Context, Decimal, InvalidOperation
@@ -24,6 +25,8 @@ _USUAL = {  # the types whose values fit a column of this family as they are, or
     "time": dt.time,
     "duration": dt.timedelta,
 }
+_COUNTED = ("timestamp", "instant", "date", "time", "duration")
+_WHOLE = re.compile(r"[+-]?[0-9]+\Z")
 _EXACT = (pa.Scalar, np.datetime64, np.timedelta64)  # Arrow takes these in the column's own type only
 
 
@@ -43,16 +46,24 @@ def given_key(schema: ShardSchema, values: Sequence[Any]) -> tuple[Any, ...]:
     Text stands for a value of a column that is no text, as its type is written. Raises InvalidUsage, naming the column,
     where a value does not fit or would change: a key that is cut off to its type would mean another row.
     """
-    found = []
-    for name, value in zip(schema.key, values, strict=False):
-        kind = schema.arrow.field(name).type
-        if pa.types.is_floating(kind) and isinstance(value, (str, int, float, Decimal)):
-            found.append(_of_number(name, value, kind))
-        elif isinstance(value, str) and not is_text(kind):
-            found.append(_of_text(name, value, kind))
-        else:
-            found.append(column_of(name, [value], kind)[0])
-    return tuple(found)
+    return tuple(given_value(schema, name, value) for name, value in zip(schema.key, values, strict=False))
+
+
+def given_value(schema: ShardSchema, name: str, value: Any) -> pa.Scalar:
+    """One value of a key, as `given_key`."""
+    kind = schema.arrow.field(name).type
+    what = family(kind)
+    if pa.types.is_floating(kind) and isinstance(value, (str, int, float, Decimal)):
+        return _of_number(name, value, kind)
+    if isinstance(value, str) and not is_text(kind):
+        if what == "integer" and not _WHOLE.match(value):  # Arrow takes 0x10 for 16
+            raise InvalidUsage(f"{value!r} is no {kind}, the type of {name!r}")
+        return _of_text(name, value, kind)
+    if what in _COUNTED and isinstance(
+        value, (int, float, Decimal)
+    ):  # the same number means another one in other units
+        raise InvalidUsage(f"column {name!r} does not fit {kind}: {value!r} is a number")
+    return column_of(name, [value], kind)[0]
 
 
 def keys_of_json(schema: ShardSchema, keys: Any) -> Any:

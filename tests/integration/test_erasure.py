@@ -24,7 +24,6 @@ from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteHandle
 from persist.commit.aging import forget_dropped
 from persist.commit.collector import Collector
-from persist.commit.publishing import Publisher, PublishSettings
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.erasing import is_merged
@@ -236,46 +235,6 @@ def test_a_store_that_does_not_tell_of_killed_puts_is_swept_and_gives_no_receipt
     with pytest.raises(InvalidUsage, match="ListBucketMultipartUploads"):
         Maintenance(machine).run(most_h=30)
     assert not shard.erased(told.id).done
-
-
-def test_while_only_the_sweep_can_help_nothing_is_committed(world: World, machine: Machine, shard: Shard) -> None:
-    """A rollup that nothing names, as its maker was killed. Each look made four more, which brought the next one."""
-    secret = marker()
-    shard.insert([{"id": secret, "v": "1"}])
-    machine.location.versions.write_rollup(machine.location.machine(NAME).refresh())
-    told = shard.erase(keys=[secret])
-    Maintenance(machine).run(most_h=2)
-    rested = machine.location.machine(NAME).refresh().seqno, len(list(world.blob.list("s")))
-    assert shard.erased(told.id).phase == "rewritten"
-    Maintenance(machine).run(most_h=12)
-    assert (machine.location.machine(NAME).refresh().seqno, len(list(world.blob.list("s")))) == rested
-    Maintenance(machine).run(most_h=30)
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
-
-
-def test_published_log_entries_have_it_no_more(world: World, machine: Machine, shard: Shard) -> None:
-    """Rows of small commits lie in the log, and in what was published of it."""
-    secret = marker()
-    location = machine.location
-    publisher = Publisher(location.blob, location.identity, location.clock, location.ids, PublishSettings())
-    published: list[int] = []
-
-    def publish() -> None:
-        for entry in world.consensus.scan(NAME, (published or [0])[-1] + 1, 100):
-            publisher.add(NAME, entry.data)
-            published.append(entry.seqno)
-        publisher.publish(now=True)
-
-    shard.insert([{"id": secret, "v": "1"}])
-    publish()
-    shard.insert([{"id": "b", "v": "1"}])
-    assert found(world, secret)
-    told = shard.erase(keys=[secret])
-    publish()
-    Maintenance(machine).run()
-    assert shard.erased(told.id).done
-    assert found(world, secret) == []
 
 
 def test_a_clock_that_is_behind_does_not_make_old_files_young(world: World, machine: Machine, shard: Shard) -> None:
@@ -555,8 +514,8 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
     [
         ({"keys": []}, "keys must be a list of keys"),
         ({"keys": "a"}, "keys must be a list of keys"),
-        ({"keys": [("a", "b")]}, "a key has 2 values"),
-        ({"keys": [1]}, "a key has a value that its key column cannot hold"),
+        ({"keys": [("a", "b")]}, "a key does not have the right number of values: one for each of id"),
+        ({"keys": [1]}, "a key has a value that its key column 'id' cannot hold: it must be a string, exactly"),
         ({"keys": ["a"] * 1_001}, "there are 1001 keys; at most 1000"),
         ({"keys": ["a"], "where": "id = 'a'"}, "give keys or where, not both"),
         ({"where": ""}, "where is no text, or empty"),

@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[str, str, Any]] = {
         {"keys": [["margaret", "b"]]},
     ),
     "a predicate that cannot be read": ("POST", "erasures", {"where": "id ="}),
-    "a deadline that is no age": ("POST", "erasures", {"keys": ["margaret"], "deadline": "soon"}),
+    "a deadline that is no age, or beyond ten years": ("POST", "erasures", {"keys": ["margaret"], "deadline": "soon"}),
     "a reason of over 256 characters, or with half a surrogate pair": (
         "POST",
         "erasures",
@@ -244,6 +244,12 @@ NOON = datetime(2020, 1, 1, 12, 0, 0, 7, tzinfo=UTC)
         (pa.time32("s"), time(1), time(1, 0, 0, 5)),
         (pa.duration("s"), timedelta(1), timedelta(1, 0, 5)),
         (pa.int64(), 1, "1.9"),
+        (pa.int64(), 16, "0x10"),
+        (pa.int64(), 1, True),
+        (pa.date32(), NOON.date(), 18262),
+        (pa.timestamp("s", "UTC"), NOON.replace(microsecond=0), 1577880000),
+        (pa.time32("s"), time(1), 3600),
+        (pa.duration("s"), timedelta(1), 86400),
     ],
     ids=str,
 )
@@ -253,7 +259,7 @@ def test_a_key_that_its_column_would_cut_off_is_refused(
     """It would mean another row, which would be gone for good."""
     shard = machine.client.create_shard("exact", pa.schema([("id", kind)]), ["id"])
     shard.insert(pa.table({"id": pa.array([row], kind)}))
-    with pytest.raises(InvalidUsage, match="a key has a value that its key column cannot hold"):
+    with pytest.raises(InvalidUsage, match="a key has a value that its key column 'id' cannot hold"):
         shard.erase(keys=[[key]])
     assert shard.upper().element == 1
     assert shard.erase(keys=[[row]]).removed == 1

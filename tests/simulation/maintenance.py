@@ -13,6 +13,7 @@ from compactor.tasks import history_task
 from compactor.worker import Worker, WorkerSettings
 from persist.commit.collector import Collector, GcSettings
 from persist.core.antichain import meet
+from persist.core.erasing import erased_from
 from persist.core.errors import Corruption, UnknownShard
 from persist.core.ids import family_of
 from persist.core.keys import born_ms
@@ -234,7 +235,7 @@ def _check_bounded(host: Host, name: str) -> None:
 def _read_back(host: Host, name: str) -> None:
     shard = host.client.shard(name)
     state = host.run.truth(name).state
-    low, high = state.since.element, state.upper.element
+    low, high = max(state.since, erased_from(state)).element, state.upper.element
     assert low is not None
     assert high is not None
     for as_of in sorted({*range(max(low, high - READ_TIMES_MAX), high), *([low] if high > low else [])}):

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from persist.client.shard import CriticalReaderHandle, Shard
 from persist.core.antichain import Antichain
+from persist.core.erasing import erased_from
 from persist.core.errors import (
     Corruption,
     Expired,
@@ -51,7 +52,7 @@ def reading(host: Host, name: str, as_of: int | None) -> Iterator[None]:
         reader = next((r for r in truth.state.leased_readers if r in error.message), None)
         expect(reader is None or reader in truth.lapsed, "leased", f"{error.message} But it is registered.")
     except NotReadable as error:
-        since = truth.state.since
+        since = max(truth.state.since, erased_from(truth.state))
         expect(as_of is not None, "latest", f"a read of the latest time is never too early: {error.message}")
         assert as_of is not None
         expect(not since.less_equal(as_of), "readable", f"as of {as_of} was refused with since {since}")

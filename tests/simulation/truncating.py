@@ -21,6 +21,7 @@ from persist.client.truncate import Truncating
 from persist.commit.aging import forget_dropped
 from persist.core import commands as c
 from persist.core.antichain import MINIMUM
+from persist.core.erasing import erased_from
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, NotReadable
 from persist.core.ids import Token
 from persist.core.record import replace
@@ -116,7 +117,7 @@ def _ask(host: Host, shard: Shard, write: Write, token: Token | None, retries: i
         host.run.path("drop refused")
         raise Indeterminate("it is refused, and an earlier try may be under way") from error
     except NotReadable as error:
-        since = truth.state.since
+        since = max(truth.state.since, erased_from(truth.state))
         expect(not since.less_equal(write.as_of), "readable", f"no truncation before {write.as_of + 1}, since {since}")
         raise Indeterminate("it is forgotten, and an earlier try may be under way") from error
     upper = found.upper.element or 0

@@ -7,11 +7,11 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.entries import with_changes
 from persist.core.erasing import is_rewritten, states_held, waits
 from persist.core.erasure import ERASURES_MAX, REASON_CHARS_MAX, Erasure
-from persist.core.errors import InvalidUsage, Overloaded, Unavailable
+from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.record import replace
 from persist.core.state import State
-from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.context import HISTORY_LEVEL, Context
 from persist.core.transitions.history import forgotten
 from persist.core.transitions.writers import restore
 
@@ -91,8 +91,8 @@ def _with_room(state: State) -> State:
         return state
     ended = [(erasure.at, name) for name, erasure in state.erasures.items() if erasure.proof is not None]
     if not ended:
-        raise Overloaded(
-            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended; run a compactor with --gc",
-            retry_after_s=RETRY_LATER_S,
+        raise Conflict(  # not Overloaded, which callers repeat: an erasure may wait for a day
+            f"shard {state.name!r} has {len(state.erasures)} erasures that have not ended, which is the most: erase "
+            "again once one has its receipt (`persist compactor --gc`); `persist erased` tells for what they wait"
         )
     return replace(state, erasures=with_changes(state.erasures, {}, (min(ended)[1],)))

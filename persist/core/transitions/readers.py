@@ -5,6 +5,7 @@ from __future__ import annotations
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.entries import with_changes
+from persist.core.erasing import erased_from
 from persist.core.errors import Expired, InvalidUsage, NotReadable, OpaqueMismatch, Overloaded
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo
 from persist.core.phases import only_drop
@@ -23,7 +24,10 @@ def register(state: State, command: c.RegisterReader, context: Context) -> tuple
     if known is not None:  # a retry whose first answer was lost
         return state, c.ReaderRegistered(known.since, state.upper, known.seqno)
     state = _with_room(state, command, context)
-    since = state.since if command.since is None else command.since
+    erased = erased_from(state)
+    since = max(state.since, erased) if command.since is None else command.since
+    if since < erased:
+        raise _not_any_more(state, since, erased)
     if since < state.since:
         alone = since.element is not None and is_kept(state, since.element)
         what = "that time alone is kept: take a snapshot of it" if alone else "its history was forgotten"
@@ -44,6 +48,9 @@ def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[St
     time = command.time
     if command.tag:
         time = named(state, command.tag).time
+    erased = erased_from(state)
+    if Antichain(time) < erased and time not in (tag.time for tag in state.tags.values()):
+        raise _not_any_more(state, Antichain(time), erased)
     if not is_kept(state, time):
         raise NotReadable(
             f"shard {state.name!r} is readable from {state.since} on, not as of [{time}]: its history was forgotten",
@@ -51,6 +58,15 @@ def hold_point(state: State, command: c.HoldPoint, context: Context) -> tuple[St
             since=state.since.to_json(),
         )
     return _with_new_reader(state, command, Antichain(time), context)
+
+
+def _not_any_more(state: State, since: Antichain, erased: Antichain) -> NotReadable:
+    return NotReadable(
+        f"shard {state.name!r} is not read as of {since} any more, since rows were erased: only who held that time "
+        f"already reads on; new reads begin at {erased}",
+        as_of=since.to_json(),
+        since=erased.to_json(),
+    )
 
 
 def heartbeat(state: State, command: c.HeartbeatReader, context: Context) -> tuple[State, c.Done]:
@@ -103,7 +119,8 @@ def register_critical(
         return state, c.HoldGivenUp(state.given_up)
     opaque = _bounded("opaque token", command.opaque, OPAQUE_CHARS_MAX)
     purpose = _bounded("cursor", command.purpose, PURPOSE_CHARS_MAX)
-    since = state.since if command.since is None else max(state.since, command.since)
+    earliest = max(state.since, erased_from(state))
+    since = earliest if command.since is None else max(earliest, command.since)
     _check_movable(state, state.since, since, command.force)
     registered = state.seqno if context.level >= NAMED_HOLDS_LEVEL else SeqNo(0)
     reader = CriticalReader(since, opaque, purpose, registered)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from persist.core import commands as c
-from persist.core.antichain import TIME_MAX
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.entries import with_changes
+from persist.core.erasing import erased_from
 from persist.core.errors import Conflict, InvalidUsage, NotReadable
 from persist.core.record import replace
 from persist.core.state import State, is_kept
@@ -75,6 +76,12 @@ def _check_new(state: State, name: str, time: int) -> None:
     if time > TIME_MAX or state.upper.less_equal(time):
         raise InvalidUsage(
             f"time {time} of shard {state.name!r} is not complete yet: its upper is {state.upper}; tag an earlier one"
+        )
+    if Antichain(time) < (erased := erased_from(state)):
+        raise NotReadable(
+            f"rows of shard {state.name!r} were erased at {erased}: the time {time} can no longer be tagged",
+            as_of=[time],
+            since=erased.to_json(),
         )
     if not is_kept(state, time):
         raise NotReadable(
