@@ -38,6 +38,11 @@ class PublishSettings:
     beat_s: float = 60.0
     keep_s: float = 300.0
 
+    @property
+    def within_s(self) -> float:
+        """In so many seconds after a commit it is published, or left to maintenance. But for a process that sleeps."""
+        return self.every_s * (FAILED_TRIES_MAX + 1)
+
     def check(self) -> None:
         """Raises InvalidUsage where a number makes no sense."""
         for name in ("every_s", "beat_s", "keep_s"):
