@@ -22,7 +22,7 @@ from persist.commit.collector import Collector
 from persist.commit.identity import LOG_KEY
 from persist.commit.location import Location
 from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
+from persist.commit.publishing import Publisher, PublishSettings
 from persist.copies.recovering import GAP, SEQNO_GAP, Recovered, plan, recover
 from persist.copies.verify import How, verified
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, UpperMismatch
@@ -269,6 +269,24 @@ def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> No
     fresh = world.process()
     with pytest.raises(InvalidUsage, match="only reads"):
         Client(EmbeddedTransport(fresh)).shard(NAME).insert([{"k": "late", "v": 1}])
+
+
+def test_a_server_of_the_old_epoch_stops_once_it_publishes(world: World) -> None:
+    """Nobody deletes in its process. It commits until it compares the stores, which it does to publish."""
+    publish(world)
+    old = world.process()
+    publisher = Publisher(old.blob, old.identity, world.clock, old.ids, SETTINGS)
+    shard = Client(EmbeddedTransport(old)).shard(NAME)
+    shard.insert([{"k": "before", "v": 1}])
+    recover(empty(world))
+    world.clock.advance_ms(6_000)
+    head = world.consensus.head(NAME)
+    assert head is not None
+    publisher.add(NAME, head.data)
+    with pytest.raises(InvalidUsage, match="only reads"):
+        publisher.publish(now=True)
+    with pytest.raises(InvalidUsage, match="only reads"):
+        shard.insert([{"k": "late", "v": 1}])
 
 
 def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
