@@ -35,10 +35,15 @@ SWEEP_AGAIN_S = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class EraserSettings:
-    """`sweep`: by which age blobs that nothing names are deleted."""
+    """`sweep`: by which age blobs that nothing names are deleted.
+
+    `published_within_s`: so long after a commit a process may yet publish its log entry, with rows. A receipt waits for
+    that, counted from when no part shows the rows. 0: nobody publishes.
+    """
 
     sweep: SweepSettings = field(default_factory=SweepSettings)
     epochs_max: int = EPOCHS_MAX
+    published_within_s: float = 0.0
 
 
 class Eraser:
@@ -98,6 +103,9 @@ class Eraser:
             self._roll_up(machine)
             self._collector.run(machine.name)
             found = self._scanned(machine, erasure)
+        due_s = (erasure.rewritten_ms - self._location.clock.now_ms()) / 1000 + self._settings.published_within_s
+        if due_s > 0:
+            return max(LOOK_AGAIN_S, due_s)
         if found.older_count:
             leave_out_before(self._location, machine.name, found.horizon)
             found = self._scanned(machine, erasure)
@@ -140,6 +148,11 @@ def _open(state: State) -> dict[str, Erasure]:
     return {key: erasure for key, erasure in state.erasures.items() if erasure.proof is None}
 
 
-def erasure_task(location: Location, collector: Collector, committer_of: CommitterOf | None = None) -> Task:
+def erasure_task(
+    location: Location,
+    collector: Collector,
+    committer_of: CommitterOf | None = None,
+    settings: EraserSettings | None = None,
+) -> Task:
     """Take erasures a step further, and look again while one is under way."""
-    return Eraser(location, collector, committer_of=committer_of).run
+    return Eraser(location, collector, settings, committer_of=committer_of).run

@@ -10,7 +10,7 @@ from blob import optional
 from compactor.cli import running
 from compactor.committing import through_server
 from compactor.engine import Engine, EngineSettings
-from compactor.erasing import erasure_task
+from compactor.erasing import EraserSettings, erasure_task
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
@@ -99,12 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
         merging = merge_task(location, worker, idle=True if arguments.once else None)
         keeping = retention_task(location, transport or EmbeddedTransport(location), metrics)
         tasks = [merging, history_task(location, committer_of), keeping]
+        publish = _publish_settings(arguments)
         if arguments.gc:
             collector = Collector(location, metrics=metrics, committer_of=committer_of)
-            tasks += [erasure_task(location, collector, committer_of), gc_task(location, collector)]
+            erasing = EraserSettings(published_within_s=0.0 if publish is None else publish.within_s)
+            tasks += [erasure_task(location, collector, committer_of, erasing), gc_task(location, collector)]
         rounds: Rounds | None = None
         published: Published | None = None
-        if (publish := _publish_settings(arguments)) is not None:
+        if publish is not None:
             published = Published(location, publish, at_once=arguments.once)
             rounds = Rounds(location, published)
             tasks.append(publish_task(location, published))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import ExitStack
 
+from consensus import open_consensus
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.client.wall_clock import instant_text
 from persist.copies.recovering import GAP, Recovered, plan, recover
+from persist.formats.store_errors import translated
 
 EXIT_LOST = 1
 
@@ -22,18 +25,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gap", type=int, default=GAP, metavar="N", help=f"times that are left out after the last known one ({GAP})"
     )
+    parser.add_argument(
+        "--older-consensus", metavar="URL", help="an older copy of the lost consensus store, which is read only"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0: done. 1: `--dry-run` has found shards whose newest version would not come back."""
-    location = where_of(arguments).open(must_exist=True)
-    try:
+    with ExitStack() as opened:
+        location = where_of(arguments).open(must_exist=True)
+        opened.callback(location.close)
+        older = None
+        if arguments.older_consensus:
+            with translated():
+                older = open_consensus(arguments.older_consensus)
+            opened.callback(older.close)
         if arguments.dry_run:
-            found = plan(location, arguments.gap)
+            found = plan(location, arguments.gap, older)
         else:
-            found = recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap)
-    finally:
-        location.close()
+            found = recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap, older=older)
     for shard in found.shards:
         print(json.dumps(shard.to_json()))
     print(json.dumps(_sum(found, dry_run=arguments.dry_run)))

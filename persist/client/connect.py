@@ -47,7 +47,7 @@ class Connection:
     `collect`: whether this process deletes, in the background as it commits, what nobody can need any more, and runs
     policies of rows; not where it commits through a server, which has maintenance of its own. `history`: for how long
     new shards stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin
-    so, `7d,tmp/=none`. A server has a setting of its own for that.
+    so, `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that.
     """
 
     url: str | None = None
@@ -59,7 +59,7 @@ class Connection:
     handles: HandleSettings = field(default_factory=HandleSettings)
     location: LocationSettings = field(default_factory=LocationSettings)
     collect: bool = True
-    history: str = DEFAULT_HISTORY
+    history: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
@@ -68,8 +68,8 @@ class Connection:
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
         checked("collect", self.collect, bool)
-        checked("history", self.history, str)
-        HistoryDefaults(self.history)
+        checked("history", self.history, str, type(None))
+        HistoryDefaults(self.history or DEFAULT_HISTORY)
 
     def __repr__(self) -> str:
         given = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
@@ -88,13 +88,18 @@ class Connection:
         if scheme == "persist":
             return kept_by_itself(open_location(self.url, settings=self._here))
         if scheme in _TRANSPORT_MODULES:
+            if self.history is not None:
+                raise InvalidUsage(
+                    "a server says itself how much history new shards keep: give history to `persist serve`, or to "
+                    "create_shard"
+                )
             module: Any = importlib.import_module(_TRANSPORT_MODULES[scheme])
             return module.open_transport(self)  # type: ignore[no-any-return]
         raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
 
     @property
     def _here(self) -> LocationSettings:
-        return replace(self.location, collects=self.collect, history=self.history)
+        return replace(self.location, collects=self.collect, history=self.history or DEFAULT_HISTORY)
 
 
 class Client:

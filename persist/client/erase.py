@@ -22,7 +22,7 @@ from persist.client.retry import send
 from persist.client.rewriting import Count, Rewriting, check_complete
 from persist.client.snapshot import check_lease, kept, part_reader
 from persist.client.transport import OneShard
-from persist.client.wall_clock import instant_ms, instant_text, kept_ms, shown_instant
+from persist.client.wall_clock import instant_ms, instant_text, period_ms, shown_instant
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -302,9 +302,9 @@ def checked_deadline(deadline: Any) -> int | None:
     """By when an erasure should have ended, in milliseconds from now; None: nobody said. Raises InvalidUsage."""
     if deadline is None:
         return None
-    found = kept_ms(deadline, "deadline")
-    if found is None or not 0 < found <= DEADLINE_MS_MAX:
-        raise InvalidUsage("deadline must be an age such as '30d', of at most ten years")
+    found = period_ms(deadline, "deadline", "30d")
+    if found > DEADLINE_MS_MAX:
+        raise InvalidUsage("deadline must be an age of at most ten years, such as '30d'")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from persist.client.arguments import checked, names
@@ -18,7 +18,7 @@ from persist.client.rewriting import read_facts
 from persist.client.telling import info_bytes
 from persist.client.transport import OneShard, Transport
 from persist.client.truncate import Truncated, Truncating
-from persist.client.wall_clock import instant_ms, instant_text, kept_ms, shown_instant
+from persist.client.wall_clock import instant_ms, instant_text, period_ms, shown_instant
 from persist.core import commands as c
 from persist.core import record
 from persist.core.column_plan import has_to_look, next_look_ms
@@ -163,12 +163,7 @@ def _ladder(given: object) -> Ladder:
 
 
 def _age(what: str, given: object) -> int | None:
-    if given is None:
-        return None
-    found = kept_ms(given, what, takes_none=False) if isinstance(given, (str, timedelta)) else 0
-    if not found:
-        raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as '90d' (ms, s, m, h, d or w)")
-    return found
+    return None if given is None else period_ms(given, what)
 
 
 # --- what a policy is and does
@@ -342,6 +337,8 @@ def set_policy(
     if not now.version:
         raise InvalidUsage(f"shard {name!r} has no settings yet: say how much history it is to keep first")
     version = now.version if asked.expected_version is None else asked.expected_version
+    if (now.version, now.rows) == (version + 1, policy):  # a repetition of what landed, as for settings
+        return read_retention(transport, name, retry_s)
     if version != now.version:
         raise Conflict(
             f"the settings of shard {name!r} have version {now.version}, not the expected {version}; read them anew",

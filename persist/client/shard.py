@@ -30,7 +30,7 @@ from persist.client.telling import (
     read_place,
 )
 from persist.client.transport import OneShard, Transport
-from persist.client.wall_clock import as_of_at, kept_ms, resolved, shown_instant
+from persist.client.wall_clock import as_of_at, kept_ms, period_ms, resolved, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
@@ -351,7 +351,7 @@ class Shard(Retaining):
         self,
         *,
         history: timedelta | str | None = None,
-        mark_every: timedelta | None = None,
+        mark_every: timedelta | str | None = None,
         expected_version: int | None = None,
     ) -> ShardSettings:
         """Change settings of the shard; what is None stays. Needs the scope `admin`.
@@ -359,7 +359,7 @@ class Shard(Retaining):
         Args:
             history: for how long every time stays readable: a timedelta, or a text such as `7d`, `none` (as long as
                 readers need it) or `forever`. What was forgotten stays so.
-            mark_every: how finely a wall clock names a time.
+            mark_every: how finely a wall clock names a time: a timedelta, or a text such as `10s`.
             expected_version: that the settings must have now; None is the one that they have.
         Returns: the settings afterwards.
         Raises: InvalidUsage (no such age, a part of a millisecond, no such version), Conflict (somebody else changed
@@ -369,9 +369,8 @@ class Shard(Retaining):
         if history is None and not known.version:
             raise InvalidUsage(f"shard {self.name!r} has no settings yet: say how much history it is to keep")
         history_ms = known.history_ms if history is None else kept_ms(history)
-        checked("mark_every", mark_every, timedelta, type(None))
         checked("expected_version", expected_version, int, type(None))
-        every_ms = known.mark_every_ms if mark_every is None else mark_every // timedelta(milliseconds=1)
+        every_ms = known.mark_every_ms if mark_every is None else period_ms(mark_every, "mark_every", "10s")
         version = known.version if expected_version is None else expected_version
         if not 0 <= version <= NUMBER_MAX:
             raise InvalidUsage(f"expected_version is {shown(version)}; it must be in [0, {NUMBER_MAX}]")

@@ -107,7 +107,7 @@ class Truncating(Rewriting):
             try:
                 if dry_run:
                     count, upper = Count(), found.held.view.upper
-                    for _ in count.of(self._going(found)):
+                    for _ in count.of(self._writable(found.start, self._going(found))):
                         pass
                     return self._said(c.Appended(upper, upper), count.removed)
                 return self._truncated(found, token, retries)

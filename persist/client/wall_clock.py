@@ -13,7 +13,7 @@ from persist.client.retry import send
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
-from persist.core.errors import InvalidUsage, NotReadable, Unavailable
+from persist.core.errors import InvalidUsage, NotReadable, Unavailable, shown
 from persist.core.shard_settings import history_ms
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -84,6 +84,18 @@ def kept_ms(kept: timedelta | str, what: str = "history", *, takes_none: bool = 
         none = ", or timedelta(0) to keep none" if takes_none else ""
         raise InvalidUsage(f"{what} is {kept!r}; it must be at least a millisecond{none}")
     return history_ms(f"{kept // MILLISECOND}ms", what, takes_none=takes_none)
+
+
+def period_ms(given: object, what: str, such_as: str = "90d") -> int:
+    """A timedelta, or a text such as `90d`, in milliseconds. Raises InvalidUsage naming `what`: it is no such thing."""
+    text = f"{given // MILLISECOND}ms" if isinstance(given, timedelta) else given
+    try:
+        found = history_ms(text, what)
+    except InvalidUsage:
+        found = None
+    if not found:
+        raise InvalidUsage(f"{what} is {shown(given)}; it must be an age such as {such_as!r} (ms, s, m, h, d or w)")
+    return found
 
 
 def resolved(transport: Transport, name: str, at: datetime, wait_s: float, retry_s: float) -> c.TimeResolved:

@@ -154,7 +154,8 @@ class Identity:
         if taken:
             self._refuse(
                 "do not belong together: the blob store was bound to another consensus store, or this one has lost "
-                "all. Give the two that belong together; each location needs a blob store, or a prefix, of its own"
+                "all. Give the two that belong together; each location needs a blob store, or a prefix, of its own. If "
+                "the consensus store is lost, `persist recover` makes it anew from the blob store"
             )
         if full:
             self._refuse(

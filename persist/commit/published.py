@@ -330,7 +330,10 @@ class Published:
             size += self._journals[key].size
             if taken and size > REWRITE_BYTES_MAX:
                 break
-            for name, found in (self._entries_in(key) or {}).items():
+            held = self._entries_in(key)
+            if held == {}:
+                continue  # damaged since it was read: it stays, as it may be read another time
+            for name, found in (held or {}).items():
                 for entry in found:
                     seqno = decode_diff(entry, self._location.settings.build).seqno
                     if not self._is_covered(name, seqno):

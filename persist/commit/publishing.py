@@ -38,6 +38,11 @@ class PublishSettings:
     beat_s: float = 60.0
     keep_s: float = 300.0
 
+    @property
+    def within_s(self) -> float:
+        """In so many seconds after a commit it is published, or left to maintenance. But for a process that sleeps."""
+        return self.every_s * (FAILED_TRIES_MAX + 1)
+
     def check(self) -> None:
         """Raises InvalidUsage where a number makes no sense."""
         for name in ("every_s", "beat_s", "keep_s"):
@@ -136,7 +141,7 @@ class Publisher:
 
     def put(self, entries: dict[str, tuple[bytes, ...]]) -> str:
         """Put these entries at once; the key of the journal. Raises as `publish`."""
-        self._identity.check_writable()
+        self._identity.confirm()  # so a process that commits sees a later epoch within an interval, and stops
         epoch = self._identity.check().epoch
         shards = tuple(ShardEntries(name, found) for name, found in sorted(entries.items()))
         with self._lock:

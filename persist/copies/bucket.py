@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from blob import Blob, BlobNotFound
+from consensus import Consensus, Entry
 from persist.commit.examine import all_parts
 from persist.core import state_diff
 from persist.core.errors import Corruption, PersistError
@@ -24,7 +25,8 @@ from persist.formats.state_frames import THIS_BUILD, Build, decode_diff, decode_
 from persist.formats.store_errors import translated, translated_but_missing
 
 MISSING_TOLD_MAX = 20  # keys that are told of one shard
-VERSIONS_MAX = 100_000  # that are made from one rollup
+VERSIONS_MAX = 100_000  # that are made from one rollup, or read of one log
+SCAN_LIMIT = 1_000  # keys, or log entries, that are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,15 @@ def _begins(change: StateDiff) -> bool:
 
 
 class Bucket:
-    """A copy of a blob store. What it lists is read once; reads of single blobs may raise Unavailable."""
+    """A copy of a blob store. What it lists is read once; reads of single blobs may raise Unavailable.
 
-    def __init__(self, blob: Blob, build: Build = THIS_BUILD) -> None:
+    `older`: an older copy of the consensus store that was lost. What its logs hold counts as published.
+    """
+
+    def __init__(self, blob: Blob, build: Build = THIS_BUILD, older: Consensus | None = None) -> None:
         self._blob = blob
         self._build = build
+        self._older = older
         with translated():
             self.sizes: Mapping[str, int] = {stat.key: stat.size for stat in blob.list("")}
         self.problems: list[str] = []  # with what is of no shard in particular
@@ -129,7 +135,19 @@ class Bucket:
             evidence.name, evidence.dropped = name, not shard_id
         for key in sorted(filter(is_journal_key, self.sizes)):
             self._read_journal(key, of)
+        if self._older is not None:
+            self._read_logs(self._older, of)
         return found
+
+    def _read_logs(self, older: Consensus, of: Callable[[str], Evidence]) -> None:
+        for name in _names(older):
+            evidence = of(family_of(shard_id_of(name)))
+            evidence.name = name
+            for entry in _log(older, name):
+                try:
+                    evidence.add(decode_diff(entry.data, self._build))
+                except Corruption as error:
+                    evidence.why.append(f"v{entry.seqno} in {older.url}: {error.message}")
 
     def _read_journal(self, key: str, of: Callable[[str], Evidence]) -> None:
         try:
@@ -264,3 +282,28 @@ def needed_blobs(state: State) -> list[str]:
     """What a State needs besides parts: its attribute index, outcomes of tokens, the commit history."""
     chunks = [chunk.key for chunk in state.attribute_chunks.values()]
     return [*chunks, *(file.key for file in state.outcome_files), *(file.key for file in state.entry_files)]
+
+
+def _names(older: Consensus) -> Iterator[str]:
+    after = ""
+    while True:
+        with translated():
+            names = older.keys("", after, SCAN_LIMIT)
+        yield from names
+        if len(names) < SCAN_LIMIT:
+            return
+        after = names[-1]
+
+
+def _log(older: Consensus, name: str) -> Iterator[Entry]:
+    """The newest entries of a log, ascending."""
+    with translated():
+        head = older.head(name)
+    following = 1 if head is None else max(1, head.seqno - VERSIONS_MAX + 1)
+    while head is not None and following <= head.seqno:
+        with translated():
+            page = older.scan(name, following, SCAN_LIMIT)
+        if not page:
+            return
+        yield from page
+        following = page[-1].seqno + 1

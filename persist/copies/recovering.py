@@ -35,7 +35,8 @@ from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated, translated_but_missing
 
 MARK_KEY = HIDDEN + "recovery"
-GAP = 1_000_000  # seqnos, and times, that may have been given out after what is known
+GAP = 1_000_000  # times that may have been given out after what is known
+SEQNO_GAP = 1_000_000  # commits that may have been made after what is known, or are yet by a process of the old epoch
 GAP_MAX = 2**48
 NAMED_MAX = 5  # shards that one message names
 MINUTE_MS = 60_000
@@ -45,7 +46,7 @@ Told = Callable[[int, int], object]  # shards that are done, of so many
 
 @dataclass(frozen=True, slots=True)
 class ShardRecovered:
-    """What comes back of one shard, or would.
+    """What comes back of one shard, or would: the commit `version`. Of commits after `known` nothing tells.
 
     `upper` is that of the newest version that is whole, and `resumes` the upper from which it goes on: times between
     the two may have been given out, and are never given out again. `state_ms`: when that version was committed, by its
@@ -55,6 +56,8 @@ class ShardRecovered:
 
     name: str
     family: str
+    version: int | None
+    known: int
     upper: list[int] | None
     resumes: list[int] | None
     state_ms: int | None
@@ -70,8 +73,9 @@ class ShardRecovered:
 
     def to_json(self) -> dict[str, Any]:
         """As the command prints it."""
-        told: dict[str, Any] = {"shard": self.name or None, "whole": self.is_whole, "upper": self.upper}
-        told |= {"resumes": self.resumes, "lost_versions": self.lost, "missing": list(self.missing)}
+        told: dict[str, Any] = {"shard": self.name or None, "whole": self.is_whole, "version": self.version}
+        told |= {"unknown_after": self.known, "upper": self.upper, "resumes": self.resumes}
+        told |= {"lost_versions": self.lost, "missing": list(self.missing)}
         told["as_of"] = None if self.state_ms is None else instant_text(self.state_ms)
         return {**told, "dropped": self.dropped, "why": list(self.why)}
 
@@ -106,32 +110,41 @@ class _Unbound(Identity):
         return
 
 
-def plan(location: Location, gap: int = GAP) -> Recovered:
+def plan(location: Location, gap: int = GAP, older: Consensus | None = None) -> Recovered:
     """What a recovery would bring back. Writes nothing. Raises as `recover`."""
     blob, consensus = location.blob, location.consensus
     mark = _look(blob, consensus, location.settings.build)
+    if older is not None:
+        _check_older(blob, older, location.settings.build)
     epoch = _last_epoch(blob) + 1 if mark is None else mark.epoch
-    told = tuple(one.told for one in _planned(location, gap, "0" * 32))
+    told = tuple(one.told for one in _planned(location, gap, "0" * 32, older))
     return Recovered(epoch, told, _beat_ms(blob))
 
 
 def recover(
-    location: Location, *, accept_loss: bool = False, gap: int = GAP, told: Told = lambda done, of: None
+    location: Location,
+    *,
+    accept_loss: bool = False,
+    gap: int = GAP,
+    older: Consensus | None = None,
+    told: Told = lambda done, of: None,
 ) -> Recovered:
     """Begin the log of every shard anew in the location's consensus store, which is empty.
 
-    `accept_loss`: also where the newest version that was published is not whole. Repeating it after an error goes on.
-    Raises InvalidUsage (the consensus store is in use, the blob store has no location), Conflict (another recovery has
-    taken over), Corruption (without `accept_loss`: something of a shard is missing; nothing was written).
+    `accept_loss`: also where the newest version that was published is not whole. `older`: an older copy of the lost
+    consensus store; what it knows counts as published. Repeating it after an error goes on.
+    Raises InvalidUsage (the consensus store is in use, the blob store has no location, `older` is of another one),
+    Conflict (another recovery has taken over), Corruption (without `accept_loss`: something of a shard is missing;
+    nothing was written).
     """
     if not 1 <= gap <= GAP_MAX:
         raise InvalidUsage(f"the gap is {gap}; it must be in [1, {GAP_MAX}]")
-    before = plan(location, gap)
+    before = plan(location, gap, older)
     if not accept_loss:
         _check_whole(before)
     binding = _marked(location)
     _fence(location.blob, binding)
-    planned = list(_planned(location, gap, binding.pair))  # what was published until the fence
+    planned = list(_planned(location, gap, binding.pair, older))  # what was published until the fence
     found = Recovered(binding.epoch, tuple(one.told for one in planned), before.beat_ms)
     if not accept_loss:
         _check_whole(found)
@@ -158,8 +171,8 @@ def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
             raise InvalidUsage(f"{blob.url} has no location: there is nothing to recover")
         if consensus.head(LOG_KEY) is not None:
             raise InvalidUsage(
-                f"{consensus.url} is the consensus store of a location. Give a new, empty one: what an older copy of "
-                "the lost one knows is in the blob store too"
+                f"{consensus.url} is the consensus store of a location. Give a new, empty one; an older copy of the "
+                "lost one is given by --older-consensus beside it"
             )
         mark, names = consensus.head(MARK_KEY), consensus.keys("", "", 1)
         if mark is None and names:
@@ -172,8 +185,19 @@ def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
         return binding
 
 
-def _planned(location: Location, gap: int, pair: str) -> Iterator[_Plan]:
-    bucket = Bucket(location.blob, location.settings.build)
+def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
+    """Check that this consensus store was of this location."""
+    with translated():
+        entry = older.head(LOG_KEY)
+        binding = None if entry is None else decode_binding(entry.data, build)
+        if entry is None or binding is None or _held(blob, binding) != entry.data:
+            raise InvalidUsage(
+                f"{older.url} is no copy of a consensus store of {blob.url}; recover without it, or give the right one"
+            )
+
+
+def _planned(location: Location, gap: int, pair: str, older: Consensus | None) -> Iterator[_Plan]:
+    bucket = Bucket(location.blob, location.settings.build, older)
     for found in bucket.found():
         yield _plan(found, gap, pair)
 
@@ -184,13 +208,13 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
         lost = max(0, found.known - state.seqno)
         goes = _resumed(state, found.known, gap, pair)
         told = ShardRecovered(
-            found.name, found.family, state.upper.to_json(), goes.upper.to_json(), state.walltime_ms,
-            lost, found.missing, found.why, found.dropped,
+            found.name, found.family, int(state.seqno), int(max(found.known, state.seqno)), state.upper.to_json(),
+            goes.upper.to_json(), state.walltime_ms, lost, found.missing, found.why, found.dropped,
         )  # fmt: skip
         return _Plan(told, goes)
     lost = int(found.known)
     told = ShardRecovered(
-        found.name, found.family, None, None, None, lost, found.missing, found.why, found.dropped
+        found.name, found.family, None, lost, None, None, None, lost, found.missing, found.why, found.dropped
     )  # fmt: skip
     return _Plan(told, None)
 
@@ -198,7 +222,7 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
 def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
     """The State with which the new log begins: beyond every seqno, and every time, that the old one may have had."""
     commit_id = hashlib.sha256(f"{pair}/{state.name}".encode()).hexdigest()[:32]
-    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + gap))
+    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP))
     upper = state.upper.element
     if upper is None:
         return goes

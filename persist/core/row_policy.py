@@ -19,6 +19,7 @@ CUTS_OF_AN_AGE = 100  # unless the policy says otherwise
 CUT_EVERY_MS_MIN = 1_000
 CUT_EVERY_MS_MAX = 366 * 24 * 3600 * 1000
 CUT_EVERY_MS = 3_600_000  # of a policy without an age
+DAY_MS = 24 * 3600 * 1000
 AGE_MS_MAX = CUTS_OF_AN_AGE * CUT_EVERY_MS_MAX  # a hundred years
 NUMBER_MAX = 2**62
 CONSUMERS_MAX = 100
@@ -110,15 +111,16 @@ class RowPolicy(Record, frozen=True):
             )
         if not self.takes_rows and self.consumers:
             raise InvalidUsage("consumers are for a policy with an age, bytes, rows or a column")
-        for what, value, most in (
-            ("age", self.age_ms, AGE_MS_MAX),
-            ("bytes", self.bytes_max, NUMBER_MAX),
-            ("rows", self.rows_max, NUMBER_MAX),
-            ("consumers_max_age", self.consumers_max_age_ms, AGE_MS_MAX),
-            ("column_age", self.column_age_ms, AGE_MS_MAX),
+        for what, value in (("bytes", self.bytes_max), ("rows", self.rows_max)):
+            if value is not None and not 0 < value <= NUMBER_MAX:
+                raise InvalidUsage(f"{what} is {value}; it must be in [1, {NUMBER_MAX}]")
+        for what, age_ms in (
+            ("age", self.age_ms),
+            ("consumers_max_age", self.consumers_max_age_ms),
+            ("column_age", self.column_age_ms),
         ):
-            if value is not None and not 0 < value <= most:
-                raise InvalidUsage(f"{what} is {value}; it must be in [1, {most}]")
+            if age_ms is not None and not 0 < age_ms <= AGE_MS_MAX:
+                raise InvalidUsage(f"{what} is {age_ms} ms; it must be positive, at most {AGE_MS_MAX // DAY_MS} days")
         if not CUT_EVERY_MS_MIN <= self.cut_every_ms <= CUT_EVERY_MS_MAX:
             raise InvalidUsage(
                 f"cut_every is {self.cut_every_ms} ms; it must be in [{CUT_EVERY_MS_MIN}, {CUT_EVERY_MS_MAX}]"

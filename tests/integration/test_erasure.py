@@ -521,7 +521,7 @@ def test_who_is_killed_at_any_step_is_followed_by_another(
         ({"where": ""}, "where is no text, or empty"),
         ({"where": "nobody = 'a'"}, "names 'nobody', which the shard has not"),
         ({"deadline": "soon"}, "it must be an age such as"),
-        ({"deadline": "none"}, "deadline must be an age"),
+        ({"deadline": "none"}, "deadline is .none.; it must be an age such as .30d."),
         ({"reason": "x" * 257}, "reason must be a text of at most 256"),
         ({"reason": 1}, "reason must be a text"),
         ({"tags": 1}, "tags"),

@@ -215,6 +215,29 @@ def test_a_journal_that_is_covered_in_part_is_written_anew(world: World) -> None
     assert published(world) == set(range(last + 1, world.state().seqno + 1))
 
 
+def test_a_journal_that_is_damaged_once_it_was_read_is_not_written_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted, with what is in no rollup: another read of it may be whole."""
+    append(world, 2)
+    rolled(world)
+    append(world, 2)
+    one = publisher(world)
+    for seqno in range(1, world.state().seqno + 1):
+        one.add(NAME, entry(world, seqno))
+    one.publish()
+    before = published(world)
+    [key] = journals(world)
+    maintenance = Published(world.process(), SETTINGS)
+    looked(world, maintenance)
+    world.clock.advance_ms(400_000)
+    with monkeypatch.context() as patched:
+        get = world.blob.get
+        patched.setattr(world.blob, "get", lambda asked: b"nonsense" if asked == key else get(asked))
+        maintenance.round()
+    assert (journals(world), published(world)) == ([key], before)
+
+
 def test_a_journal_of_a_shard_at_rest_goes_though_nobody_looks_at_the_shard(world: World) -> None:
     append(world)
     one = publisher(world)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import persist
 from blob.memory import MemoryBlob
 from consensus.memory import MemoryConsensus
+from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.collector import Collector
+from persist.commit.identity import LOG_KEY
 from persist.commit.location import Location
 from persist.commit.published import Published
-from persist.commit.publishing import PublishSettings
-from persist.copies.recovering import GAP, Recovered, plan, recover
+from persist.commit.publishing import Publisher, PublishSettings
+from persist.copies.recovering import GAP, SEQNO_GAP, Recovered, plan, recover
 from persist.copies.verify import How, verified
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, UpperMismatch
-from persist.core.ids import SeqNo
 from persist.core.keys import is_part_key
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, memory_location
@@ -87,7 +93,7 @@ def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(w
     assert (told.is_whole, found.epoch) == (True, 2)
     whole(world, location, upper)
     shard = Client(EmbeddedTransport(location)).shard(NAME)
-    assert location.machine(NAME).refresh().seqno > world.state().seqno + GAP - 1
+    assert location.machine(NAME).refresh().seqno >= world.state().seqno + SEQNO_GAP
     with pytest.raises(UpperMismatch):
         shard.compare_and_append([], upper, upper + 1)
     assert shard.snapshot(upper + 5).to_arrow().num_rows == shard.snapshot(upper - 1).to_arrow().num_rows
@@ -98,11 +104,104 @@ def test_what_was_not_published_is_lost_and_nothing_of_it_is_half_there(world: W
     publish(world)
     upper = world.state().upper.element
     assert upper is not None
+    published = world.state().seqno
     for _ in range(3):
         append(world)
     location = empty(world)
     [told] = recover(location).shards
-    assert told.upper == [upper]
+    assert (told.upper, told.version, told.known) == ([upper], published, published)
+    assert told.to_json()["unknown_after"] == published
+    world.rows = [row for row in world.rows if row[2] < upper]
+    whole(world, location, upper)
+
+
+@pytest.mark.parametrize("gap", [1, SOON])
+def test_commits_are_jumped_over_whatever_the_gap_of_times_is(world: World, gap: int) -> None:
+    """A process of the old epoch may have committed, and may publish, any of these seqnos."""
+    publish(world)
+    append(world)
+    location = empty(world)
+    recover(location, gap=gap)
+    assert location.machine(NAME).refresh().seqno > world.state().seqno + SEQNO_GAP // 2
+
+
+def copy_of(log: MemoryConsensus, url: str = "mem:older") -> MemoryConsensus:
+    """A copy of this consensus store as it is now."""
+    copy = MemoryConsensus(url)
+    for key in [LOG_KEY, *log.keys()]:
+        entries = log.scan(key, 1, 10_000)
+        copy.begin(key, entries[0].seqno, entries[0].data)
+        for entry in entries[1:]:
+            assert copy.compare_and_set(key, entry.seqno, entry.data)
+    return copy
+
+
+def upper_of(world: World) -> int:
+    upper = world.state().upper.element
+    assert upper is not None
+    return upper
+
+
+def test_an_older_copy_of_the_lost_store_tells_what_was_not_published(world: World) -> None:
+    """The copy knows more of one shard, and what was published knows more of the other one."""
+    client = Client(EmbeddedTransport(world.user))
+    other = client.create_shard("other", SCHEMA, ["k"])
+    other.insert([{"k": "a", "v": 1}])
+    publish(world)
+    append(world)
+    upper = upper_of(world)
+    older = copy_of(world.consensus)
+    other.insert([{"k": "b", "v": 2}])
+    published = Published(world.process(), SETTINGS, at_once=True)
+    published.look("other", world.process().machine("other").refresh())
+    published.close()
+    append(world)  # nothing tells of this one
+    location = empty(world)
+    before = {key: older.head(key) for key in (LOG_KEY, NAME, "other")}
+    assert [one.upper for one in plan(location).shards if one.name == NAME] == [[upper - 1]]
+    found = {one.name: one for one in recover(location, gap=SOON, older=older).shards}
+    assert (found[NAME].is_whole, found[NAME].upper) == (True, [upper])
+    assert {key: older.head(key) for key in before} == before
+    world.rows = [row for row in world.rows if row[2] < upper]
+    whole(world, location, upper)
+    back = Client(EmbeddedTransport(location)).shard("other")
+    assert sorted(back.snapshot().to_arrow().column("k").to_pylist()) == ["a", "b"]
+
+
+def test_an_older_copy_with_which_somebody_went_on_adds_nothing_from_there(world: World) -> None:
+    """Its commits have the seqnos of others that were published: neither of the two histories is made up of both."""
+    older = copy_of(world.consensus)
+    upper = upper_of(world)
+    append(world)
+    publish(world)
+    gone_on = empty(world, consensus=older, ids=70)
+    Client(EmbeddedTransport(gone_on)).shard(NAME).insert([{"k": "other", "v": 9}])
+    with pytest.raises(Corruption, match="is not whole"):
+        recover(empty(world), older=older)
+    location = empty(world)
+    [told] = recover(location, gap=SOON, older=older, accept_loss=True).shards
+    assert (told.is_whole, told.upper) == (False, [upper])
+    assert any("two histories" in why for why in told.why)
+    world.rows = [row for row in world.rows if row[2] < upper]
+    whole(world, location, upper)
+
+
+def test_a_blob_store_that_is_older_than_the_log(world: World) -> None:
+    """The log that is there is given as an older copy: what it tells of lacks blobs, and is told as lost."""
+    world.append_in_parts(3, 6)
+    publish(world)
+    upper, held = upper_of(world), {stat.key for stat in world.blob.list("")}
+    world.append_in_parts(3, upper + 1)
+    for _ in range(40):
+        append(world)
+    publish(world)
+    world.blob.delete([stat.key for stat in world.blob.list("") if stat.key not in held])
+    with pytest.raises(Corruption, match="is not whole"):
+        recover(empty(world), older=world.consensus)
+    location = empty(world)
+    [told] = recover(location, gap=SOON, older=world.consensus, accept_loss=True).shards
+    assert (told.upper, told.is_whole, told.known) == ([upper], False, world.state().seqno)
+    assert told.lost > 40
     world.rows = [row for row in world.rows if row[2] < upper]
     whole(world, location, upper)
 
@@ -170,6 +269,24 @@ def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> No
     fresh = world.process()
     with pytest.raises(InvalidUsage, match="only reads"):
         Client(EmbeddedTransport(fresh)).shard(NAME).insert([{"k": "late", "v": 1}])
+
+
+def test_a_server_of_the_old_epoch_stops_once_it_publishes(world: World) -> None:
+    """Nobody deletes in its process. It commits until it compares the stores, which it does to publish."""
+    publish(world)
+    old = world.process()
+    publisher = Publisher(old.blob, old.identity, world.clock, old.ids, SETTINGS)
+    shard = Client(EmbeddedTransport(old)).shard(NAME)
+    shard.insert([{"k": "before", "v": 1}])
+    recover(empty(world))
+    world.clock.advance_ms(6_000)
+    head = world.consensus.head(NAME)
+    assert head is not None
+    publisher.add(NAME, head.data)
+    with pytest.raises(InvalidUsage, match="only reads"):
+        publisher.publish(now=True)
+    with pytest.raises(InvalidUsage, match="only reads"):
+        shard.insert([{"k": "late", "v": 1}])
 
 
 def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
@@ -257,7 +374,7 @@ def test_recovered_shards_live_on(world: World) -> None:
     for number in range(80):
         shard.insert([{"k": f"new{number}", "v": number}])
         Collector(location).run(NAME)
-    assert location.machine(NAME).refresh().seqno > SeqNo(SOON)
+    assert location.machine(NAME).refresh().seqno > SEQNO_GAP
     assert sum(world.contents(shard.upper().element - 1, location).values()) == sum(expected.values()) + 80  # type: ignore[operator]
     [verdict] = verified(location, iter([NAME]), How(deep=True))
     assert verdict.is_sound
@@ -288,17 +405,29 @@ def overtaken(world: World) -> Location:
     return empty(world, None, log, ids=99)
 
 
-REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], int]] = {
-    "a consensus store that a location uses": (InvalidUsage, lambda world: world.process(), GAP),
-    "a consensus store that has shards, where no recovery was begun": (InvalidUsage, stranger, GAP),
+def foreign() -> MemoryConsensus:
+    log = MemoryConsensus("mem:foreign")
+    location = memory_location(blob=MemoryBlob(), consensus=log, ids=AscendingIds(7000))
+    Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, ["k"])
+    return log
+
+
+REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], dict[str, Any]]] = {
+    "a consensus store that a location uses": (InvalidUsage, lambda world: world.process(), {}),
+    "a consensus store that has shards, where no recovery was begun": (InvalidUsage, stranger, {}),
     "a blob store without a location": (
         InvalidUsage,
         lambda world: memory_location(blob=MemoryBlob(), consensus=MemoryConsensus(), clock=world.clock),
-        GAP,
+        {},
     ),
-    "a `--gap` below 1 or beyond 2^48": (InvalidUsage, empty, 0),
-    "the newest version of a shard is not whole, without `--accept-loss`": (Corruption, half_lost, GAP),
-    "a recovery that goes on, where another one has taken over meanwhile": (Conflict, overtaken, GAP),
+    "a `--gap` below 1 or beyond 2^48": (InvalidUsage, empty, {"gap": 0}),
+    "the newest version of a shard is not whole, without `--accept-loss`": (Corruption, half_lost, {}),
+    "a recovery that goes on, where another one has taken over meanwhile": (Conflict, overtaken, {}),
+    "`--older-consensus` that is empty, or of another location": (
+        InvalidUsage,
+        empty,
+        {"older": foreign()},
+    ),
 }
 
 
@@ -311,13 +440,45 @@ def test_every_row_of_the_page_has_its_test() -> None:
 @pytest.mark.parametrize("row", REFUSED)
 def test_what_is_refused_writes_nothing(world: World, row: str) -> None:
     publish(world)
-    kind, place, gap = REFUSED[row]
+    kind, place, asked = REFUSED[row]
     location = place(world)
     before = {stat.key for stat in location.blob.list("")}
     names = location.consensus.keys("", "", 100)
     with pytest.raises(kind):
-        recover(location, gap=gap)
+        recover(location, **asked)
     assert ({stat.key for stat in location.blob.list("")}, location.consensus.keys("", "", 100)) == (before, names)
+
+
+def test_an_empty_store_is_no_older_copy(world: World) -> None:
+    publish(world)
+    with pytest.raises(InvalidUsage, match="mem:nothing is no copy of a consensus store of"):
+        plan(empty(world), older=MemoryConsensus("mem:nothing"))
+
+
+def test_by_the_command_with_an_older_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was published here: the older copy alone tells what came after the first rollup."""
+    stores = ["--blob", f"file://{tmp_path}/blob", "--consensus", f"sqlite:///{tmp_path}/log.db"]
+    schema = pa.schema([("id", pa.int64())])
+    with persist.connect(blob=stores[1], consensus=stores[3]) as client:
+        for number in range(3):
+            client.create_shard("orders", schema, ["id"]).insert([{"id": number}])
+    (tmp_path / "log.db").rename(tmp_path / "older.db")
+    with (
+        pytest.raises(PersistError, match="persist recover"),
+        persist.connect(blob=stores[1], consensus=stores[3]) as c,
+    ):
+        c.shard("orders")
+    older = ["--older-consensus", f"sqlite:///{tmp_path}/older.db"]
+    assert main(["recover", *stores, *older, "--dry-run"]) == 0
+    dry = capsys.readouterr().out
+    assert main(["recover", *stores, *older]) == 0
+    [told, total] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (told["whole"], total["not_whole"]) == (True, 0)
+    assert told == json.loads(dry.splitlines()[0])
+    with persist.connect(blob=stores[1], consensus=stores[3]) as client:
+        assert sorted(client.shard("orders").snapshot().to_arrow().column("id").to_pylist()) == [0, 1, 2]
+    assert main(["recover", *stores, "--older-consensus", "nonsense:"]) == 1
+    assert "must start with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("gap", [-1, 2**48 + 1])

@@ -220,6 +220,13 @@ def filled(shard: Shard) -> int:
     return upper
 
 
+def test_a_dry_run_promises_nothing_that_is_refused(machine: Machine, shard: Shard, http: TestClient) -> None:
+    for _ in range(2):
+        shard.insert([{"id": 9, "v": "bad", "__diff": 2**32}])
+    answer = http.post(f"{PATH}/truncate", params={"before": 5, "dry_run": True})
+    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text
+
+
 @pytest.mark.parametrize("row", WRONG)
 def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch, machine: Machine, shard: Shard, http: TestClient, row: str

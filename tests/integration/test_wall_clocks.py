@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+import persist
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -217,6 +218,15 @@ def test_settings_are_changed_one_after_another(shard: Shard) -> None:
         shard.configure(history="none", expected_version=1)
     with pytest.raises(InvalidUsage, match="it must be an age such as '7d'"):
         shard.configure(history="a week")
+    assert shard.configure(mark_every="90s").mark_every_ms == 90_000
+    for wrong in ("forever", "none", "soon", timedelta(0), 5):
+        with pytest.raises(InvalidUsage, match=r"mark_every is .*; it must be an age such as '10s'"):
+            shard.configure(mark_every=wrong)  # type: ignore[arg-type]
+
+
+def test_a_client_of_a_server_does_not_say_what_new_shards_keep() -> None:
+    with pytest.raises(InvalidUsage, match="a server says itself how much history new shards keep"):
+        persist.connect("http://localhost:1", history="30d")
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_a_drop_lands_beside_other_commands_of_its_commit(base: State) -> None:
 def test_what_callers_said_in_the_commit_of_an_erasure_before_it_goes_too(base: State) -> None:
     """It may name the rows. What came before in the commit history went already."""
     written, _ = planned(base, insert(1))
-    before, after = c.SetTag("before", 0), c.SetTag("after", 0)
+    before, after = c.SetTag("before", 0), c.SetTag("after", 1)  # the erasure takes the time 1
     erase = c.Erase(WRITER, Token(numbered("i", 2)), Antichain(1), 0, (), erasure=numbered("e", 1))
     told = replace(given(), callers=[Caller(info=b'{"for":"ann"}'), NOBODY, Caller(info=b'{"for":"bob"}')])
     commit, _ = planned(written.following, before, erase, after, told=told)
