@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 import persist
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
-from persist.core.errors import InvalidUsage, NotReadable, Unavailable
+from persist.core.errors import InvalidUsage, NotReadable
 from persist.formats.state_frames import Build
 from rpc.app import create_app
 from rpc.settings import ServerSettings
@@ -75,7 +75,7 @@ def test_a_client_of_a_server_clones_and_tags_are_times(tmp_path: Path) -> None:
         assert ids(client.clone(NAME, "now")) == [0, 1, 2, 3, 4, 7]
         assert ids(client.clone(NAME, "may", tag="may")) == [0, 1, 2, 3, 4]
         assert ids(client.clone(NAME, "first", as_of=0)) == [0, 1, 2, 3, 4]
-        with pytest.raises(Unavailable, match="is complete before"):
+        with pytest.raises(InvalidUsage, match="is not complete"):
             client.clone(NAME, "none", as_of=9)
         for wrong in ({"tag": "june"}, {"tag": "may", "as_of": 0}, {"keep_policies": 1}):
             with pytest.raises(InvalidUsage):
