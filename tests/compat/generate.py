@@ -118,7 +118,8 @@ def make(directory: Path) -> list[Write]:
     past = history_story.Past(directory)
     for of_history in history_story.CHAPTERS:
         of_history(past)
-    with story.process(Policy()) as (location, _):
+    with story.process(Policy()) as (location, client):
+        client.clone("orders", "orders-clone")
         location.identity.raise_epoch()
         for name in location.names():
             roll_up(location, name)
@@ -129,6 +130,8 @@ def roll_up(location: Location, name: str) -> None:
     """Name a rollup of the State as it is now; the log before it stays."""
     machine = location.machine(name)
     state = machine.refresh()
+    if state.seqno in state.rollups:  # a clone begins with one
+        return
     key, size = location.versions.write_rollup(state)
     assert machine.apply(c.AddRollup(state.seqno, key, size)) == c.RollupAdded(True)
 
