@@ -22,6 +22,7 @@ from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
 from persist.copies.bucket import Bucket, Found
 from persist.copies.carried import carried
+from persist.copies.relending import relent
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, batch_of
 from persist.core.binding import Binding
@@ -149,15 +150,17 @@ def recover(
     if not accept_loss:
         _check_whole(found)
     versions = _versions(location)
-    for number, one in enumerate(planned):
-        if one.state is not None:
-            with translated():
-                there = location.consensus.head(one.state.name)
-            if there is None and not versions.begin(one.state):
-                raise Conflict(f"another recovery brings shard {one.state.name!r} back as well; look, then retry")
-        told(number + 1, len(planned))
+    goes = {one.state.name: one.state for one in planned if one.state is not None}
+    fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
+    states = relent(goes, versions, location.clock.now_ms(), fenced_at)
+    for number, state in enumerate(states.values()):
+        with translated():
+            there = location.consensus.head(state.name)
+        if there is None and not versions.begin(state):
+            raise Conflict(f"another recovery brings shard {state.name!r} back as well; look, then retry")
+        told(number + 1, len(states))
     _bind(location, binding)
-    _publish(location, [one.state.name for one in planned if one.state is not None])
+    _publish(location, list(states))
     return found
 
 
