@@ -45,6 +45,7 @@ class Found:
     missing: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     dropped: bool = False  # the catalogue tells so, or the State
+    unborn: bool = False  # a first rollup is there, and nothing tells whether a log was begun with it
 
     @property
     def is_newest(self) -> bool:
@@ -61,7 +62,7 @@ class Evidence:
     rollups: dict[str, SeqNo] = field(default_factory=dict)  # their keys
     changes: dict[SeqNo, dict[str, StateDiff]] = field(default_factory=dict)
     why: list[str] = field(default_factory=list)
-    unsettled: set[str] = field(default_factory=set)  # rollups that may never have been named
+    unsettled: dict[str, str] = field(default_factory=dict)  # rollups that may never have been named: whose they are
 
     def add(self, change: StateDiff) -> None:
         """One that is settled."""
@@ -196,8 +197,10 @@ class Bucket:
                     missing, tried = tuple(lacking[:MISSING_TOLD_MAX]), True
             if from_rollup and versions:
                 below = base.seqno
-        why.append("no version of it is there whole")
-        return Found(name, family, None, evidence.known, missing, tuple(why), evidence.dropped)
+        unborn = not name and bool(evidence.rollups) and evidence.rollups.keys() == evidence.unsettled.keys()
+        name = name or next(iter(evidence.unsettled.values()), "")
+        why.append("nothing tells that it was ever begun" if unborn else "no version of it is there whole")
+        return Found(name, family, None, evidence.known, missing, tuple(why), evidence.dropped, unborn)
 
     def _bases(self, evidence: Evidence, why: list[str]) -> Iterator[tuple[State, bool]]:
         """States from which to go on, newest first; whether each is that of a rollup."""
@@ -217,7 +220,7 @@ class Bucket:
             published = evidence.changes.get(state.seqno, {})
             is_other = bool(published) and state.commit_id not in published  # of a history that was lost
             if is_other or (begins and not evidence.tells_of(state, key)):
-                evidence.unsettled.add(key)
+                evidence.unsettled[key] = state.name
             else:
                 yield state, True
         for change in evidence.changes.get(SeqNo(1), {}).values():

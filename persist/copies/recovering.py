@@ -52,7 +52,8 @@ class ShardRecovered:
     `upper` is that of the newest version that is whole, and `resumes` the upper from which it goes on: times between
     the two may have been given out, and are never given out again. `state_ms`: when that version was committed, by its
     committer's clock. `lost`: versions that were published after it, and are not whole. `missing`: blobs that these
-    lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back.
+    lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `unborn`:
+    a first rollup is there, and the first commit was not published, if there was one: it does not come back.
     """
 
     name: str
@@ -66,11 +67,12 @@ class ShardRecovered:
     missing: tuple[str, ...]
     why: tuple[str, ...]
     dropped: bool
+    unborn: bool = False
 
     @property
     def is_whole(self) -> bool:
-        """Whether the newest version that anything tells of comes back."""
-        return bool(self.name) and self.upper is not None and not self.lost
+        """Whether the newest version that anything tells of comes back. Of one that is unborn nothing tells any."""
+        return self.unborn or (bool(self.name) and self.upper is not None and not self.lost)
 
     def to_json(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -78,7 +80,7 @@ class ShardRecovered:
         told |= {"unknown_after": self.known, "upper": self.upper, "resumes": self.resumes}
         told |= {"lost_versions": self.lost, "missing": list(self.missing)}
         told["as_of"] = None if self.state_ms is None else instant_text(self.state_ms)
-        return {**told, "dropped": self.dropped, "why": list(self.why)}
+        return {**told, "dropped": self.dropped, "unborn": self.unborn, "why": list(self.why)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,8 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
         return _Plan(told, goes)
     lost = int(found.known)
     told = ShardRecovered(
-        found.name, found.family, None, lost, None, None, None, lost, found.missing, found.why, found.dropped
+        found.name, found.family, None, lost, None, None, None, lost, found.missing, found.why, found.dropped,
+        found.unborn,
     )  # fmt: skip
     return _Plan(told, None)
 

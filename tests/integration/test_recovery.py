@@ -312,6 +312,19 @@ def test_where_blobs_are_missing_somebody_decides(world: World) -> None:
     whole(world, location, upper)
 
 
+def test_a_shard_whose_first_commit_was_not_published_is_told_and_holds_nothing_up(world: World) -> None:
+    publish(world)
+    Client(EmbeddedTransport(world.user)).create_shard("young", SCHEMA, ["k"]).insert([{"k": "a", "v": 1}])
+    location = empty(world)
+    found = {shard.name: shard for shard in recover(location).shards}
+    assert (found["young"].unborn, found["young"].upper, found[NAME].unborn) == (True, None, False)
+    back = Client(EmbeddedTransport(location))
+    assert back.shards() == [NAME]
+    again = back.create_shard("young", SCHEMA, ["k"])
+    again.insert([{"k": "b", "v": 2}])
+    assert again.snapshot().to_arrow().column("k").to_pylist() == ["b"]
+
+
 def test_the_new_consensus_store_is_lost_as_well(world: World) -> None:
     publish(world)
     upper = world.state().upper.element
