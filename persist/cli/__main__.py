@@ -31,6 +31,7 @@ COMMANDS = {
     "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),
     "backup": ("persist.cli.backup", "copies of a location in a blob store of their own"),
     "clone": ("persist.cli.clone", "make a shard with the contents of another one; no row is copied"),
+    "state": ("persist.cli.state", "the State of a shard as a JSON file, and a shard made of one"),
     "recover": ("persist.cli.recover", "begin logs anew from the blob store alone, once the consensus store is lost"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),

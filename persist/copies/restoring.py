@@ -22,13 +22,13 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.commit.location import Location, LocationSettings
 from persist.copies.backing_up import Progress, Told
-from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup, Sums
+from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup
 from persist.copies.carried import Renaming
+from persist.copies.copying import Copying
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.cloning import without_policy
 from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard
 from persist.core.ids import check_shard_name
-from persist.core.keys import shard_of
 from persist.core.record import replace
 from persist.core.state import State
 from persist.formats.state_frames import decode_state
@@ -197,7 +197,7 @@ class _Restoring:
             level = self._location.versions.level
             renaming = Renaming(self._choice.as_name, level, lambda key: self._read(key, *sums[key]))
             state = renaming.state(state)
-        sent = self._copied(sums, renaming, pool)
+        sent = Copying(self._location, self._read, self._put).copied(sums, renaming, pool)
         if self._choice.ahead:
             self._tell(shards_done=1)
             return ShardRestored(state.name, None, sent, False, (), False)
@@ -208,17 +208,6 @@ class _Restoring:
         readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
         upper = self._location.machine(state.name).refresh().upper.to_json()
         return ShardRestored(state.name, upper, sent, policy, readers, not gone_back)
-
-    def _copied(self, sums: Sums, renaming: Renaming | None, pool: ThreadPoolExecutor) -> int:
-        """Copy the blobs that are not there yet, and the bundles as they are renamed; how many bytes."""
-        shard = renaming.shard_id if renaming is not None else next(map(shard_of, sums), None)
-        with translated():
-            there = {stat.key: stat.size for stat in self._location.blob.list(f"{shard}/")} if sums else {}
-        goes = {key: key if renaming is None else renaming.key(key) for key in sums}
-        bundles = {} if renaming is None else renaming.bundles
-        lacking = [k for k, key in goes.items() if key not in bundles and there.get(key) != sums[k][0]]
-        sent = sum(pool.map(lambda key: self._put(goes[key], self._read(key, *sums[key])), lacking))
-        return sent + sum(self._put(key, data) for key, data in bundles.items() if key not in there)
 
     def _gone_back(self, state: State, at: datetime | None) -> bool:
         """Give the shard the contents of that wall clock (None: it has them). False: it has been written to already."""
@@ -245,11 +234,8 @@ class _Restoring:
             raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged: its checksum differs")
         return data
 
-    def _put(self, key: str, data: bytes) -> int:
-        with translated():
-            self._location.blob.put(key, data)
-        self._tell(blobs=1, sent=len(data))
-        return len(data)
+    def _put(self, size: int) -> None:
+        self._tell(blobs=1, sent=size)
 
     def _tell(self, shards_done: int = 0, blobs: int = 0, sent: int = 0) -> None:
         p = self.progress

@@ -159,6 +159,7 @@ def encoded_again(frame: bytes) -> bytes:
     return KINDS[kind][1](decoded(frame), level_of(frame))
 
 
+LATER_KINDS = {KIND_LOAN: 5}  # and from which level on there are any
 KINDS: Mapping[bytes, tuple[Callable[[bytes], Any], Callable[[Any, int], bytes]]] = {
     KIND_DIFF: (decode_diff, encode_diff),
     KIND_LAST: (decode_diff, partial(encode_diff, ends=True)),

@@ -1,0 +1,208 @@
+"""A State as a file: JSON that people and programs read, of which a shard can be made again.
+
+The file has the State twice: as plain JSON, field by field, and as the durable bytes of a rollup, from which it is
+read back. Both must agree, so a file that was changed is refused. It holds no blobs, but names them with their sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from blob import Blob, BlobNotFound
+from persist.client.embedded import EmbeddedTransport
+from persist.client.snapshot import ReadLease, ReadSettings
+from persist.commit.location import Location
+from persist.copies.backup_store import Sums
+from persist.copies.carried import UNKNOWN, Renaming, blobs_of, carried
+from persist.copies.copying import Copying
+from persist.core.antichain import Antichain
+from persist.core.cloning import without_policy
+from persist.core.errors import Conflict, Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.core.ids import check_shard_name
+from persist.core.phases import dropped
+from persist.core.record import Record, replace
+from persist.core.state import State
+from persist.formats.state_frames import THIS_BUILD, Build, decode_state, encode_state
+from persist.formats.store_errors import translated, translated_but_missing
+
+VERSION = 1
+PURPOSE = "export"
+LEASE = ReadSettings(lease_ms=900_000)
+FILE_BYTES_MAX = 1024 * 1024 * 1024
+_FIELDS = ("persist", "version", "level", "location", "epoch", "name", "seqno", "since", "upper", "blobs", "state",
+           "bytes", "crc32")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A shard that was made of a file, and its upper. `sent` bytes were copied.
+
+    `policy`: it had a policy of rows, which was taken away. `readers`: critical ones, which hold its history.
+    """
+
+    name: str
+    upper: list[int]
+    sent: int
+    policy: bool
+    readers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """What a file says: the State, and the size and CRC-32 of each blob that it names."""
+
+    state: State
+    level: int
+    sums: Sums
+
+
+def exported(location: Location, name: str) -> dict[str, Any]:
+    """The newest State of a shard, as a file has it. Holds the shard while it is made, and writes nothing else.
+
+    Raises UnknownShard, Corruption (a blob is missing or damaged).
+    """
+    binding, level = location.identity.check(), location.versions.level
+    lease = ReadLease.open(EmbeddedTransport(location), name, None, PURPOSE, LEASE)
+    try:
+        found = location.machine(name).refresh()
+        if found.is_closed:
+            raise UnknownShard(dropped(name))
+        goes = replace(carried(found, location.ids.uuid7()), loans={}, borrowed={})
+        sums = _sums(goes, location.blob)
+    except BlobNotFound as error:
+        raise Corruption(f"a blob that shard {name!r} names is missing ({error}); see `persist verify`") from error
+    finally:
+        lease.close()
+    data = encode_state(goes, level)
+    told = {
+        "persist": "state",
+        "version": VERSION,
+        "level": level,
+        "location": binding.location_id,
+        "epoch": binding.epoch,
+        "name": name,
+        "seqno": int(found.seqno),
+        "since": found.since.to_json(),
+        "upper": found.upper.to_json(),
+        "blobs": [[key, size, crc] for key, (size, crc) in sorted(sums.items())],
+        "state": shown(decode_state(data, location.settings.build)),  # as a location of this level has it
+        "bytes": b64encode(data).decode(),
+    }
+    return {**told, "crc32": _crc(told)}
+
+
+def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
+    """What the file says. Raises Corruption (it is damaged, or was changed), InvalidUsage, UpgradeNeeded."""
+    try:
+        told = json.loads(data)
+    except ValueError as error:
+        raise Corruption(f"the file is no JSON: {error}") from error
+    if not isinstance(told, dict) or told.get("persist") != "state":
+        raise InvalidUsage("the file is none of `persist state export`")
+    if type(told.get("version")) is not int or told["version"] > VERSION:
+        raise UpgradeNeeded("the file is of a later version than this persist knows; upgrade it")
+    crc = told.pop("crc32", None)
+    if crc != _crc(told) or set(told) != set(_FIELDS) - {"crc32"}:
+        raise Corruption("the file is damaged, or was changed: its checksum differs")
+    if type(told["level"]) is int and told["level"] > build.newest:
+        raise UpgradeNeeded(f"the file is of level {told['level']}; this persist knows {build.known}: upgrade it")
+    try:
+        written = b64decode(told["bytes"], validate=True)
+        state = decode_state(written, build)
+        sums = {str(key): (int(size), int(crc)) for key, size, crc in told["blobs"]}
+    except (ValueError, TypeError) as error:
+        raise Corruption(f"the file does not make sense: {error}") from error
+    if shown(state) != told["state"]:
+        raise Corruption("the file was changed: its fields differ from its bytes, which are what is imported")
+    if not state.commit_id:  # a location of level 2 tells none
+        state = replace(state, commit_id=hashlib.sha256(written).hexdigest()[:32])
+    return StateFile(state, told["level"], sums)
+
+
+def imported(location: Location, file: StateFile, name: str, source: Blob, *, keeps_policies: bool = False) -> Imported:
+    """Make the shard `name` of a file, with copies of the blobs, which `source` has.
+
+    Repeating it after an error goes on. Raises InvalidUsage, Conflict (the name is, or was, another shard's),
+    Corruption (a blob is missing or damaged; there is no shard then).
+    """
+    check_shard_name(name)
+    location.identity.check()
+    if location.versions.level < file.level:
+        raise InvalidUsage(
+            f"the file is of level {file.level}, and the location has level {location.versions.level}: run `persist "
+            "upgrade` there first"
+        )
+    kept = file.state if keeps_policies else without_policy(file.state)
+
+    def read(key: str, size: int, crc: int) -> bytes:
+        try:
+            with translated_but_missing():
+                data = source.get(key)
+        except BlobNotFound as error:
+            raise Corruption(f"blob {key} is missing in {source.url}; give the blob store that has it") from error
+        if (len(data), zlib.crc32(data)) != (size, crc):
+            raise Corruption(f"blob {key} in {source.url} is damaged: its checksum differs")
+        return data
+
+    renaming = Renaming(name, location.versions.level, lambda key: read(key, *_sum_of(file.sums, key)))
+    with translated():
+        head = location.consensus.head(name)
+    state = replace(kept, name=name)
+    if head is not None and not _is_back(location, state):
+        raise Conflict(f"shard {name!r} is, or was, there already; give the import another name")
+    state = renaming.state(kept)
+    if lacking := [key for key in kept.blob_keys() if key not in file.sums]:
+        raise Corruption(f"the file does not tell of {lacking[0]}, which its State names")
+    with ThreadPoolExecutor(4, thread_name_prefix="persist-import") as pool:
+        sent = Copying(location, read, lambda size: None).copied(file.sums, renaming, pool)
+    if not location.versions.begin(state):
+        raise Conflict(f"shard {name!r} was made in this location meanwhile; it was left as it is")
+    readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
+    return Imported(name, location.machine(name).refresh().upper.to_json(), sent, kept is not file.state, readers)
+
+
+def shown(value: Any) -> Any:
+    """A record as JSON: its fields by name. Bytes are base64; keys of mappings are text, and frontiers are lists."""
+    if isinstance(value, Antichain):
+        return value.to_json()
+    if isinstance(value, Record):
+        return {name: shown(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, Mapping):
+        return {str(shown(key)): shown(value[key]) for key in value}
+    if isinstance(value, (tuple, list, frozenset)):
+        return [shown(item) for item in value]
+    return b64encode(value).decode() if isinstance(value, (bytes, memoryview)) else value
+
+
+def _is_back(location: Location, state: State) -> bool:
+    first = location.versions.diffs(state.name, state.seqno, 1)
+    return bool(first) and (first[0].seqno, first[0].commit_id) == (state.seqno, state.commit_id)
+
+
+def _sums(state: State, blob: Blob) -> Sums:
+    """Of every blob; those that the State tells nothing of are read."""
+    sums: Sums = {}
+    for key, told in blobs_of(state, blob).items():
+        if UNKNOWN in told:
+            with translated_but_missing():
+                data = blob.get(key)
+            told = len(data), zlib.crc32(data)
+        sums[key] = told
+    return sums
+
+
+def _sum_of(sums: Sums, key: str) -> tuple[int, int]:
+    if key not in sums:
+        raise Corruption(f"the file does not tell of {key}, which its State names")
+    return sums[key]
+
+
+def _crc(told: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(told, separators=(",", ":"), sort_keys=True).encode())

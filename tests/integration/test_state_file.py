@@ -1,0 +1,259 @@
+"""The State of a shard as a file: a round trip is the identity, and what was changed is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from blob import open_blob
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.copies.state_file import exported, imported, read_file, shown
+from persist.copies.verify import How, verified
+from persist.core import errors
+from persist.core.attribute import AttributeUpdate, named_key
+from persist.core.record import replace
+from persist.core.state import Policy, State
+from tests.support.clocks import Machine, World
+from tests.support.pages import page
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+SMALL = Policy(inline_part_bytes_max=200, plain_parts_max=3, bundle_parts_max=4, rollup_every=8)
+
+
+@pytest.fixture
+def world() -> World:
+    return World(policy=SMALL)
+
+
+@pytest.fixture
+def machine(world: World) -> Machine:
+    return world.machine()
+
+
+def lived(machine: Machine, name: str, seed: int) -> Shard:
+    """A shard with some of all that a shard can have."""
+    chance = random.Random(seed)
+    shard = machine.client.create_shard(name, SCHEMA, ["id"], history="forever")
+    for number in range(chance.randint(3, 25)):
+        rows = [
+            {"id": chance.randrange(1000), "v": "x" * chance.choice((1, 50, 400))} for _ in range(chance.randint(1, 6))
+        ]
+        shard.insert(rows, info={"n": number})
+        machine.location.clock.sleep(chance.choice((0.1, 1.5)))
+        if chance.random() < 0.2:
+            shard.tag(f"t{number}")
+        if chance.random() < 0.2:
+            shard.attributes.update([AttributeUpdate.replace(named_key(f"job {number}"), number)])
+    writer = shard.open_writer()
+    staged = [writer.stage([{"id": 5_000 + number, "v": "bundled" * 50}], None) for number in range(6)]
+    writer.commit_insert(tuple(run for runs in staged for run in runs))
+    if chance.random() < 0.5:
+        shard.truncate(2)
+    if chance.random() < 0.3:
+        shard.critical_reader("billing")
+    return shard
+
+
+def rows(shard: Shard) -> list[Any]:
+    since, upper = shard.since().element, shard.upper().element
+    assert since is not None
+    assert upper is not None
+    return [sorted(map(repr, shard.snapshot(as_of).to_arrow().to_pylist())) for as_of in range(since, upper)]
+
+
+def plain(state: State) -> str:
+    """The State without what an import changes: its name, the keys of blobs, and sums of bundles, which have keys."""
+    told = shown(replace(state, name="", rollups={}, seqno=0, commit_id="", incarnation=0))
+    text = re.sub(r"s[0-9a-f]{32}", "s", json.dumps(told))
+    return re.sub(r'"checksum": \d+, |"size": \d+', "", text)
+
+
+def text_of(machine: Machine, name: str) -> bytes:
+    return json.dumps(exported(machine.location, name)).encode()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_round_trip_is_the_identity(machine: Machine, seed: int) -> None:
+    shard = lived(machine, "orders", seed)
+    file = read_file(text_of(machine, "orders"))
+    told = imported(machine.location, file, "copy/of", machine.location.blob, keeps_policies=True)
+    copy = machine.client.shard("copy/of")
+    assert told.upper == shard.upper().to_json()
+    assert rows(copy) == rows(shard)
+    assert (copy.tags(), copy.settings, copy.schema.arrow) == (shard.tags(), shard.settings, shard.schema.arrow)
+    before, after = (machine.location.machine(name).refresh() for name in ("orders", "copy/of"))
+    assert plain(after) == plain(file.state)
+    assert str(before.shard_id) not in json.dumps(shown(replace(after, entries={})))
+    shard.drop(force=True)
+    [verdict] = verified(machine.location, iter(["copy/of"]), How(deep=True))
+    assert verdict.is_sound
+    again = read_file(text_of(machine, "copy/of"))
+    assert plain(again.state) == plain(replace(file.state, entries=again.state.entries))
+
+
+def test_an_export_writes_a_lease_and_nothing_else(world: World, machine: Machine) -> None:
+    lived(machine, "orders", 1)
+    before = {stat.key for stat in world.blob.list("s") if ".rollup" not in stat.key}
+    state = machine.location.machine("orders").refresh()
+    text_of(machine, "orders")
+    after = machine.location.machine("orders").refresh()
+    assert after.seqno <= state.seqno + 3
+    assert (after.trace, after.leased_readers, after.upper) == (state.trace, {}, state.upper)
+    assert {stat.key for stat in world.blob.list("s") if ".rollup" not in stat.key} == before
+
+
+def test_a_clone_is_exported_with_what_it_has_borrowed(machine: Machine) -> None:
+    shard = lived(machine, "orders", 3)
+    expected = rows(shard)
+    machine.client.clone("orders", "test")
+    file = read_file(text_of(machine, "test"))
+    assert (file.state.borrowed, file.state.loans) == ({}, {})
+    imported(machine.location, file, "own", machine.location.blob)
+    assert rows(machine.client.shard("own")) == expected
+
+
+def test_an_import_that_was_interrupted_goes_on(world: World, machine: Machine) -> None:
+    lived(machine, "orders", 5)
+    file = read_file(text_of(machine, "orders"))
+    put, count = world.blob.put, [0]
+    for fails_at in (1, 2):
+        count[0] = 0
+
+        def failing(key: str, data: bytes, fails_at: int = fails_at) -> None:
+            count[0] += 1
+            if count[0] == fails_at:
+                raise errors.Unavailable("away")
+            put(key, data)
+
+        world.blob.put = failing  # type: ignore[method-assign]
+        with pytest.raises(errors.PersistError):
+            imported(machine.location, file, "copy", machine.location.blob)
+        world.blob.put = put  # type: ignore[method-assign]
+        assert machine.client.shards() == ["orders"]
+    first = imported(machine.location, file, "copy", machine.location.blob)
+    assert imported(machine.location, file, "copy", machine.location.blob).upper == first.upper
+    assert rows(machine.client.shard("copy")) == rows(machine.client.shard("orders"))
+
+
+# --- the command, and what is wrong
+
+
+class Place:
+    """A directory with a shard, and its file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.data = root, root / "data"
+        self.blobs = f"file://{self.data}/blob"
+        with persist.connect(f"persist://{self.data}") as client:
+            shard = client.create_shard("orders", SCHEMA, ["id"])
+            shard.insert(pa.table({"id": range(20_000), "v": [f"{n * 7919 % 100_003}" for n in range(20_000)]}))
+            client.create_shard("dropped", SCHEMA, ["id"]).drop()
+        self.file = root / "orders.json"
+        assert main(["state", "export", "orders", "--dir", str(self.data), "-o", str(self.file)]) == 0
+
+    def changed(self, change: Callable[[dict[str, Any]], object], *, sealed: bool = True) -> str:
+        told = json.loads(self.file.read_text())
+        change(told)
+        if sealed:
+            del told["crc32"]
+            told["crc32"] = zlib.crc32(json.dumps(told, separators=(",", ":"), sort_keys=True).encode())
+        other = self.root / "changed.json"
+        other.write_text(json.dumps(told))
+        return str(other)
+
+    def back(self, file: object, *more: str, name: str = "copy") -> list[str]:
+        return ["state", "import", str(file), "--as", name, "--dir", str(self.data), *more]
+
+
+def older(place: Place) -> list[str]:
+    """Another location, that was not upgraded."""
+    other = place.root / "older"
+    with persist.connect(f"persist://{other}") as client:
+        client.create_shard("x", SCHEMA, ["id"])
+    open_blob(f"file://{other}/blob").delete(["level/4", "level/5"])
+    return ["state", "import", str(place.file), "--as", "copy", "--dir", str(other), "--from", place.blobs]
+
+
+def other_file(place: Place) -> str:
+    return place.changed(lambda told: told.update(persist="x"))
+
+
+WRONG: dict[str, Callable[[Place], list[str]]] = {
+    "export of a name that is no shard, or was dropped": lambda p: ["state", "export", "dropped", "--dir", str(p.data)],
+    "a file that cannot be read, or is no file of an export": lambda p: p.back(p.root / "nothing.json"),
+    "a file that is damaged or was changed": lambda p: p.back(
+        p.changed(lambda told: told["state"].update(floor=7))
+    ),
+    "a file of a later version or level": lambda p: p.back(p.changed(lambda told: told.update(version=2))),
+    "a file of a later level than the location": older,
+    "`--as` that no shard can have": lambda p: p.back(p.file, name="no name"),
+    "`--as` that a shard has, or had": lambda p: p.back(p.file, name="orders"),
+    "a blob that the store does not have, or that is damaged there": lambda p: p.back(
+        p.file, "--from", f"file://{p.root}/empty"
+    ),
+}  # fmt: skip
+MORE: list[tuple[str, Callable[[Place], list[str]]]] = [
+    ("export of a name that is no shard, or was dropped", lambda p: ["state", "export", "no", "--dir", str(p.data)]),
+    ("a file that cannot be read, or is no file of an export", lambda p: p.back(other_file(p))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(name="x"), sealed=False))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(more=1)))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes="AAAA")))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t["blobs"].pop()))),
+    ("a file of a later version or level", lambda p: p.back(p.changed(lambda t: t.update(level=99)))),
+    ("`--as` that a shard has, or had", lambda p: p.back(p.file, name="dropped")),
+]  # fmt: skip
+
+
+def documented() -> dict[str, str]:
+    table = page("docs/state-json.md").partition("## What is refused")[2]
+    return dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", table, re.M))
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    assert list(documented()) == list(WRONG)
+
+
+@pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
+def test_what_is_wrong_is_refused_and_no_shard_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, row: str, wrong: Any
+) -> None:
+    place = Place(tmp_path)
+    arguments = wrong(place)
+    kinds: list[str] = []
+    made = errors.PersistError.__init__
+
+    def noted(self: errors.PersistError, *args: Any, **details: Any) -> None:
+        made(self, *args, **details)
+        kinds.append(self.kind)
+
+    monkeypatch.setattr(errors.PersistError, "__init__", noted)
+    assert main(arguments) == 1
+    monkeypatch.undo()
+    told = capsys.readouterr().err
+    assert told.startswith("persist state: ")
+    assert "Traceback" not in told
+    assert kinds[-1] == documented()[row], told
+    with persist.connect(f"persist://{place.data}") as client:
+        assert client.shards() == ["orders"]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = Place(tmp_path)
+    arguments = ["state", "import", str(place.file), "--as", "orders", "--dir", str(tmp_path / "new")]
+    assert main([*arguments, "--from", place.blobs]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["shard"], told["upper"], told["critical_readers"]) == ("orders", [1], [])
+    with persist.connect(f"persist://{tmp_path / 'new'}") as client:
+        assert client.shard("orders").snapshot().to_arrow().num_rows == 20_000
+    assert main(["state", "export", "orders", "--dir", str(place.data)]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "orders"
