@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tests.simulation.accountant import accountant
 from tests.simulation.chronicle import chronicler
+from tests.simulation.cloning import cloner
 from tests.simulation.dating import dater
 from tests.simulation.erasing import eraser, prover
 from tests.simulation.historians import configurator, timekeeper
@@ -42,6 +43,7 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "truncator": truncator,
     "retainer": retainer,
     "dater": dater,
+    "cloner": cloner,
     "eraser": eraser,
     "prover": prover,
 }

@@ -36,7 +36,7 @@ from persist.core.recorded import NOBODY, Caller
 from persist.core.state import Policy
 from tests.simulation.history import History
 from tests.simulation.instants import number
-from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, life_of
+from tests.simulation.oracle import Oracle, ShardTruth, Update, Value, Write, expect, is_clone, life_of
 from tests.simulation.world import LATE_S_MAX, Process, SimBackground, SimBlob, SimClock, SimConsensus, SimIds, World
 
 MAIN = "main"  # compare-and-append, insert and advance
@@ -123,7 +123,7 @@ class RecordingTransport(ForwardingTransport):
 
 def lived(shard: Shard) -> str:
     """How histories call a shard: one whose name is used again by its name and its life."""
-    if shard.name != DOOMED:
+    if shard.name != DOOMED and not is_clone(shard.name):
         return shard.name
     return life_of(shard.name, shard._transport.shard)
 
@@ -172,6 +172,8 @@ class Run:
     asleep: int = 0  # processes that hibernate
     boots: int = 0
     numbers: int = 0
+    clones_named: int = 0  # names that were given to clones
+    cloned: set[str] = field(default_factory=set)  # names of which somebody has begun to make a clone
     acknowledged: Counter[str] = field(default_factory=Counter)  # appends, by pipelined writer
 
     def piped(self, pipe: str, command: c.Command) -> Write:

@@ -26,7 +26,7 @@ def evolver(host: Host) -> None:
         known = extras_of(shard)
         if len(known) < len(EXTRAS) and host.random.random() < EVOLVE_RATE:
             _evolve(host, shard, EXTRAS[len(known)])
-        elif not _insert(host, writer, _extended(host, rows(host, 0, 1), known), known, MAIN):
+        elif not insert(host, writer, _extended(host, rows(host, 0, 1), known), known, MAIN):
             writer = shard.open_writer()
         host.sleep(0.4)
 
@@ -64,7 +64,7 @@ def _extended(host: Host, updates: list[Update], known: tuple[str, ...]) -> list
     return found
 
 
-def _insert(host: Host, writer: WriteHandle, updates: list[Update], extras: tuple[str, ...], name: str) -> bool:
+def insert(host: Host, writer: WriteHandle, updates: list[Update], extras: tuple[str, ...], name: str) -> bool:
     """Insert the rows, recorded; whether the outcome is known."""
     write = Write(0, "insert", me(host), name, updates)
     if not updates:
@@ -107,14 +107,14 @@ def demolisher(host: Host) -> None:
 def _use(host: Host, life: _Life) -> None:
     kind = host.random.random()
     if kind < DROP_RATE:
-        _drop(host, life.shard)
+        drop_shard(host, life.shard)
     elif kind < 0.2:
         _advance(host, life.shard)
     elif kind < 0.5:
         _read(host, life.shard)
     else:
         updates = [(k, v, 0, d) for k, v, _, d in rows(host, 0, 1)]
-        if not _insert(host, life.writer, updates, (), lived(life.shard)):
+        if not insert(host, life.writer, updates, (), lived(life.shard)):
             life.writer = life.shard.open_writer()
 
 
@@ -126,7 +126,7 @@ def _advance(host: Host, shard: Shard) -> None:
             told(write, shard.advance_upper(upper + 1))
 
 
-def _drop(host: Host, shard: Shard) -> None:
+def drop_shard(host: Host, shard: Shard) -> None:
     drops = host.run.history.drops
     try:
         shard.drop(force=host.random.random() < 0.6)
@@ -149,4 +149,4 @@ def _read(host: Host, shard: Shard) -> None:
         read_once(host, shard, as_of, pause_s=host.random.choice((0.0, 1.0)))
 
 
-__all__ = ["demolisher", "evolver"]
+__all__ = ["demolisher", "drop_shard", "evolver", "insert"]

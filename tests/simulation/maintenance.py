@@ -19,11 +19,12 @@ from persist.core.ids import family_of
 from persist.core.keys import born_ms
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
 from persist.core.state import latest_time
+from persist.formats.state_frames import decode_lent
 from tests.simulation.accountant import read_attributes
 from tests.simulation.dating import ask_dates
 from tests.simulation.historians import ask
 from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
-from tests.simulation.oracle import expect
+from tests.simulation.oracle import expect, is_clone
 from tests.simulation.readers import read_once
 from tests.simulation.retaining import check_retained
 from tests.simulation.tagging import read_tags
@@ -36,8 +37,10 @@ SETTLE_ROUNDS_MAX = 100
 SETTLED_LOG_MAX = 3 * POLICY.rollup_every  # entries of a log at rest
 SETTLED_ROLLUPS_MAX = 2
 SETTLED_BATCHES_MAX = 12
+LOANS_ROUNDS = 8  # of collections, in which loans come to their end
 CLAIM_LEASE_MS = 3_000
 GRID_MS = 3_000
+UNTAKEN_MS = 10_000
 ASKED_AGAIN = 40  # instants, at the end
 AGED_WITHIN_MS = 15_000  # beyond the history: three steps of maintenance
 
@@ -47,7 +50,7 @@ WORKER = WorkerSettings(
     lease_ms=CLAIM_LEASE_MS,
     idle_ms=2_000,
 )
-GC = GcSettings(entries_max=24, rollup_after=6, delete_batch=3, delete_threads=1)
+GC = GcSettings(entries_max=24, rollup_after=6, delete_batch=3, delete_threads=1, untaken_ms=UNTAKEN_MS)
 
 
 def compactor(host: Host) -> None:
@@ -141,6 +144,8 @@ def settle(host: Host) -> None:
         _check_swept(host, name)
         if truths[name].state.is_closed:
             _check_buried(host, name)
+        elif is_clone(name):
+            _read_back(host, name)
         else:
             _ask_again(host, name)
             _check_aged(host, name)
@@ -148,8 +153,42 @@ def settle(host: Host) -> None:
             read_tags(host, name)
         host.run.path("settled")
     check_retained(host)
+    _let_clones_go(host)
     known = read_attributes(host, host.open(MAIN))
     expect(known is not None, "liveness", "the attributes cannot be read in a healed world")
+
+
+def _let_clones_go(host: Host) -> None:
+    """Half of the clones are dropped, then all: each time what is left reads as before, and no loan stays in vain."""
+    truths, gc, sweep = host.run.oracle.shards, Collector(host.location, GC), Sweeper(host.location, SWEEP)
+    clones = [name for name in sorted(truths) if is_clone(name)]
+    for dropped in (clones[::2], clones[1::2]) if clones else ():
+        for name in dropped:
+            if not truths[name].state.is_closed:
+                host.client.shard(name).drop(force=True)
+        for _ in range(LOANS_ROUNDS):
+            for name in sorted(truths):
+                gc.run(name)
+            host.run.world.scheduler.sleep(UNTAKEN_MS / 1000)
+        host.run.world.scheduler.sleep((ORPHAN_AGE_MS + 2 * CLOCK_JUMP_MS_MAX) / 1000)
+        for name in sorted(truths):
+            sweep.sweep(name)
+            _check_swept(host, name)
+            if truths[name].state.is_closed:
+                _check_buried(host, name)
+            else:
+                _read_back(host, name)
+    for name in sorted(truths) if clones else ():
+        loans = truths[name].state.loans
+        expect(not loans, "loans", f"{name} has lent {loans}, and no clone is left")
+        expect(not truths[name].state.borrowed, "loans", f"{name} has borrowed, and names nothing of others")
+        host.run.path("loans ended")
+
+
+def lent(host: Host, name: str) -> set[str]:
+    """The blobs that the loans of a shard keep for others."""
+    loans = host.run.truth(name).state.loans.values()
+    return {key for loan in loans for key in decode_lent(host.run.world.blobs.get(loan.list_key)).keys}
 
 
 def _ask_again(host: Host, name: str) -> None:
@@ -191,7 +230,7 @@ def _check_buried(host: Host, name: str) -> None:
     found = {stat.key for stat in host.run.world.blobs.list(f"{truth.state.shard_id}/")}
     now_ms = host.run.oracle.clock()  # what a clock ahead of it has minted waits until that time has come
     stored = {key for key in found if born_ms(key) <= now_ms}
-    rollups = {rollup.key for rollup in truth.state.rollups.values()}
+    rollups = {rollup.key for rollup in truth.state.rollups.values()} | lent(host, name)
     expect(stored <= rollups, "buried", f"{name} was dropped, but {sorted(stored - rollups)[:3]} are still there")
 
 
@@ -199,7 +238,7 @@ def _check_swept(host: Host, name: str) -> None:
     """What is in the store is what the State names, or what GC will take once the log moves on."""
     truth = host.run.truth(name)
     first = min(entry.seqno for entry in host.run.world.logs.scan(name, 0, 1))
-    known = truth.named | {key for key, gone in truth.gone_at.items() if gone > first}
+    known = truth.named | {key for key, gone in truth.gone_at.items() if gone > first} | lent(host, name)
     stored = {stat.key for stat in host.run.world.blobs.list(family_of(truth.state.shard_id))}
     # What a clock that was ahead has stamped waits until true time has come so far.
     old_ms = host.clock.now_ms() - ORPHAN_AGE_MS

@@ -21,6 +21,7 @@ from persist.core.attribute import AttributeUpdate
 from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
 from persist.core.keys import is_bundle_key, is_part_key, is_rollup_key, part_id_of, rollup_seqno, shard_of
+from persist.core.loans import is_foreign
 from persist.core.outcomes import ENDED, RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
 from persist.formats.state_frames import decode_diff, decode_state
@@ -66,6 +67,16 @@ class Write:
 
 
 REWRITES = ("restore", "truncate", "drop", "erase")  # kinds of writes whose rows are worked out from the contents
+
+
+def is_clone(name: str) -> bool:
+    """Whether shards of this name are clones, also of clones."""
+    return "." in name
+
+
+def source_of(name: str) -> str:
+    """What shards of this name are clones of."""
+    return name.rpartition(".")[0]
 
 
 def life_of(name: str, shard: str) -> str:
@@ -221,11 +232,7 @@ class Oracle:
             if self.blobs.stat(change.rollup_key) is not None:  # a creator may sleep for so long that it is swept
                 rollup = decode_state(self.blobs.get(change.rollup_key))
                 expect(rollup == first, "created", f"the first entry of {name} is not its first rollup")
-            truth = self.shards[name] = ShardTruth(name, first, life_of(name, first.shard_id))
-            truth.named = set(first.blob_keys())
-            truth.uppers.append((0, self.tick()))
-            truth.instants.off_ms = lambda: self.clocks_off_ms
-            self.note(f"{name} created")
+            self._created(name, first)
             return
         old = truth.state
         new = state_diff.apply(change, old)
@@ -251,6 +258,38 @@ class Oracle:
             truth.uppers.append((new.upper.element, self.tick()))
         self._count_paths(old, new, change)
 
+    def _created(self, name: str, first: State) -> None:
+        truth = self.shards[name] = ShardTruth(name, first, life_of(name, first.shard_id))
+        truth.named = set(first.blob_keys())
+        truth.uppers.append((0, self.tick()))
+        truth.instants.off_ms = lambda: self.clocks_off_ms
+        self.note(f"{name} created")
+
+    def begun(self, name: str, data: bytes) -> None:
+        """A log begins with all of a State: that of a clone, or of a name whose clone may not be any more."""
+        assert self.blobs is not None
+        first = decode_state(self.blobs.get(decode_diff(data).rollup_key))
+        self._created(name, first)
+        truth = self.shards[name]
+        truth.named = self._with_listed(truth.named)
+        for key in truth.named:
+            self._blob(key, name)
+        if first.tombstone:
+            self.paths["clone fenced"] += 1
+        else:
+            self._cloned(truth)
+
+    def _cloned(self, truth: ShardTruth) -> None:
+        """It has what its source had written by its upper."""
+        source, state = self.shards[source_of(truth.name)], truth.state
+        truth.updates = [update for update in source.updates if update[2] < number(state.upper)]
+        truth.since_asked = state.since
+        truth.uppers.append((state.upper.element, self.tick()))
+        truth.part_ids = {part.id for part in state.trace.parts()}
+        truth.dead_parts -= truth.part_ids
+        self.paths["cloned"] += 1
+        self.paths["clone of a clone"] += is_clone(source.name)
+
     def _next_life(self, truth: ShardTruth, new: State) -> ShardTruth:
         """Nothing is true of the new life; its log and its blobs go on."""
         self.ended[truth.life] = truth
@@ -260,6 +299,12 @@ class Oracle:
         fresh.instants.off_ms = truth.instants.off_ms
         self.shards[truth.name] = fresh
         self.paths["name used again"] += 1
+        if is_clone(truth.name):
+            back = {key for key in self._with_listed(new.blob_keys()) if is_foreign(key, new.shard_id)}
+            fresh.gone_at = {key: seqno for key, seqno in truth.gone_at.items() if key not in back}
+            fresh.dead_parts -= {part_id_of(key) for key in back if is_part_key(key)}
+            self._cloned(fresh)
+            self.paths["clone after a drop"] += 1
         return fresh
 
     def _blob(self, key: str, name: str) -> bytes:
@@ -448,6 +493,10 @@ class Oracle:
         """A blob is about to go."""
         truth = next((t for t in self.shards.values() if family_of(t.state.shard_id) == family_of(shard_of(key))), None)
         self.note(f"delete {key}")
+        for other in self.shards.values():
+            if other is not truth:
+                needed = key in other.named or other.gone_at.get(key, 0) > other.first
+                expect(not needed, "lent", f"{key} is deleted, and a version of {other.name} that can be read names it")
         if truth is None:
             self.paths["orphan deleted"] += 1
             return
@@ -514,6 +563,12 @@ class ObservedConsensus(MemoryConsensus):
         won = super().compare_and_set(key, seqno, data, after)
         if won and not key.startswith(HIDDEN):
             self._oracle.committed(key, seqno, data)
+        return won
+
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        won = super().begin(key, seqno, data)
+        if won and not key.startswith(HIDDEN):
+            self._oracle.begun(key, data)
         return won
 
     def truncate(self, key: str, seqno: int) -> int:

@@ -25,6 +25,7 @@ import tests.simulation.oracle
 from consensus.memory import VALUE_BYTES_MAX
 from tests.simulation.actors import ROLES
 from tests.simulation.chronicle import check_chronicle
+from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.dating import DATED_SHARE, small_pages
 from tests.simulation.erasing import ERASED_SHARE, check_erased
 from tests.simulation.erasures import plain_parts
@@ -130,6 +131,8 @@ class Plan:
             shares = tuple((*share, "eraser", "prover") if at < 2 else share for at, share in enumerate(shares))
         if kept_of(seed) is not None and random.Random(f"dates {seed}").random() < DATED_SHARE:
             shares = (*shares[:-1], (*shares[-1], "dater"))
+        if seed >= CLONES_FROM and kept_of(seed) is None and not {"eraser", "chronicler"} & {*sum(shares, ())}:
+            shares = tuple((*share, "cloner") if at < 2 else share for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
