@@ -9,13 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 from persist.client.shard import Shard
-from persist.commit import collector, lending
+from persist.commit import cloning, collector, lending
 from persist.commit.lists import LoanLists
 from persist.core import commands as c
 from persist.core.errors import Conflict, Corruption, Expired, UnknownShard
 from persist.core.ids import SeqNo
 from persist.core.loans import is_foreign
 from persist.core.record import replace
+from persist.core.trace import trace_of
 from persist.core.transitions import loans
 from tests.simulation.breaking import Broken, transition
 from tests.simulation.host import COPIES, MAIN, WEATHER, Host, expect_damage, extras_of, lived
@@ -159,13 +160,11 @@ def loans_never_end() -> Broken:
 
 def clone_of_an_older_state() -> Broken:
     """A clone lacks the batch that was written last."""
-    from persist.commit import cloning
-
     real = cloning.clone_of
 
     def clone_of(state: Any, *arguments: Any) -> Any:
         born = real(state, *arguments)
-        return replace(born, trace=type(born.trace)(born.trace.batches[:-1])) if len(born.trace.batches) > 1 else born
+        return replace(born, trace=trace_of(born.trace.batches[:-1])) if len(born.trace.batches) > 1 else born
 
     return patch.object(cloning, "clone_of", clone_of)
 

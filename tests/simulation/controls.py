@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.mutations import MEANT_FOR, MUTATIONS, NEEDED, mutated
 from tests.simulation.runner import Plan, run_plan
 
@@ -48,7 +49,8 @@ def _seeds(name: str, first: int | None) -> Iterator[int]:
     known = remembered().get(name) if first is None else None
     if known is not None:
         yield known
-    for seed in itertools.count(first or 0):
+    clones = "cloner" in NEEDED.get(name, ())
+    for seed in itertools.count(first or (CLONES_FROM if clones else 0)):
         plan = Plan.of(seed)
         if NEEDED.get(name, set()) <= {*plan.faults, *(role for share in plan.roles for role in share)}:
             yield seed

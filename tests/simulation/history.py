@@ -38,11 +38,11 @@ class History:
     settings: list[Configured] = field(default_factory=list)
     drops: dict[str, int] = field(default_factory=dict)  # by shard, when the first was acknowledged
 
-    def check(self) -> None:
-        """Raises Violation."""
+    def check(self, firsts: Mapping[str, int]) -> None:
+        """Raises Violation. `firsts`: the uppers with which clones began, by life."""
         for shard in sorted({write.shard for write in self.writes}):
             writes = [write for write in self.writes if write.shard == shard]
-            check_linearisable(writes, [read for read in self.uppers if read[0] == shard])
+            check_linearisable(writes, [read for read in self.uppers if read[0] == shard], firsts.get(shard, 0))
         check_definite(self.reads)
         check_ascending(self.sinces)
         check_fenced(self.fences)
@@ -109,7 +109,7 @@ class _Point:
     what: str
 
 
-def check_linearisable(writes: list[Write], uppers: Iterable[UpperRead]) -> None:
+def check_linearisable(writes: list[Write], uppers: Iterable[UpperRead], first: int = 0) -> None:
     """The acknowledged appends, mismatches and reads of the upper fit one register that only compare-and-set moves.
 
     Every value is taken once and values ascend, so one order is given by the values; what is left to check is that
@@ -124,7 +124,7 @@ def check_linearisable(writes: list[Write], uppers: Iterable[UpperRead]) -> None
     points += [_seen(invoked, back, upper, f"{who}'s read") for _, who, invoked, back, upper in uppers]
     _check_disjoint([w for w in acknowledged if w.kind in ("compare_and_append", *REWRITES)], acknowledged)
     _check_real_time([p for p in points if p is not None])
-    _check_values(writes, acknowledged, [p for p in points if p is not None])
+    _check_values(writes, acknowledged, [p for p in points if p is not None], first)
 
 
 def _point(write: Write, told: tuple[int | None, int | None] | None) -> _Point | None:
@@ -190,11 +190,11 @@ def _check_real_time(points: list[_Point]) -> None:
         )
 
 
-def _check_values(writes: list[Write], acknowledged: list[Write], points: list[_Point]) -> None:
+def _check_values(writes: list[Write], acknowledged: list[Write], points: list[_Point], first: int) -> None:
     """Every value seen is a value that some write made, or may have made."""
     if any(w.kind in ("insert", "append", *REWRITES) and w.answer in (None, "unknown") for w in writes):
         return  # an insert of unknown outcome may have made any value
-    made = {0} | {w.told[1] for w in acknowledged if w.told is not None}
+    made = {first} | {w.told[1] for w in acknowledged if w.told is not None}
     made |= {w.upper for w in writes if w.answer in (None, "unknown")}
     for point in points:
         for value in (point.low, point.high):

@@ -16,7 +16,7 @@ from persist.core.antichain import meet
 from persist.core.erasing import erased_from
 from persist.core.errors import Corruption, UnknownShard
 from persist.core.ids import family_of
-from persist.core.keys import born_ms
+from persist.core.keys import born_ms, is_loan_key
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
 from persist.core.state import latest_time
 from persist.formats.state_frames import decode_lent
@@ -186,9 +186,11 @@ def _let_clones_go(host: Host) -> None:
 
 
 def lent(host: Host, name: str) -> set[str]:
-    """The blobs that the loans of a shard keep for others."""
-    loans = host.run.truth(name).state.loans.values()
-    return {key for loan in loans for key in decode_lent(host.run.world.blobs.get(loan.list_key)).keys}
+    """The blobs that lists keep for others: those of loans, and of loans whose end GC has not come to yet."""
+    truth, blobs = host.run.truth(name), host.run.world.blobs
+    stored = filter(is_loan_key, [stat.key for stat in blobs.list(family_of(truth.state.shard_id))])
+    lists = [key for key in stored if key in truth.named or key in truth.gone_at]
+    return {key for one in lists for key in decode_lent(blobs.get(one)).keys}
 
 
 def _ask_again(host: Host, name: str) -> None:

@@ -50,6 +50,7 @@ from persist.parts import KeyRange, PartWriter
 from persist.parts.consolidate import Times
 from tests.simulation import (
     clock_mutations,
+    cloning,
     dating,
     erasing,
     history_mutations,
@@ -499,6 +500,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *retaining.BROKEN,
         *erasing.BROKEN,
         *dating.BROKEN,
+        *cloning.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -543,6 +545,7 @@ NEEDED: dict[str, set[str]] = (
     }
     | {broken.__name__: {"eraser"} for broken in erasing.BROKEN}
     | {"date_before_its_mark": {"dater"}}
+    | {broken.__name__: {"cloner"} for broken in cloning.BROKEN}
 )
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of

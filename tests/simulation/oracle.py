@@ -284,7 +284,7 @@ class Oracle:
         source, state = self.shards[source_of(truth.name)], truth.state
         truth.updates = [update for update in source.updates if update[2] < number(state.upper)]
         truth.since_asked = state.since
-        truth.uppers.append((state.upper.element, self.tick()))
+        truth.uppers = [(state.upper.element, self.tick())]
         truth.part_ids = {part.id for part in state.trace.parts()}
         truth.dead_parts -= truth.part_ids
         self.paths["cloned"] += 1

@@ -34,7 +34,17 @@ from tests.simulation.history import History
 from tests.simulation.host import COPIES, MAIN, Host, Run
 from tests.simulation.instants import CHECKED_OFF_MS_MAX
 from tests.simulation.maintenance import MAINTENANCE, MAINTENANCE_ROLES, ORPHAN_AGE_MS, settle
-from tests.simulation.oracle import REWRITES, ObservedBlob, ObservedConsensus, Oracle, Update, Violation, Write, expect
+from tests.simulation.oracle import (
+    REWRITES,
+    ObservedBlob,
+    ObservedConsensus,
+    Oracle,
+    Update,
+    Violation,
+    Write,
+    expect,
+    is_clone,
+)
 from tests.simulation.pipelining import check_piped
 from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.retaining import RETAINED_SHARE
@@ -335,7 +345,8 @@ def _is_over(task: Task) -> bool:
 def _check(run: Run, plan: Plan) -> None:
     for write in run.history.writes:
         _check_write(run, write)
-    run.history.check()
+    clones = (t for t in (*run.oracle.shards.values(), *run.oracle.ended.values()) if is_clone(t.name))
+    run.history.check({truth.life: truth.uppers[0][0] or 0 for truth in clones})
     for truth in (*run.oracle.shards.values(), *run.oracle.ended.values()):
         truth.instants.check()
     check_piped(run)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.simulation.batch import run_here
+from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.controls import caught, remembered
 from tests.simulation.mutations import MUTATIONS, RARE, mutated
 from tests.simulation.runner import Plan, run_plan
@@ -16,6 +17,7 @@ from tests.simulation.world import FAULTS
 
 FEW = range(15)
 MANY = [range(400)]  # `python -m tests.simulation 0:20000` runs more
+CLONED = range(CLONES_FROM, CLONES_FROM + 200)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
 # What four hundred seeds together must have walked through; each of them checks that its own faults struck.
 PATHS = (
@@ -81,6 +83,7 @@ PATHS = (
     "write unknown",
     "writer expired",
 )
+CLONE_PATHS = ("cloned", "clone acknowledged", "clone of a clone", "clone after a drop", "clone fenced", "loans ended")
 
 
 def test_a_few_seeds_keep_every_promise() -> None:
@@ -98,6 +101,14 @@ def test_every_seed_keeps_every_promise(seeds: range) -> None:
     assert totals.runs == len(seeds)
     assert [path for path in PATHS if not totals.paths[path]] == []
     assert [fault for fault in FAULTS if not totals.faults[fault]] == []
+
+
+@pytest.mark.proof
+def test_clones_keep_every_promise() -> None:
+    totals = run_here(CLONED)
+    print(totals)
+    assert not totals.failures, "\n\n".join(totals.failures)
+    assert [path for path in CLONE_PATHS if not totals.paths[path]] == []
 
 
 @pytest.mark.parametrize(
