@@ -14,6 +14,7 @@ from tests.simulation.host import Host
 from tests.simulation.hostile import hostile
 from tests.simulation.lifecycle import demolisher, evolver
 from tests.simulation.pipelining import pipeliner
+from tests.simulation.publishing import announcer, copier, publisher
 from tests.simulation.readers import forgetter, holder, listener, snapshot_reader
 from tests.simulation.restoring import restorer
 from tests.simulation.retaining import retainer
@@ -44,6 +45,9 @@ ROLES: dict[str, Callable[[Host], None]] = {
     "retainer": retainer,
     "dater": dater,
     "cloner": cloner,
+    "publisher": publisher,
+    "announcer": announcer,
+    "copier": copier,
     "eraser": eraser,
     "prover": prover,
 }

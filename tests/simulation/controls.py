@@ -49,8 +49,8 @@ def _seeds(name: str, first: int | None) -> Iterator[int]:
     known = remembered().get(name) if first is None else None
     if known is not None:
         yield known
-    clones = "cloner" in NEEDED.get(name, ())
-    for seed in itertools.count(first or (CLONES_FROM if clones else 0)):
+    late = NEEDED.get(name, set()) & {"cloner", "publisher"}
+    for seed in itertools.count(first or (CLONES_FROM if late else 0)):
         plan = Plan.of(seed)
         if NEEDED.get(name, set()) <= {*plan.faults, *(role for share in plan.roles for role in share)}:
             yield seed

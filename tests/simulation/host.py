@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from blob.memory import MemoryBlob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
@@ -19,6 +20,7 @@ from persist.client.transport import ForwardingTransport
 from persist.client.write import WriteSettings
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.commit.publishing import PublishSettings
 from persist.core import commands as c
 from persist.core.antichain import EMPTY
 from persist.core.errors import (
@@ -172,6 +174,9 @@ class Run:
     asleep: int = 0  # processes that hibernate
     boots: int = 0
     numbers: int = 0
+    roles: tuple[tuple[str, ...], ...] = ()  # of each process
+    copy: MemoryBlob = field(default_factory=lambda: MemoryBlob("mem:copy"))  # of some blobs, of any moments
+    publishes: PublishSettings | None = None
     clones_named: int = 0  # names that were given to clones
     cloned: set[str] = field(default_factory=set)  # names of which somebody has begun to make a clone
     acknowledged: Counter[str] = field(default_factory=Counter)  # appends, by pipelined writer
@@ -219,6 +224,7 @@ class Host:
                 machine=MachineSettings(retry_s=1.5, check_threads=1),
                 collects=self.random.random() < COLLECT_RATE,
                 history=run.kept,
+                publish=run.publishes,
             ),
             clock=self.clock,
             ids=self.ids,

@@ -232,8 +232,9 @@ def _check_buried(host: Host, name: str) -> None:
     found = {stat.key for stat in host.run.world.blobs.list(f"{truth.state.shard_id}/")}
     now_ms = host.run.oracle.clock()  # what a clock ahead of it has minted waits until that time has come
     stored = {key for key in found if born_ms(key) <= now_ms}
-    rollups = {rollup.key for rollup in truth.state.rollups.values()} | lent(host, name)
-    expect(stored <= rollups, "buried", f"{name} was dropped, but {sorted(stored - rollups)[:3]} are still there")
+    needed = {rollup.key for rollup in truth.state.rollups.values()} | lent(host, name)
+    needed |= {loan.list_key for loan in truth.state.loans.values()}
+    expect(stored <= needed, "buried", f"{name} was dropped, but {sorted(stored - needed)[:3]} are still there")
 
 
 def _check_swept(host: Host, name: str) -> None:

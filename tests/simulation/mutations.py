@@ -55,6 +55,7 @@ from tests.simulation import (
     erasing,
     history_mutations,
     narrow_mutations,
+    publishing,
     restoring,
     retaining,
     tagging,
@@ -501,6 +502,7 @@ MUTATIONS: dict[str, Callable[[], Broken]] = {
         *erasing.BROKEN,
         *dating.BROKEN,
         *cloning.BROKEN,
+        *publishing.BROKEN,
         *narrow_mutations.MEANT_FOR,
         *history_mutations.MEANT_FOR,
     )
@@ -546,6 +548,7 @@ NEEDED: dict[str, set[str]] = (
     | {broken.__name__: {"eraser"} for broken in erasing.BROKEN}
     | {"date_before_its_mark": {"dater"}}
     | {broken.__name__: {"cloner"} for broken in cloning.BROKEN}
+    | {broken.__name__: {"publisher"} for broken in publishing.BROKEN}
 )
 
 # Broken builds that take some hundred seeds, so only `python -m tests.simulation.controls` looks for them. Tests of

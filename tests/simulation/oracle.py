@@ -20,7 +20,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.ids import critical_reader_id_of, family_of, incarnation_of
 from persist.core.invariants import check_state, check_step
-from persist.core.keys import is_bundle_key, is_part_key, is_rollup_key, part_id_of, rollup_seqno, shard_of
+from persist.core.keys import is_bundle_key, is_loan_key, is_part_key, is_rollup_key, part_id_of, rollup_seqno, shard_of
 from persist.core.loans import is_foreign
 from persist.core.outcomes import ENDED, RETIRED, Outcome
 from persist.core.state import State, WriterState, blank_state
@@ -194,6 +194,8 @@ class Oracle:
 
     def __init__(self) -> None:
         self.shards: dict[str, ShardTruth] = {}
+        self.states: dict[str, dict[int, State]] = {}  # of each shard, where copies of the blob store are looked at
+        self.keeps_states = False
         self.ended: dict[str, ShardTruth] = {}  # by life, of names that were used again
         self.writes: dict[str, Write] = {}  # by token
         self.paths: Counter[str] = Counter()  # how often each path of interest was walked
@@ -245,6 +247,7 @@ class Oracle:
         kept = all(new.schemas.get(number) == schema for number, schema in old.schemas.items())
         expect(kept, "schema", f"a schema of {name} changed at v{new.seqno}")
         truth.state = new
+        self._keep(new)
         self._check_blobs(truth, new, change)
         if (at := truth.erasures.began(old, new)) is not None:
             truth.instants.asked = max(truth.instants.asked, at)
@@ -264,6 +267,11 @@ class Oracle:
         truth.uppers.append((0, self.tick()))
         truth.instants.off_ms = lambda: self.clocks_off_ms
         self.note(f"{name} created")
+        self._keep(first)
+
+    def _keep(self, state: State) -> None:
+        if self.keeps_states:
+            self.states.setdefault(state.name, {})[int(state.seqno)] = state
 
     def begun(self, name: str, data: bytes) -> None:
         """A log begins with all of a State: that of a clone, or of a name whose clone may not be any more."""
@@ -506,7 +514,9 @@ class Oracle:
             age = self.clock() - put_ms
             self.paths["orphan deleted"] += 1
             # Nothing can be committed there any more, or at least not this rollup: another one was.
+            # A list of a loan that was not made: who wrote it takes it away. Were it named after all, that would show.
             dead = truth.state.tombstone or shard_of(key) != truth.state.shard_id or _is_late(truth.state, key)
+            dead |= is_loan_key(key)
             expect(dead or age >= self.orphan_age_ms, "reachable", f"orphan {key} is deleted at the age of {age} ms")
             return
         held = truth.state.seqno_since

@@ -46,6 +46,7 @@ from tests.simulation.oracle import (
     is_clone,
 )
 from tests.simulation.pipelining import check_piped
+from tests.simulation.publishing import SETTINGS, check_recovered, is_published
 from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.retaining import RETAINED_SHARE
 from tests.simulation.scheduler import Task, cooperative
@@ -79,6 +80,7 @@ WRITERS = ("cas_writer", "cas_writer", "inserter", "inserter", "advancer", "repl
 OTHERS = ("accountant", "accountant", "pipeliner", "pipeliner", "evolver", "demolisher", "demolisher")
 HISTORIANS = ("timekeeper", "configurator", "timekeeper", "configurator", "historian")
 HISTORIANS_OPS = 30
+PUBLISHERS = ("announcer", "copier")
 READERS = ("snapshot_reader", "snapshot_reader", "listener", "listener", "holder", "forgetter", "forgetter")
 
 
@@ -143,6 +145,8 @@ class Plan:
             shares = (*shares[:-1], (*shares[-1], "dater"))
         if seed >= CLONES_FROM and kept_of(seed) is None and not {"eraser", "chronicler"} & {*sum(shares, ())}:
             shares = tuple((*share, "cloner") if at < 2 else share for at, share in enumerate(shares))
+        if seed >= CLONES_FROM and is_published(seed):
+            shares = tuple((*share, "publisher", *PUBLISHERS[at : at + 1]) for at, share in enumerate(shares))
         return cls(seed, tuple(faults), shares, ops, push)
 
     def command(self) -> str:
@@ -200,6 +204,9 @@ def run_plan(plan: Plan) -> Outcome:
     world.logs = ObservedConsensus(oracle, NARROW_BYTES if narrow else VALUE_BYTES_MAX)
     run = Run(world, oracle, History(), plan.ops, plan.seed, plan.push, plan.faults)
     run.kept = kept_of(plan.seed)
+    run.roles = plan.roles
+    if any("publisher" in share for share in plan.roles):
+        run.publishes, oracle.keeps_states = SETTINGS, True
     outcome = Outcome(plan)
     with ExitStack() as stack:
         stack.enter_context(cooperative(world.scheduler, LOCKING))
@@ -333,7 +340,7 @@ def _converge(run: Run) -> None:
 
     world.scheduler.run(at_rest)
     judge = Host(run, world.process("judge"))
-    for check in (settle, check_chronicle, check_erased):
+    for check in (settle, check_chronicle, check_erased, check_recovered):
         task = world.start(judge.process, check.__name__, partial(check, judge))
         world.scheduler.run(partial(_is_over, task))
 

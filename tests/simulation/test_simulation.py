@@ -17,7 +17,7 @@ from tests.simulation.world import FAULTS
 
 FEW = range(15)
 MANY = [range(400)]  # `python -m tests.simulation 0:20000` runs more
-CLONED = range(CLONES_FROM, CLONES_FROM + 200)
+COPIED = range(CLONES_FROM, CLONES_FROM + 200)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
 # What four hundred seeds together must have walked through; each of them checks that its own faults struck.
 PATHS = (
@@ -83,7 +83,17 @@ PATHS = (
     "write unknown",
     "writer expired",
 )
-CLONE_PATHS = ("cloned", "clone acknowledged", "clone of a clone", "clone after a drop", "clone fenced", "loans ended")
+COPY_PATHS = (
+    "clone acknowledged",
+    "clone after a drop",
+    "clone fenced",
+    "clone of a clone",
+    "copy looked at",
+    "journal published",
+    "loans ended",
+    "publications tidied up",
+    "recovered",
+)
 
 
 def test_a_few_seeds_keep_every_promise() -> None:
@@ -104,11 +114,11 @@ def test_every_seed_keeps_every_promise(seeds: range) -> None:
 
 
 @pytest.mark.proof
-def test_clones_keep_every_promise() -> None:
-    totals = run_here(CLONED)
+def test_clones_and_publications_keep_every_promise() -> None:
+    totals = run_here(COPIED)
     print(totals)
     assert not totals.failures, "\n\n".join(totals.failures)
-    assert [path for path in CLONE_PATHS if not totals.paths[path]] == []
+    assert [path for path in COPY_PATHS if not totals.paths[path]] == []
 
 
 @pytest.mark.parametrize(
