@@ -28,7 +28,7 @@ from persist.core.errors import (
     UnknownShard,
 )
 from persist.core.ids import LoanId, ReaderId, check_shard_name, family_of, mint, shard_id_of
-from persist.core.keys import is_bundle_key
+from persist.core.keys import is_bundle_key, rollup_key
 from persist.core.loans import LENT_KEYS_MAX, by_owner
 from persist.core.phases import dropped
 from persist.core.record import replace
@@ -202,9 +202,10 @@ class Cloning:
                 raise _taken(born.name) from error
             return machine.state()
         first, unknown = with_entry(born, caller), None
+        key = rollup_key(first.shard_id, first.seqno, self._location.ids)
         for _ in range(BEGINS_MAX):
             try:
-                if self._location.versions.begin(first):
+                if self._location.versions.begin(first, key):
                     return first
                 raise _taken(born.name)
             except Indeterminate as error:

@@ -244,10 +244,11 @@ class Versions:
             self.blob.put(key, data)
         return entry, named
 
-    def begin(self, state: State) -> bool:
+    def begin(self, state: State, key: str = "") -> bool:
         """Bring a shard back where its name has no log: the log begins at this State, which names no rollup.
 
-        What it names must be in the blob store. False: the name has a log, and nothing was changed. Repeating it with
+        What it names must be in the blob store. `key`: of its rollup; with the same one a repetition leaves no second
+        rollup, which a copy of the blob store could take for the one that the log names. False: the name has a log, and nothing was changed. Repeating it with
         the same State is safe. Raises Unavailable, Indeterminate (it may have happened).
         """
         self._identity.check_writable()
@@ -255,7 +256,7 @@ class Versions:
             head = self.consensus.head(state.name)
             if head is not None:
                 return self._is_begun(state)
-            key = rollup_key(state.shard_id, state.seqno, self._ids)
+            key = key or rollup_key(state.shard_id, state.seqno, self._ids)
             named = replace(state, rollups={state.seqno: Rollup(key, 0)})
             self.blob.put(key, encode_state(named, self.level, self.build))
             data = self._beginning(named)
