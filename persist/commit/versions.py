@@ -247,9 +247,9 @@ class Versions:
     def begin(self, state: State, key: str = "") -> bool:
         """Bring a shard back where its name has no log: the log begins at this State, which names no rollup.
 
-        What it names must be in the blob store. `key`: of its rollup; with the same one a repetition leaves no second
-        rollup, which a copy of the blob store could take for the one that the log names. False: the name has a log, and nothing was changed. Repeating it with
-        the same State is safe. Raises Unavailable, Indeterminate (it may have happened).
+        What it names must be in the blob store. False: the name has a log, and nothing was changed. Repeating it with
+        the same State is safe. With the same `key` of its rollup that leaves no second one, which a copy of the blob
+        store could take for the one that the log names. Raises Unavailable, Indeterminate (it may have happened).
         """
         self._identity.check_writable()
         with translated():

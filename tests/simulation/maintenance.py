@@ -138,6 +138,9 @@ def settle(host: Host) -> None:
     for name in sorted(truths):
         _quiesce(host, name, worker, gc)
         _check_bounded(host, name)
+    if any(map(is_clone, truths)):  # what a clone gave back last its owner has not deleted yet
+        for name in sorted(truths):
+            gc.run(name)
     host.run.world.scheduler.sleep((ORPHAN_AGE_MS + 2 * CLOCK_JUMP_MS_MAX) / 1000)
     for name in sorted(truths):
         Sweeper(host.location, SWEEP).sweep(name)
