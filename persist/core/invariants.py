@@ -11,6 +11,7 @@ from persist.core.antichain import MINIMUM, Antichain
 from persist.core.drops import begins
 from persist.core.errors import Corruption
 from persist.core.ids import shard_id_of
+from persist.core.keys import shard_of
 from persist.core.loans import is_foreign
 from persist.core.state import State, cut_times, earliest_readable, is_kept
 from persist.core.state_diff import StateDiff, apply
@@ -91,7 +92,9 @@ def _check_rebirth(old: State, new: State) -> None:
     """The next life of a name begins at its tombstone, as another shard, with what the log needs and nothing else."""
     if not old.tombstone or new.incarnation != old.incarnation + 1:
         raise Corruption(f"shard {old.name!r} would begin life {new.incarnation} before life {old.incarnation} ended")
-    own = any(not is_foreign(key, new.shard_id) for key in new.trace.blob_keys)  # a clone names others' blobs
+    # A clone names blobs of others, and of itself what this very commit has moved out of the State.
+    earlier = (key for key in new.trace.blob_keys if not is_foreign(key, new.shard_id))
+    own = any(shard_of(key) != new.shard_id for key in earlier)
     if new.shard_id != shard_id_of(new.name, new.incarnation) or own:
         raise Corruption(f"shard {old.name!r} would begin a life with something of the one before")
     if new.loans != old.loans:

@@ -308,9 +308,9 @@ class Oracle:
         self.shards[truth.name] = fresh
         self.paths["name used again"] += 1
         if is_clone(truth.name):
-            back = {key for key in self._with_listed(new.blob_keys()) if is_foreign(key, new.shard_id)}
-            fresh.gone_at = {key: seqno for key, seqno in truth.gone_at.items() if key not in back}
-            fresh.dead_parts -= {part_id_of(key) for key in back if is_part_key(key)}
+            foreign = {key for key in truth.gone_at if is_foreign(key, new.shard_id)}  # they may come again, as lent
+            fresh.gone_at = {key: seqno for key, seqno in truth.gone_at.items() if key not in foreign}
+            fresh.dead_parts -= {part_id_of(key) for key in foreign if is_part_key(key)}
             self._cloned(fresh)
             self.paths["clone after a drop"] += 1
         return fresh
