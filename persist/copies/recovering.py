@@ -32,6 +32,7 @@ from persist.core.publications import BEATS, is_beat_key
 from persist.core.record import replace
 from persist.core.state import State
 from persist.core.trace import trace_of
+from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -236,7 +237,9 @@ def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
     if resumes <= upper:
         return goes
     empty = batch_of(Description(Antichain(upper), Antichain(resumes), MINIMUM), ())
-    return replace(goes, trace=trace_of((*goes.trace.batches, empty)))
+    # An append there is no replica's, whose rows the shard has: it would be acknowledged and left out.
+    taken = with_times(goes.service_times, upper, resumes)
+    return replace(goes, trace=trace_of((*goes.trace.batches, empty)), service_times=taken)
 
 
 def _check_whole(found: Recovered) -> None:

@@ -100,6 +100,23 @@ def test_everything_that_was_published_is_there_and_no_time_is_given_out_twice(w
     assert shard.insert([{"k": "new", "v": 1}]).upper.element > upper + GAP  # type: ignore[operator]
 
 
+def test_an_append_that_touches_the_gap_is_a_conflict(world: World) -> None:
+    """It was acknowledged as a replica's, and its rows were left out: also the retry of one that was lost."""
+    publish(world)
+    upper = upper_of(world)
+    location = empty(world)
+    recover(location)
+    shard = Client(EmbeddedTransport(location)).shard(NAME)
+    trace = location.machine(NAME).refresh().trace
+    ends = [(upper, upper + 1), (upper + 5, upper + 6), (upper - 1, upper + 1), (upper, upper + GAP + 1)]
+    for lower, end in ends:
+        with pytest.raises(UpperMismatch):
+            shard.append([{"k": "gap", "v": 1, "__time": end - 1}], lower, end)
+    assert location.machine(NAME).refresh().trace == trace
+    shard.append([{"k": "after", "v": 1, "__time": upper + GAP}], upper + GAP, upper + GAP + 1)
+    assert "after" in shard.snapshot().to_arrow().column("k").to_pylist()
+
+
 def test_what_was_not_published_is_lost_and_nothing_of_it_is_half_there(world: World) -> None:
     publish(world)
     upper = world.state().upper.element

@@ -119,7 +119,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     if context.inserted_at is not None and time == context.inserted_at + 1:
         return _join_insert(state, command, context, context.inserted_at)
     result = c.Appended(state.upper, Antichain(time + 1))
-    state = replace(state, service_times=_with_time(state.service_times, time))
+    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
     return _push(_fed_by_append(state, False, context), command, result, _at(command.runs, time), context)
 
 
@@ -203,7 +203,7 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
     state = replace(
         state,
-        service_times=_with_time(state.service_times, time),
+        service_times=with_times(state.service_times, time, time + 1),
         drops=(*state.drops, RowDrop(cut, time)),
         cuts=without_cuts(state, cut),
     )
@@ -234,7 +234,7 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
         return _recorded(state, command, result, context), result
     if isinstance(command, c.Restore):
         state = _undone(state, command.as_of, time, context)
-    state = replace(state, service_times=_with_time(state.service_times, time))
+    state = replace(state, service_times=with_times(state.service_times, time, time + 1))
     return _push(state, command, result, _at(command.runs, time), context)
 
 
@@ -424,13 +424,13 @@ def _check_inline(inline_bytes: int, runs: Iterable[Run], context: Context) -> N
         )
 
 
-def _with_time(taken: tuple[tuple[int, int], ...], time: int) -> tuple[tuple[int, int], ...]:
-    """The intervals with `time`, which lies beyond them."""
-    if taken and taken[-1][1] == time:
-        return (*taken[:-1], (taken[-1][0], time + 1))
+def with_times(taken: tuple[tuple[int, int], ...], lower: int, upper: int) -> tuple[tuple[int, int], ...]:
+    """The intervals with `[lower, upper)`, which lies beyond them."""
+    if taken and taken[-1][1] == lower:
+        return (*taken[:-1], (taken[-1][0], upper))
     if len(taken) == SERVICE_TIMES_MAX:
         taken = ((taken[0][0], taken[1][1]), *taken[2:])
-    return (*taken, (time, time + 1))
+    return (*taken, (lower, upper))
 
 
 def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
@@ -441,8 +441,8 @@ def _check_not_taken(state: State, lower: Antichain, upper: Antichain) -> None:
     for start, end in state.service_times:
         if first is not None and first < end and (last is None or start < last):
             raise UpperMismatch(
-                f"times [{start}, {end}) of shard {state.name!r} were taken by inserts: an append from {lower} to "
-                f"{upper} is not what was written there; append from the upper on",
+                f"times [{start}, {end}) of shard {state.name!r} were taken by inserts or by a recovery: an append "
+                f"from {lower} to {upper} is not what was written there; append from the upper on",
                 expected=lower.to_json(),
                 actual=state.upper.to_json(),
             )
