@@ -38,11 +38,11 @@ class History:
     settings: list[Configured] = field(default_factory=list)
     drops: dict[str, int] = field(default_factory=dict)  # by shard, when the first was acknowledged
 
-    def check(self, firsts: Mapping[str, int]) -> None:
+    def check(self, firsts: Mapping[str, int] | None = None) -> None:
         """Raises Violation. `firsts`: the uppers with which clones began, by life."""
         for shard in sorted({write.shard for write in self.writes}):
             writes = [write for write in self.writes if write.shard == shard]
-            check_linearisable(writes, [read for read in self.uppers if read[0] == shard], firsts.get(shard, 0))
+            check_linearisable(writes, [read for read in self.uppers if read[0] == shard], (firsts or {}).get(shard, 0))
         check_definite(self.reads)
         check_ascending(self.sinces)
         check_fenced(self.fences)
