@@ -139,6 +139,12 @@ def publish_task(location: Location, published: Published) -> Task:
     return publish
 
 
+def names_dropped(location: Location) -> dict[str, bool]:
+    """All names, and of each whether its shard was dropped. Raises what the consensus store raises."""
+    live = set(location.all_names(with_dropped=False))
+    return {name: name not in live for name in location.all_names(with_dropped=True)}
+
+
 class Rounds:
     """A thread that tells now and then that maintenance is at work, and tidies publications up."""
 
@@ -162,9 +168,7 @@ class Rounds:
         try:
             if not self._published.is_time():
                 return False
-            live = set(self._location.all_names(with_dropped=False))
-            names = {name: name not in live for name in self._location.all_names(with_dropped=True)}
-            return self._published.round(names)
+            return self._published.round(names_dropped(self._location))
         except PersistError as error:
             log.warning("publications are not tidied up now: %s", error)
         except Exception:

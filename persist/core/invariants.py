@@ -92,10 +92,10 @@ def _check_rebirth(old: State, new: State) -> None:
     """The next life of a name begins at its tombstone, as another shard, with what the log needs and nothing else."""
     if not old.tombstone or new.incarnation != old.incarnation + 1:
         raise Corruption(f"shard {old.name!r} would begin life {new.incarnation} before life {old.incarnation} ended")
-    # A clone names blobs of others, and of itself what this very commit has moved out of the State.
-    earlier = (key for key in new.trace.blob_keys if not is_foreign(key, new.shard_id))
-    own = any(shard_of(key) != new.shard_id for key in earlier)
-    if new.shard_id != shard_id_of(new.name, new.incarnation) or own:
+    # A clone names blobs of others, and of its own what this very commit has merged.
+    own = (key for key in new.trace.blob_keys if not is_foreign(key, new.shard_id))
+    of_before = any(shard_of(key) != new.shard_id for key in own)
+    if new.shard_id != shard_id_of(new.name, new.incarnation) or of_before:
         raise Corruption(f"shard {old.name!r} would begin a life with something of the one before")
     if new.loans != old.loans:
         raise Corruption(f"shard {old.name!r} would forget what it has lent")

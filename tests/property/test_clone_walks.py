@@ -14,12 +14,11 @@ import pytest
 
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit import collector, lending
-from persist.commit.lists import LoanLists
 from persist.core.errors import Conflict, Expired, PersistError, Unavailable, UnknownShard
 from persist.core.ids import SeqNo
 from persist.core.loans import is_foreign
-from persist.core.transitions import loans
+from tests.simulation import cloning
+from tests.simulation.breaking import Broken
 from tests.support.clones import AGE_MS, Shards
 from tests.support.crashing import Crash, Fuse
 
@@ -129,47 +128,6 @@ def test_nothing_is_lost_and_nothing_is_left(seed: int) -> None:
 # --- builds that are broken on purpose
 
 
-def _borrower_deletes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(collector, "is_foreign", lambda key, shard: False)
-
-
-def _owner_forgets_loan(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LoanLists, "not_held", lambda self, machine, state, keys: iter(keys))
-
-
-def _lend_below_rollup(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loans, "lends_from", lambda state: SeqNo(0))
-
-
-def _return_before_gone(patch: pytest.MonkeyPatch) -> None:
-    whole = lending.Lending._needed
-
-    def needed(self: lending.Lending, name: str, state: object) -> tuple[SeqNo, set[str]]:
-        first, _ = whole(self, name, state)  # type: ignore[arg-type]
-        return first, {key for key in state.blob_keys() if is_foreign(key, state.shard_id)}  # type: ignore[attr-defined]
-
-    patch.setattr(lending.Lending, "_needed", needed)
-
-
-def _fence_left_out(patch: pytest.MonkeyPatch) -> None:
-    def taken(self: lending.Lending, state: object, loan_id: object, loan: object) -> bool:
-        try:
-            return loan_id in self._committer_of(loan.borrower).refresh().borrowed  # type: ignore[attr-defined]
-        except UnknownShard:
-            return False
-
-    patch.setattr(lending.Lending, "_may_be_taken", taken)
-
-
-BROKEN = {
-    "borrower_deletes": _borrower_deletes,
-    "owner_forgets_loan": _owner_forgets_loan,
-    "lend_below_rollup": _lend_below_rollup,
-    "return_before_gone": _return_before_gone,
-    "fence_left_out": _fence_left_out,
-}
-
-
 def _merged_between() -> None:
     """The source is merged and collected between any two steps of a clone."""
     for step in range(1, 40):
@@ -237,11 +195,11 @@ def _walked() -> None:
 
 
 SCENES = {
-    "borrower_deletes": _walked,
-    "owner_forgets_loan": _walked,
-    "lend_below_rollup": _merged_between,
-    "return_before_gone": _read_while_merged,
-    "fence_left_out": _slept_between,
+    cloning.borrower_deletes: _walked,
+    cloning.owner_forgets_loans: _walked,
+    cloning.lend_below_rollup: _merged_between,
+    cloning.returned_while_versions_need_it: _read_while_merged,
+    cloning.untaken_ended_without_fence: _slept_between,
 }
 
 
@@ -250,8 +208,7 @@ def test_nothing_is_lost_in_a_scene(scene: Callable[[], None]) -> None:
     scene()
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_build_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    BROKEN[name](monkeypatch)
-    with pytest.raises((AssertionError, PersistError)):
-        SCENES[name]()
+@pytest.mark.parametrize("broken", SCENES)
+def test_a_broken_build_is_caught(broken: Callable[[], Broken]) -> None:
+    with broken(), pytest.raises((AssertionError, PersistError)):
+        SCENES[broken]()

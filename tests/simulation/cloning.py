@@ -12,14 +12,14 @@ from persist.client.shard import Shard
 from persist.commit import cloning, collector, lending
 from persist.commit.lists import LoanLists
 from persist.core import commands as c
-from persist.core.errors import Conflict, Corruption, Expired, UnknownShard
+from persist.core.errors import Conflict, Expired, UnknownShard
 from persist.core.ids import SeqNo
 from persist.core.loans import is_foreign
 from persist.core.record import replace
 from persist.core.trace import trace_of
 from persist.core.transitions import loans
 from tests.simulation.breaking import Broken, transition
-from tests.simulation.host import COPIES, MAIN, WEATHER, Host, expect_damage, extras_of, lived
+from tests.simulation.host import COPIES, DOOMED, MAIN, Host, extras_of, lived, weathered
 from tests.simulation.lifecycle import drop_shard, insert
 from tests.simulation.oracle import expect, is_clone, source_of
 from tests.simulation.readers import read_once, reading
@@ -37,16 +37,13 @@ def cloner(host: Host) -> None:
     while host.work():
         chance = host.random.random()
         try:
-            if chance < 0.35:
-                _clone(host)
-            elif (name := _live(host)) is not None:
-                _use(host, host.client.shard(name), chance)
+            with weathered(host, "cloner failed"):
+                if chance < 0.35:
+                    _clone(host)
+                elif (name := _live(host)) is not None:
+                    _use(host, host.client.shard(name), chance)
         except (UnknownShard, Conflict):  # dropped meanwhile
             host.run.path("clone gone meanwhile")
-        except WEATHER:
-            host.run.path("cloner failed")
-        except Corruption:
-            expect_damage(host)
         host.sleep(0.5)
 
 
@@ -84,14 +81,13 @@ def _clone(host: Host) -> None:
         run.path("clone expired")
         return
     expect(name in truths, "cloned", f"clone {name} was acknowledged, and is not there")
-    was = (run.truth(name).uppers or [(None, 0)])[0]
-    expect(was is not None and before <= run.truth(name).state.upper, "cloned", f"{name} has less than {source} had")
+    expect(before <= run.truth(name).state.upper, "cloned", f"{name} has less than {source} had")
     run.path("clone acknowledged")
 
 
 def _is_usable(host: Host, name: str) -> bool:
     truth = host.run.oracle.shards.get(name)
-    return truth is not None and not truth.state.is_closed and name != "doomed"
+    return truth is not None and not truth.state.is_closed and name != DOOMED
 
 
 def _uses_own(host: Host, source: str, name: str) -> bool:

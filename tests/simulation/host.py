@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,6 +279,17 @@ def expect_damage(host: Host) -> None:
     damaged = {"flip", "truncate"} & set(host.run.world.fired())
     expect(bool(damaged), "corruption", "bytes that nobody damaged were called corrupt")
     host.run.path("damage noticed")
+
+
+@contextmanager
+def weathered(host: Host, said: str) -> Iterator[None]:
+    """What may go wrong without any promise being broken: the weather, which is counted as `said`, and damage."""
+    try:
+        yield
+    except WEATHER:
+        host.run.path(said)
+    except Corruption:
+        expect_damage(host)
 
 
 def expect_damaged_part(host: Host, error: InvalidUsage) -> None:

@@ -14,7 +14,7 @@ from compactor.worker import Worker, WorkerSettings
 from persist.commit.collector import Collector, GcSettings
 from persist.core.antichain import meet
 from persist.core.erasing import erased_from
-from persist.core.errors import Corruption, UnknownShard
+from persist.core.errors import UnknownShard
 from persist.core.ids import family_of
 from persist.core.keys import born_ms, is_loan_key
 from persist.core.merge_plan import MergePolicy, claim_is_for_merge
@@ -23,7 +23,7 @@ from persist.formats.state_frames import decode_lent
 from tests.simulation.accountant import read_attributes
 from tests.simulation.dating import ask_dates
 from tests.simulation.historians import ask
-from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WEATHER, WRITE_LEASE_MS, Host, expect_damage
+from tests.simulation.host import COPIES, MAIN, PART_BYTES, POLICY, WRITE_LEASE_MS, Host, weathered
 from tests.simulation.oracle import expect, is_clone
 from tests.simulation.readers import read_once
 from tests.simulation.retaining import check_retained
@@ -111,11 +111,8 @@ def some_shard(host: Host) -> str:
 def maintaining(host: Host) -> Iterator[None]:
     """What may interrupt maintenance: the weather, and damage. Another round finds what was left."""
     try:
-        yield
-    except WEATHER:
-        host.run.path("maintenance interrupted")
-    except Corruption:
-        expect_damage(host)
+        with weathered(host, "maintenance interrupted"):
+            yield
     except UnknownShard:  # it was dropped meanwhile
         host.run.path("maintenance of a dropped shard")
 
@@ -143,15 +140,11 @@ def settle(host: Host) -> None:
             gc.run(name)
     host.run.world.scheduler.sleep((ORPHAN_AGE_MS + 2 * CLOCK_JUMP_MS_MAX) / 1000)
     for name in sorted(truths):
-        Sweeper(host.location, SWEEP).sweep(name)
-        _check_swept(host, name)
-        if truths[name].state.is_closed:
-            _check_buried(host, name)
-        elif is_clone(name):
-            _read_back(host, name)
-        else:
-            _ask_again(host, name)
-            _check_aged(host, name)
+        _sweep(host, name, Sweeper(host.location, SWEEP))
+        if not truths[name].state.is_closed:
+            if not is_clone(name):  # the truth of a clone knows no instants
+                _ask_again(host, name)
+                _check_aged(host, name)
             _read_back(host, name)
             read_tags(host, name)
         host.run.path("settled")
@@ -163,7 +156,7 @@ def settle(host: Host) -> None:
 
 def _let_clones_go(host: Host) -> None:
     """Half of the clones are dropped, then all: each time what is left reads as before, and no loan stays in vain."""
-    truths, gc, sweep = host.run.oracle.shards, Collector(host.location, GC), Sweeper(host.location, SWEEP)
+    truths, gc, sweeper = host.run.oracle.shards, Collector(host.location, GC), Sweeper(host.location, SWEEP)
     clones = [name for name in sorted(truths) if is_clone(name)]
     for dropped in (clones[::2], clones[1::2]) if clones else ():
         for name in dropped:
@@ -175,17 +168,21 @@ def _let_clones_go(host: Host) -> None:
             host.run.world.scheduler.sleep(UNTAKEN_MS / 1000)
         host.run.world.scheduler.sleep((ORPHAN_AGE_MS + 2 * CLOCK_JUMP_MS_MAX) / 1000)
         for name in sorted(truths):
-            sweep.sweep(name)
-            _check_swept(host, name)
-            if truths[name].state.is_closed:
-                _check_buried(host, name)
-            else:
+            _sweep(host, name, sweeper)
+            if not truths[name].state.is_closed:
                 _read_back(host, name)
     for name in sorted(truths) if clones else ():
         loans = truths[name].state.loans
         expect(not loans, "loans", f"{name} has lent {loans}, and no clone is left")
         expect(not truths[name].state.borrowed, "loans", f"{name} has borrowed, and names nothing of others")
         host.run.path("loans ended")
+
+
+def _sweep(host: Host, name: str, sweeper: Sweeper) -> None:
+    sweeper.sweep(name)
+    _check_swept(host, name)
+    if host.run.truth(name).state.is_closed:
+        _check_buried(host, name)
 
 
 def lent(host: Host, name: str) -> set[str]:

@@ -6,13 +6,14 @@ of a shard has to be a State that the shard had. At the end everything that was 
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
 from blob.errors import BlobError
 from blob.memory import MemoryBlob
+from compactor.tasks import names_dropped
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
@@ -23,13 +24,12 @@ from persist.commit.publishing import Publisher, PublishSettings
 from persist.copies import bucket
 from persist.copies.bucket import Bucket, Evidence
 from persist.copies.recovering import recover
-from persist.core.errors import Corruption
 from persist.core.state import State
 from tests.simulation.breaking import Broken, every
-from tests.simulation.host import WEATHER, Host, expect_damage
+from tests.simulation.host import Host, weathered
 from tests.simulation.maintenance import maintaining, some_shard
-from tests.simulation.oracle import Oracle, ShardTruth, expect
-from tests.simulation.readers import keys_and_values
+from tests.simulation.oracle import Contents, Oracle, ShardTruth, expect
+from tests.simulation.readers import gather
 from tests.simulation.world import SimBackground
 
 PUBLISHED_SHARE = 0.5  # of the runs that may have publications
@@ -44,12 +44,9 @@ def publisher(host: Host) -> None:
     assert host.location.publisher is not None
     while not host.run.over:
         try:
-            if host.location.publisher.publish() is not None:
-                host.run.path("journal published")
-        except WEATHER:
-            host.run.path("publication failed")
-        except Corruption:
-            expect_damage(host)
+            with weathered(host, "publication failed"):
+                if host.location.publisher.publish() is not None:
+                    host.run.path("journal published")
         except BlobError:
             host.run.path("publication failed")
         host.sleep(0.6)
@@ -63,9 +60,7 @@ def announcer(host: Host) -> None:
             name = some_shard(host)
             published.look(name, host.location.machine(name).refresh())
             if published.is_time():
-                live = set(host.location.all_names(with_dropped=False))
-                names = host.location.all_names(with_dropped=True)
-                published.round({name: name not in live for name in names})
+                published.round(names_dropped(host.location))
                 host.run.path("publications tidied up")
         host.sleep(0.5)
 
@@ -136,7 +131,8 @@ def check_recovered(host: Host) -> None:
             continue
         seen = f"of {name} v{told[name].seqno} is told, and it is at v{truth.state.seqno}"
         expect(told[name] == truth.state, "unpublished", seen)
-    again = Location(copy, MemoryConsensus(), clock=host.clock, ids=host.ids, background=_background(host))
+    background = SimBackground(host.run.world, host.process)
+    again = Location(copy, MemoryConsensus(), clock=host.clock, ids=host.ids, background=background)
     recover(again, gap=GAP)
     client = Client(EmbeddedTransport(again))
     for _, truth in sorted(oracle.shards.items()):
@@ -145,19 +141,14 @@ def check_recovered(host: Host) -> None:
             host.run.path("recovered")
 
 
-def _background(host: Host) -> Any:
-    return SimBackground(host.run.world, host.process)
-
-
 def _check_rows(client: Client, truth: ShardTruth) -> None:
     upper, since = truth.state.upper.element, truth.state.since.element
     if not upper or since is None or since >= upper:
         return
     with client.shard(truth.name).snapshot(upper - 1) as snapshot:
         table = snapshot.to_arrow()
-    found: dict[Any, int] = {}
-    for key, value, diff in zip(*keys_and_values(table), table.column("__diff").to_pylist(), strict=True):
-        found[key, value] = diff
+    found: Contents = {}
+    gather(found, table, upper - 1)
     expect(found == truth.contents(upper - 1), "recovered", f"{truth.name} came back with other rows")
 
 
@@ -204,20 +195,13 @@ def lost_entries_stay_lost() -> Broken:
 
 
 def _lossy() -> Broken:
-    real, count = Publisher.add, iter(_counted())
+    real, count = Publisher.add, itertools.count()
 
     def add(self: Publisher, name: str, entry: bytes) -> None:
         if next(count) % 5:
             real(self, name, entry)
 
     return patch.object(Publisher, "add", add)
-
-
-def _counted() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
 
 
 def files_overlooked() -> Broken:

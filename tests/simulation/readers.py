@@ -87,7 +87,7 @@ def read_once(host: Host, shard: Shard, as_of: int | datetime | None, pause_s: f
         for split in snapshot.splits:
             travelled = pickle.loads(pickle.dumps(split))
             for table in travelled.read(host.transport):
-                _gather(found, table, snapshot.as_of)
+                gather(found, table, snapshot.as_of)
                 host.sleep(pause_s)
     truth = host.run.truth(lived(shard))
     expected = truth.contents(snapshot.as_of)
@@ -113,7 +113,8 @@ def _snapshot(shard: Shard, as_of: int | datetime | None, splits: int) -> Iterat
             pass
 
 
-def _gather(found: Contents, table: pa.Table, as_of: int) -> None:
+def gather(found: Contents, table: pa.Table, as_of: int) -> None:
+    """Add what a read shows. No row comes twice, and none with multiplicity 0."""
     for key, value, diff in zip(*keys_and_values(table), table.column("__diff").to_pylist(), strict=True):
         expect((key, value) not in found, "consolidated", f"row {(key, value)} comes twice as of {as_of}")
         expect(diff != 0, "consolidated", f"row {(key, value)} comes with multiplicity 0")

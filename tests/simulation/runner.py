@@ -143,7 +143,8 @@ class Plan:
             shares = tuple((*share, "eraser", "prover") if at < 2 else share for at, share in enumerate(shares))
         if kept_of(seed) is not None and random.Random(f"dates {seed}").random() < DATED_SHARE:
             shares = (*shares[:-1], (*shares[-1], "dater"))
-        if seed >= CLONES_FROM and kept_of(seed) is None and not {"eraser", "chronicler"} & {*sum(shares, ())}:
+        roles_dealt = {role for share in shares for role in share}
+        if seed >= CLONES_FROM and kept_of(seed) is None and not {"eraser", "chronicler"} & roles_dealt:
             shares = tuple((*share, "cloner") if at < 2 else share for at, share in enumerate(shares))
         if seed >= CLONES_FROM and is_published(seed):
             shares = tuple((*share, "publisher", *PUBLISHERS[at : at + 1]) for at, share in enumerate(shares))

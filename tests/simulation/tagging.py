@@ -8,9 +8,9 @@ import compactor.worker
 import persist.commit.blob_worker
 from persist.client.shard import Shard
 from persist.core.erasing import erased_from
-from persist.core.errors import Conflict, Corruption, NotReadable
+from persist.core.errors import Conflict, NotReadable
 from tests.simulation.breaking import Broken, every
-from tests.simulation.host import COPIES, MAIN, WEATHER, Host, expect_damage
+from tests.simulation.host import COPIES, MAIN, Host, weathered
 from tests.simulation.oracle import expect
 from tests.simulation.readers import read_once, reading
 
@@ -24,7 +24,7 @@ def tagger(host: Host) -> None:
     shard = host.open(name)
     own: dict[str, int] = {}
     while not host.run.stopping:  # it takes no operation from others
-        try:
+        with weathered(host, "tagger failed"):
             if len(own) < TAGS_HELD and host.random.random() < 0.5:
                 _set(host, shard, own)
             elif own and host.random.random() < 0.8:
@@ -34,10 +34,6 @@ def tagger(host: Host) -> None:
                 del own[tag]  # also where nobody knows whether it is gone
                 shard.untag(tag)
                 host.run.path("tag removed")
-        except WEATHER:
-            host.run.path("tagger failed")
-        except Corruption:
-            expect_damage(host)
         host.sleep(0.7)
 
 
