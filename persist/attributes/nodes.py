@@ -256,6 +256,18 @@ def decode(data: bytes, offset: int) -> Node:
     )
 
 
+def check_nodes(data: bytes, first: int) -> None:
+    """Check the nodes of a whole chunk, of which the first is at the offset `first`. Raises as `decode`."""
+    at = 0
+    while at < len(data):
+        if len(data) - at < HEADER_BYTES:
+            raise Corruption(f"{len(data) - at} bytes at the end of a chunk of the attribute index are no node")
+        kind, _, entries, _, _ = _HEADER.unpack_from(data, at)
+        length = HEADER_BYTES + entries * {_LEAF: KEY_BYTES + VALUE_BYTES, _INDEX: _CHILD_BYTES}.get(kind, 0)
+        decode(data[at : at + length], first + at)
+        at += length
+
+
 def _encode(kind: bytes, entries: int, offset: int, *columns: bytes) -> bytes:
     body = b"".join(columns)
     checksum = zlib.crc32(body, zlib.crc32(_REST.pack(kind, NODE_VERSION, entries, offset)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from blob import open_blob
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import check_there, where_of
 from persist.client.wall_clock import instant_text, kept_ms, read_instant
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backing_up import TIMESTAMP, UPPER, Progress, Wanted, back_up
@@ -54,11 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_from(pruning, backup=False)
     pruning.add_argument("--last", type=int, metavar="N", help="keep the newest N")
     pruning.add_argument("--within", metavar="AGE", help="keep those that are younger, such as 30d")
+    pruning.add_argument("--damaged", action="store_true", help="let backups go of which the manifest is damaged")
     pruning.add_argument("--dry-run", action="store_true", help="tell what would go")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0: done. 1: `verify` has found faults; each has a line."""
+    """0: done. 1: `verify` has found faults, or `list` backups that cannot be read; each has a line."""
     act: Callable[[argparse.Namespace], int] = arguments.act
     return act(arguments)
 
@@ -101,14 +102,17 @@ def _create(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    with _opened(arguments.source) as store:
-        for backup in store.backups():
-            print(json.dumps(_line(backup)))
-    return 0
+    with backups_at(arguments.source) as store:
+        listed = store.listed()
+    for backup in listed.backups:
+        print(json.dumps(_line(backup)))
+    for unread in listed.unread:
+        print(json.dumps({"backup": unread.id, "kind": unread.why.kind, "why": unread.why.message}))
+    return EXIT_FOUND if listed.unread else 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with _opened(arguments.source) as store:
+    with backups_at(arguments.source) as store:
         backup = chosen(store, None, arguments.backup)
     for shard in backup.shards:
         print(json.dumps({"shard": shard.name, "since": shard.since, "upper": shard.upper, "blobs": shard.blobs,
@@ -121,7 +125,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     how = How(arguments.deep, read_rate(arguments.rate))
     how.check()
     faults = 0
-    with _opened(arguments.source) as store:
+    with backups_at(arguments.source) as store:
         backup = chosen(store, None, arguments.backup)
         for _, found in checked_backup(store, backup, how):
             for fault in found:
@@ -144,7 +148,7 @@ def _restore(arguments: argparse.Namespace) -> int:
         arguments.ahead,
     )
     choice.check()
-    with _opened(arguments.source) as store:
+    with backups_at(arguments.source) as store:
         backup = chosen(store, at, arguments.backup)
         location = where_of(arguments).open()
         try:
@@ -164,9 +168,9 @@ def _restore(arguments: argparse.Namespace) -> int:
 
 def _prune(arguments: argparse.Namespace) -> int:
     within = None if arguments.within is None else kept_ms(arguments.within, "--within", takes_none=False)
-    kept = Kept(arguments.last, within)
+    kept = Kept(arguments.last, within, arguments.damaged)
     kept.check()
-    with _opened(arguments.source) as store:
+    with backups_at(arguments.source) as store:
         found = prune(store, kept, dry_run=arguments.dry_run)
     print(json.dumps({**asdict(found), "dry_run": arguments.dry_run}))
     return 0
@@ -196,7 +200,9 @@ def _store(url: str) -> Iterator[BackupStore]:
 
 
 @contextmanager
-def _opened(url: str) -> Iterator[BackupStore]:
+def backups_at(url: str) -> Iterator[BackupStore]:
+    """The backups that lie there."""
+    check_there(url)
     with _store(url) as store:
         store.open(None)
         yield store

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 from consensus import open_consensus
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import check_there, where_of
 from persist.client.wall_clock import instant_text
 from persist.copies.recovering import GAP, Recovered, plan, recover
 from persist.formats.store_errors import translated
@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         opened.callback(location.close)
         older = None
         if arguments.older_consensus:
+            check_there(arguments.older_consensus)
             with translated():
                 older = open_consensus(arguments.older_consensus)
             opened.callback(older.close)

@@ -1,4 +1,4 @@
-"""`persist repair NAME`: which parts of a shard cannot be read; takes one out, or puts a copy in its place."""
+"""`persist repair NAME`: what of a shard cannot be read; puts copies in its place, or takes a part out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from persist.cli.backup import backups_at
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.commit.examine import Named, all_parts, faults
 from persist.commit.location import Location
+from persist.copies.mending import LEFT, PUT, REPLACED, mended
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deep", action="store_true", help="decode every row as well")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--excise", metavar="PART", help="take this part out: its rows are lost")
+    what.add_argument("--from", dest="source", metavar="URL", help="put back all that a store of backups has")
     what.add_argument("--replace", nargs=2, metavar=("PART", "FILE"), help="put FILE, a copy of the part, in its place")
     parser.add_argument("--yes", action="store_true", help="do it; without it, only say what would be done")
 
@@ -40,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     location = where_of(arguments).open(must_exist=True)
     try:
         name = check_shard_name(arguments.name)
+        if arguments.source:
+            return _mend(location, name, arguments.source, arguments.yes)
         if arguments.excise:
             return _excise(location, name, parse(PartId, arguments.excise), arguments.yes)
         if arguments.replace:
@@ -53,13 +58,26 @@ def run(arguments: argparse.Namespace) -> int:
 def _examine(location: Location, name: str, deep: bool) -> int:
     """Print a line of JSON for each fault."""
     state, found = location.machine(name).refresh(), 0
-    for fault in faults(state, location.blob, deep=deep):
+    for fault in faults(state, location.blob, location.settings.build, deep=deep):
         found += 1
         where = {} if fault.part is None else _place(state, fault.part, fault.within)
         print(json.dumps({"shard": name, "what": fault.what, "key": fault.key, **where}))
     parts = sum(batch.part_count for batch in state.trace.batches)
     print(f"{parts} parts of shard {name!r} as of v{state.seqno}: {found or 'no'} faults")
     return EXIT_FOUND if found else 0
+
+
+def _mend(location: Location, name: str, source: str, is_meant: bool) -> int:
+    """Print what becomes of each fault, or would; then their number."""
+    counts = dict.fromkeys((PUT, REPLACED, LEFT), 0)
+    with backups_at(source) as store:
+        for found in mended(location, name, store, dry_run=not is_meant):
+            counts[found.done] += 1
+            told = {"shard": name, "what": found.fault.what, "key": found.fault.key, "done": found.done}
+            print(json.dumps({**told, "by": found.by or None, "why": found.why or None}))
+    print(json.dumps({"shard": name, **counts, "dry_run": not is_meant}))
+    would = not is_meant and counts[PUT] + counts[REPLACED]
+    return EXIT_FOUND if counts[LEFT] or would else 0
 
 
 def _excise(location: Location, name: str, part_id: PartId, is_meant: bool) -> int:

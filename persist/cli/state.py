@@ -11,7 +11,7 @@ from pathlib import Path
 
 from blob import open_blob
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import check_there, where_of
 from persist.copies.state_file import FILE_BYTES_MAX, exported, imported, read_file
 from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
@@ -70,6 +70,7 @@ def _import(arguments: argparse.Namespace) -> int:
         opened.callback(location.close)
         source = location.blob
         if arguments.source is not None:
+            check_there(arguments.source)
             with translated():
                 source = open_blob(arguments.source)
             opened.callback(source.close)

@@ -6,7 +6,7 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
 from persist.core.errors import InvalidUsage
@@ -27,11 +27,26 @@ class Where:
         if self.blob or self.consensus:
             if self.directory or not (self.blob and self.consensus):
                 raise InvalidUsage("give either --dir, or both --blob and --consensus")
+            if must_exist:
+                check_there(self.blob or "")
             return open_stores(self.blob or "", self.consensus or "", settings=settings)
         path = Path(self.directory or DEFAULT_DIRECTORY).absolute()
         if must_exist and not path.exists():
             raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
         return open_location(f"persist://{quote(str(path))}", settings=settings)
+
+
+def check_there(url: str) -> None:
+    """Raises InvalidUsage where the URL is of a directory, or of a SQLite file, that is not there: opening makes it."""
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() == "file" and rest.startswith("/"):
+        path = Path(unquote(urlsplit(url).path))
+    elif scheme.lower() == "sqlite" and rest.startswith("///"):
+        path = Path(unquote(rest.removeprefix("///").partition("?")[0]))
+    else:
+        return
+    if not path.exists():
+        raise InvalidUsage(f"{url} does not exist: {path} is not there")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from blob import Blob, BlobError, BlobNotFound
+from persist.commit.sound import auxiliary_faults
 from persist.core.batch import Part
 from persist.core.bundles import Listed
 from persist.core.errors import Corruption, PersistError
-from persist.core.state import State, auxiliary_blob_keys
+from persist.core.state import State
+from persist.formats.state_frames import THIS_BUILD, Build
 from persist.formats.store_errors import translate, translated_but_missing
 from persist.parts import decode_inline, sound_schemas
 from persist.parts.bundles import read_bundle
@@ -25,15 +27,16 @@ PIECE_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one blob or part. `part` is None for a blob that is not a part: nothing can replace it.
+    """What is wrong with one blob or part. `part` is None for a blob that is not a part.
 
-    `within` is the bundle that lists the part.
+    `within` is the bundle that lists the part, `listed` all that this lists.
     """
 
     key: str
     what: str
     part: Part | None = None
     within: Part | None = None
+    listed: Listed = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class Named:
     failed: BlobNotFound | Corruption | None = None
 
 
-def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
-    """What is wrong with the blobs and inline parts that the State names, in their order.
+def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = False) -> Iterator[Fault]:
+    """What is wrong with the blobs and inline parts that the State names, in their order; then with other blobs.
 
     Every byte is read once and compared with its checksum; `deep`: every row is decoded too. Raises Unavailable: the
     store does not answer. Memory: `THREADS` pieces of `PIECE_BYTES`, with `deep` as many row groups.
@@ -85,13 +88,9 @@ def faults(state: State, blob: Blob, *, deep: bool = False) -> Iterator[Fault]:
         while window := list(islice(parts, WINDOW)):
             for named, what in zip(window, pool.map(look, window), strict=True):
                 if what is not None:
-                    yield Fault(named.part.key or "inline", what, named.part, named.within)
-    for key in auxiliary_blob_keys(state):
-        try:
-            if blob.stat(key) is None:
-                yield Fault(key, f"the blob {key} is not there")
-        except BlobError as error:
-            raise translate(error) from error
+                    yield Fault(named.part.key or "inline", what, named.part, named.within, named.listed)
+    for key, what in auxiliary_faults(state, blob, build, deep=True):
+        yield Fault(key, what)
 
 
 def all_parts(state: State, blob: Blob) -> Iterator[Named]:

@@ -158,7 +158,7 @@ class _Making:
         taken_ms = self.location.clock.now_ms()
         backup_id = f"{datetime.fromtimestamp(taken_ms / 1000, UTC):%Y%m%dT%H%M%SZ}-{self.location.ids.uuid7()[-8:]}"
         self.progress = Progress(len(names))
-        self.earlier = next(reversed(self.store.backups()), None)
+        self.earlier = next(reversed(self.store.listed().backups), None)
         try:
             with self._keeping():
                 for name in names:

@@ -105,6 +105,32 @@ class Backup:
         return {"v": VERSION, **asdict(self), "shards": [asdict(shard) for shard in self.shards]}
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A backup of which the manifest is damaged (Corruption), or of a later version (UpgradeNeeded)."""
+
+    id: str
+    why: Corruption | UpgradeNeeded
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The backups of a store, the oldest first, and those that cannot be told of."""
+
+    backups: tuple[Backup, ...]
+    unread: tuple[Unread, ...]
+
+    @property
+    def latest(self) -> Backup | None:
+        """The latest one. Raises Corruption, UpgradeNeeded: one that cannot be read is later, by its id."""
+        last = self.backups[-1] if self.backups else None
+        for unread in self.unread:
+            if last is None or unread.id > last.id:
+                instead = "" if last is None else f". The latest that can be read is {last.id}: give its id"
+                raise type(unread.why)(f"{unread.why.message}{instead}")
+        return last
+
+
 class BackupStore:
     """The backups in one blob store. Thread-safe. Raises Unavailable, and Corruption where one is damaged."""
 
@@ -149,14 +175,24 @@ class BackupStore:
         except BlobExists:
             self.open(location)
 
-    def backups(self) -> list[Backup]:
-        """All backups, the oldest first."""
+    def listed(self) -> Listed:
+        """All backups. One that cannot be read hides no other."""
         with translated():
             keys = [stat.key for stat in self.blob.list("backups/") if stat.key.endswith("/manifest.json")]
         if len(keys) > BACKUPS_MAX:
             raise InvalidUsage(f"{self.blob.url} has {len(keys)} backups, and {BACKUPS_MAX} can be listed: prune it")
-        found = [self.backup(key.split("/")[1]) for key in keys]
-        return sorted(found, key=lambda backup: (backup.taken_ms, backup.id))
+        found: list[Backup] = []
+        unread: list[Unread] = []
+        for key in keys:
+            try:
+                with translated_but_missing():
+                    found.append(_backup(self._json(key), key))
+            except BlobNotFound:
+                continue  # it was pruned since
+            except (Corruption, UpgradeNeeded) as error:
+                unread.append(Unread(key.split("/")[1], error))
+        found.sort(key=lambda backup: (backup.taken_ms, backup.id))
+        return Listed(tuple(found), tuple(unread))
 
     def backup(self, backup_id: str) -> Backup:
         """The backup of this id. Raises InvalidUsage: there is none; Corruption: its manifest is damaged."""
@@ -309,7 +345,7 @@ def _backup(found: Mapping[str, Any], key: str) -> Backup:
         raise UpgradeNeeded(f"{key} is of version {found['v']}; this persist knows {VERSION}: upgrade it")
     body = {name: value for name, value in found.items() if name != "crc"}
     if zlib.crc32(_text(body)) != found.get("crc"):
-        raise Corruption(f"{key} is damaged: its checksum differs; verify the other backups")
+        raise Corruption(f"{key} is damaged: its checksum differs")
     try:
         fields = {name: body[name] for name in ("id", "location", "epoch", "level", "taken_ms", "at_ms")}
         backup = Backup(**fields, shards=tuple(_shard(shard) for shard in body["shards"]))
@@ -317,7 +353,8 @@ def _backup(found: Mapping[str, Any], key: str) -> Backup:
             raise InvalidUsage("it names what is not its own")
         return backup
     except (KeyError, TypeError, AttributeError, InvalidUsage) as error:
-        raise Corruption(f"{key} is damaged: {error}") from error
+        told = error.message if isinstance(error, InvalidUsage) else error
+        raise Corruption(f"{key} is damaged: {told}") from error
 
 
 def _is_own(shard: ShardBackup, backup_id: str) -> bool:

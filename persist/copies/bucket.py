@@ -45,7 +45,7 @@ class Found:
     missing: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     dropped: bool = False  # the catalogue tells so, or the State
-    unborn: bool = False  # a first rollup is there, and nothing tells whether a log was begun with it
+    unborn: bool = False  # blobs are there, and nothing tells that a log was begun; the catalogue does not name it
 
     @property
     def is_newest(self) -> bool:
@@ -112,6 +112,7 @@ class Bucket:
         with translated():
             self.sizes: Mapping[str, int] = {stat.key: stat.size for stat in blob.list("")}
         self.problems: list[str] = []  # with what is of no shard in particular
+        self._names_are_told = False  # the newest catalogue could be read: what it lacks was begun since, or never
 
     def found(self) -> Iterator[Found]:
         """What is there of each shard, by its name."""
@@ -167,11 +168,13 @@ class Bucket:
                     evidence.why.append(f"an entry in {key}: {error.message}")
 
     def _catalogue(self) -> dict[str, str]:
-        for key in sorted(filter(is_catalogue_key, self.sizes), key=catalogue_number, reverse=True):
+        for number, key in enumerate(sorted(filter(is_catalogue_key, self.sizes), key=catalogue_number, reverse=True)):
             try:
                 data = self._get(key)
                 if data is not None:
-                    return decode_catalogue(data)
+                    found = decode_catalogue(data)
+                    self._names_are_told = number == 0
+                    return found
             except Corruption as error:
                 self.problems.append(f"{key}: {error.message}")
         return {}
@@ -197,9 +200,15 @@ class Bucket:
                     missing, tried = tuple(lacking[:MISSING_TOLD_MAX]), True
             if from_rollup and versions:
                 below = base.seqno
-        unborn = not name and bool(evidence.rollups) and evidence.rollups.keys() == evidence.unsettled.keys()
+        untold = not name and not evidence.changes and evidence.rollups.keys() == evidence.unsettled.keys()
+        unborn = untold and self._names_are_told
         name = name or next(iter(evidence.unsettled.values()), "")
-        why.append("nothing tells that it was ever begun" if unborn else "no version of it is there whole")
+        if unborn:
+            why.append("nothing tells that it was ever begun")
+        elif untold:
+            why.append("nothing tells that it was ever begun, and there is no catalogue of all names to rule it out")
+        else:
+            why.append("no version of it is there whole")
         return Found(name, family, None, evidence.known, missing, tuple(why), evidence.dropped, unborn)
 
     def _bases(self, evidence: Evidence, why: list[str]) -> Iterator[tuple[State, bool]]:

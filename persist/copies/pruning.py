@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from persist.copies.backing_up import ending
-from persist.copies.backup_store import BLOBS, PRUNING, Backup, BackupStore, Run, own_keys
-from persist.core.errors import InvalidUsage
+from persist.copies.backup_store import BLOBS, PRUNING, Backup, BackupStore, Run, Unread, own_keys
+from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
 from persist.formats.store_errors import translated
 
 DELETED_AT_ONCE = 500
@@ -15,20 +16,26 @@ DELETED_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Which backups stay: the newest `last`, those that are younger than `within_ms`, and the newest one always."""
+    """Which backups stay: the newest `last`, those that are younger than `within_ms`, and the newest one always.
+
+    `damaged`: those go of which the manifest is damaged; where nothing else is said all others stay.
+    """
 
     last: int | None = None
     within_ms: int | None = None
+    damaged: bool = False
 
     def check(self) -> None:
         """Raises InvalidUsage where it says nothing."""
-        if self.last is None and self.within_ms is None:
+        if self.last is None and self.within_ms is None and not self.damaged:
             raise InvalidUsage("say which backups stay: how many of the newest, or of which age")
         if self.last is not None and self.last < 1:
             raise InvalidUsage(f"last is {self.last}; it must be at least 1")
 
-    def of(self, backups: list[Backup], now_ms: int) -> list[Backup]:
+    def of(self, backups: Sequence[Backup], now_ms: int) -> list[Backup]:
         """Those that stay, of all backups, the oldest first."""
+        if self.last is None and self.within_ms is None:
+            return list(backups)
         newest = {backup.id for backup in backups[-max(1, self.last or 0) :]}
         within_ms = self.within_ms
         return [
@@ -63,9 +70,10 @@ def prune(store: BackupStore, kept: Kept, *, dry_run: bool = False) -> Pruned:
 
 def _pruned(store: BackupStore, kept: Kept, run: Run | None) -> Pruned:
     """Without a run nothing is deleted."""
-    backups = store.backups()
-    stay = kept.of(backups, store.clock.now_ms())
-    going = [backup for backup in backups if backup not in stay]
+    listed = store.listed()
+    damaged = _let_go(listed.unread, kept)
+    stay = kept.of(listed.backups, store.clock.now_ms())
+    going = [backup for backup in listed.backups if backup not in stay]
     named: set[str] = set()
     for backup in stay:
         for shard in backup.shards:
@@ -89,4 +97,17 @@ def _pruned(store: BackupStore, kept: Kept, run: Run | None) -> Pruned:
         while run is not None and (some := list(islice(left, DELETED_AT_ONCE))):
             run.beat()
             store.blob.delete([stat.key for stat in some])
-    return Pruned(tuple(backup.id for backup in going), blobs, size)
+    return Pruned((*damaged, *(backup.id for backup in going)), blobs, size)
+
+
+def _let_go(unread: Sequence[Unread], kept: Kept) -> list[str]:
+    """The damaged ones, whose files go with all that no backup has. Raises Corruption, UpgradeNeeded: they stay."""
+    for one in unread:
+        if isinstance(one.why, UpgradeNeeded):
+            raise one.why
+        if not kept.damaged:
+            raise Corruption(
+                f"{one.why.message}: nothing is deleted, since nobody can say what it names. `persist backup prune "
+                "--damaged` lets such backups go"
+            )
+    return [one.id for one in unread]

@@ -53,8 +53,9 @@ class ShardRecovered:
     `upper` is that of the newest version that is whole, and `resumes` the upper from which it goes on: times between
     the two may have been given out, and are never given out again. `state_ms`: when that version was committed, by its
     committer's clock. `lost`: versions that were published after it, and are not whole. `missing`: blobs that these
-    lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `unborn`:
-    a first rollup is there, and the first commit was not published, if there was one: it does not come back.
+    lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `family`:
+    what the keys of its blobs begin with. `unborn`: blobs are there, and the first commit was not published, if there
+    was one: it does not come back.
     """
 
     name: str
@@ -77,7 +78,8 @@ class ShardRecovered:
 
     def to_json(self) -> dict[str, Any]:
         """As the command prints it."""
-        told: dict[str, Any] = {"shard": self.name or None, "whole": self.is_whole, "version": self.version}
+        told: dict[str, Any] = {"shard": self.name or None, "id": self.family, "whole": self.is_whole}
+        told["version"] = self.version
         told |= {"unknown_after": self.known, "upper": self.upper, "resumes": self.resumes}
         told |= {"lost_versions": self.lost, "missing": list(self.missing)}
         told["as_of"] = None if self.state_ms is None else instant_text(self.state_ms)

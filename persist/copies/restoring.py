@@ -90,18 +90,20 @@ class ShardRestored:
 def chosen(store: BackupStore, at: datetime | None, backup_id: str | None) -> Backup:
     """The backup of this id; else the latest one, or the first that shows `at` or a later wall clock.
 
-    Raises InvalidUsage: there is none.
+    Raises InvalidUsage (there is none), Corruption or UpgradeNeeded (the manifest of it, or of a later one).
     """
     if backup_id is not None:
         return store.backup(backup_id)
-    known = store.backups()
-    if at is not None:
+    listed = store.listed()
+    if at is None:
+        found = listed.latest
+    else:
         at_ms = instant_ms("at", at)
-        known = [backup for backup in known if backup.at_ms is not None and backup.at_ms >= at_ms][:1]
-    if not known:
+        found = next((one for one in listed.backups if one.at_ms is not None and one.at_ms >= at_ms), None)
+    if found is None:
         when = "" if at is None else f" that shows {instant_text(instant_ms('at', at))} or a later wall clock"
         raise InvalidUsage(f"{store.blob.url} has no backup{when}; `persist backup list` shows them")
-    return known[-1]
+    return found
 
 
 def restore(
@@ -211,12 +213,11 @@ class _Restoring:
 
     def _gone_back(self, state: State, at: datetime | None) -> bool:
         """Give the shard the contents of that wall clock (None: it has them). False: it has been written to already."""
-        if at is None:
-            return True
         found = Client(EmbeddedTransport(self._location)).shard(state.name)
         if found.upper() != state.upper:
             return False
-        found.restore(at)
+        if at is not None:
+            found.restore(at)
         return True
 
     def _state(self, shard: ShardBackup) -> State:

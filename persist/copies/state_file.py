@@ -106,24 +106,27 @@ def read_file(data: bytes, build: Build = THIS_BUILD) -> StateFile:
         raise Corruption(f"the file is no JSON: {error}") from error
     if not isinstance(told, dict) or told.get("persist") != "state":
         raise InvalidUsage("the file is none of `persist state export`")
-    if type(told.get("version")) is not int or told["version"] > VERSION:
+    if type(told.get("version")) is not int or told["version"] < 1:
+        raise Corruption("the file is damaged, or was changed: it tells no version")
+    if told["version"] > VERSION:
         raise UpgradeNeeded("the file is of a later version than this persist knows; upgrade it")
     crc = told.pop("crc32", None)
     if crc != _crc(told) or set(told) != set(_FIELDS) - {"crc32"}:
         raise Corruption("the file is damaged, or was changed: its checksum differs")
-    if type(told["level"]) is int and told["level"] > build.newest:
+    if type(told["level"]) is not int or not isinstance(told["bytes"], str) or not _are_sums(told["blobs"]):
+        raise Corruption("the file was changed: a field of it is of another kind than an export writes")
+    if told["level"] > build.newest:
         raise UpgradeNeeded(f"the file is of level {told['level']}; this persist knows {build.known}: upgrade it")
     try:
         written = b64decode(told["bytes"], validate=True)
         state = decode_state(written, build)
-        sums = {str(key): (int(size), int(crc)) for key, size, crc in told["blobs"]}
-    except (ValueError, TypeError) as error:
-        raise Corruption(f"the file does not make sense: {error}") from error
+    except ValueError as error:
+        raise Corruption("the file was changed: its bytes are not in base64") from error
     if shown(state) != told["state"]:
         raise Corruption("the file was changed: its fields differ from its bytes, which are what is imported")
     if not state.commit_id:  # a location of level 2 tells none
         state = replace(state, commit_id=hashlib.sha256(written).hexdigest()[:32])
-    return StateFile(state, told["level"], sums)
+    return StateFile(state, told["level"], {key: (size, crc) for key, size, crc in told["blobs"]})
 
 
 def imported(location: Location, file: StateFile, name: str, source: Blob, *, keeps_policies: bool = False) -> Imported:
@@ -166,6 +169,13 @@ def imported(location: Location, file: StateFile, name: str, source: Blob, *, ke
         raise Conflict(f"shard {name!r} was made in this location meanwhile; it was left as it is")
     readers = tuple(reader.purpose or key for key, reader in state.critical_readers.items())
     return Imported(name, location.machine(name).refresh().upper.to_json(), sent, kept is not file.state, readers)
+
+
+def _are_sums(blobs: object) -> bool:
+    """Whether this is a list of keys of blobs with their sizes and CRC-32."""
+    return isinstance(blobs, list) and all(
+        isinstance(blob, list) and [type(field) for field in blob] == [str, int, int] for blob in blobs
+    )
 
 
 def shown(value: Any) -> Any:

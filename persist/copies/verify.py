@@ -232,7 +232,7 @@ class _Shard:
 
     def _read(self, state: State) -> None:
         """Every byte of what the State names, and every row."""
-        bad = list(faults(state, self._blob, deep=True))
+        bad = list(faults(state, self._blob, self._location.settings.build, deep=True))
         if not bad:
             return
         now = self._versions.load(self._name)

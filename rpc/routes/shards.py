@@ -62,6 +62,26 @@ _DELETE_BODY = {
         "content": {"application/json": {"schema": {"type": "object"}, "example": {"prefix": "tmp/", "confirm": 12}}},
     }
 }
+_CLONE_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "source": {"type": "string", "description": "The shard whose contents it has."},
+                        "name": {"type": "string", "description": "The name of the new shard."},
+                        "keep_policies": {"type": "boolean", "description": "Whether its policy of rows goes on."},
+                    },
+                    "required": ["source", "name"],
+                    "additionalProperties": False,
+                },
+                "example": {"source": "orders", "name": "orders-test"},
+            }
+        },
+    }
+}
 _COMMAND_BODY = {
     "requestBody": {"required": True, "content": {RECORD: {"schema": {"type": "string", "format": "binary"}}}}
 }
@@ -143,7 +163,11 @@ async def create(
     return _view(request, view)
 
 
-@router.post("/clones", summary="Make a shard with the contents of another one, as of now; no row is copied")
+@router.post(
+    "/clones",
+    summary="Make a shard with the contents of another one, as of now; no row is copied",
+    openapi_extra=_CLONE_BODY,
+)
 async def clone(request: Request) -> Response:
     service = service_of(request)
     async with service.body(request, CLONE_BYTES_MAX) as data:

@@ -364,7 +364,7 @@ def test_a_damaged_blob_at_home_is_not_taken_for_sound(world: World, machine: Ma
     world.blob.put(key, bytes(data))
     with pytest.raises(Corruption, match="checksum"):
         made(machine, kept)
-    assert store(machine, kept).backups() == []
+    assert store(machine, kept).listed().backups == ()
 
 
 def test_pruning_keeps_what_any_backup_names(world: World, machine: Machine, kept: Counting) -> None:
@@ -374,13 +374,13 @@ def test_pruning_keeps_what_any_backup_names(world: World, machine: Machine, kep
     shard.insert([{"id": 77, "v": "later"}])
     maintained(machine)
     last = made(machine, kept)
-    assert len(store(machine, kept).backups()) == 2
+    assert len(store(machine, kept).listed().backups) == 2
     would = prune(store(machine, kept), Kept(last=1), dry_run=True)
     assert len(would.backups) == 1
-    assert len(store(machine, kept).backups()) == 2
+    assert len(store(machine, kept).listed().backups) == 2
     assert prune(store(machine, kept), Kept(within_ms=2 * HOUR_MS)).backups == ()
     assert prune(store(machine, kept), Kept(last=1)) == would
-    assert [backup.id for backup in store(machine, kept).backups()] == [last.id]
+    assert [backup.id for backup in store(machine, kept).listed().backups] == [last.id]
     assert prune(store(machine, kept), Kept(within_ms=1)).backups == ()  # the newest one stays
     assert [faults for _, faults in checked_backup(store(machine, kept), last, How(deep=True))] == [()]
     named = set(store(machine, kept).sums(last.shards[0]))
@@ -583,11 +583,43 @@ def test_a_manifest_that_names_what_is_not_its_own_is_refused(machine: Machine, 
             shards[0][field] = shards[1][field]
 
     resealed(kept, manifest, change)
-    with pytest.raises(Corruption, match="is damaged"):
-        store(machine, kept).backups()
+    [unread] = store(machine, kept).listed().unread
+    assert "is damaged" in unread.why.message
     with pytest.raises(Corruption):
         prune(store(machine, kept), Kept(last=1))
     assert every(kept, BLOBS) == others
+
+
+def test_a_damaged_manifest_hides_no_other_backup(world: World, machine: Machine, kept: Counting) -> None:
+    shard = filled(machine, "orders")
+    good = made(machine, kept)
+    world.pass_ms(HOUR_MS)
+    shard.insert([{"id": 77, "v": "later"}])
+    bad = made(machine, kept)
+    manifest = f"backups/{bad.id}/manifest.json"
+    data = kept.get(manifest)
+    kept.delete([manifest])
+    kept.put(manifest, data.replace(b'"epoch":1', b'"epoch":2'))
+    backups = store(machine, kept)
+    listed = backups.listed()
+    assert [one.id for one in listed.backups] == [good.id]
+    assert [one.id for one in listed.unread] == [bad.id]
+    with pytest.raises(Corruption, match=f"latest that can be read is {good.id}"):
+        chosen(backups, None, None)
+    assert chosen(backups, None, good.id) == good
+    with pytest.raises(Corruption, match="--damaged"):
+        prune(backups, Kept(last=1))
+    assert kept.stat(manifest) is not None
+    again = made(machine, kept)  # sends nothing: the blobs of the damaged one are there
+    assert again.sent == 0
+    assert chosen(backups, None, None) == again
+    assert prune(backups, Kept(damaged=True), dry_run=True).backups == (bad.id,)
+    assert kept.stat(manifest) is not None
+    assert prune(backups, Kept(damaged=True)).backups == (bad.id,)
+    assert {key for key in every(kept, "") if key.startswith(f"backups/{bad.id}")} == set()
+    assert [one.id for one in backups.listed().backups] == [good.id, again.id]
+    for one in (good, again):
+        assert [faults for _, faults in checked_backup(backups, one, How(deep=True))] == [()]
 
 
 def test_a_list_that_names_blobs_of_another_shard_is_refused(world: World, machine: Machine, kept: Counting) -> None:

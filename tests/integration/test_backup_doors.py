@@ -178,12 +178,17 @@ def damaged_blob(place: Place) -> list[object]:
     return restored(place)
 
 
+def no_backups(place: Place) -> list[object]:
+    (place.root / "nothing").mkdir()
+    return ["list", "--from", f"file://{place.root}/nothing"]
+
+
 def manifest_with(place: Place, old: str, new: str) -> list[object]:
     file = place.manifest()
     file.chmod(0o644)
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new, 1))
-    return ["list", "--from", place.url]
+    return ["verify", "--from", place.url]
 
 
 def beside(place: Place, kind: str, *arguments: object) -> list[object]:
@@ -195,7 +200,7 @@ BAD_PACE = "a rate below 1,024 bytes a second or of more than 18 digits, or `--a
 WRONG: dict[str, Wrong] = {
     "`--to` that is the blob store of a location, or has something else in it": to_a_location,
     "`--to` that has backups of another location": to_anothers,
-    "`--from` without backups": lambda p: ["list", "--from", f"file://{p.root}/nothing"],
+    "`--from` without backups, or a directory that is not there": no_backups,
     "`--backup` that is no id, or of which there is none": lambda p: ["show", "--from", p.url, "--backup", "../x"],
     "names together with `--prefix`": lambda p: create(p, "eu/orders", "--prefix", "eu/"),
     "`--ahead` together with `--at`": lambda p: restored(p, "--ahead", "--at", "2026-01-01T00:00:00Z"),
@@ -212,8 +217,16 @@ WRONG: dict[str, Wrong] = {
     "`--at` that is no instant with its zone": lambda p: restored(p, "--at", "2026-01-01T00:00:00"),
     "`--at` before the history in the backup": lambda p: restored(p, "--at", "2020-01-01T00:00:00Z"),
     "`restore` of a shard of which a blob or the State is missing or damaged in the backup": damaged_blob,
-    "a manifest that is damaged": lambda p: manifest_with(p, '"epoch":1', '"epoch":2'),
-    "a manifest of a later version": lambda p: manifest_with(p, '"v":1', '"v":2'),
+    "the latest backup without an id, where its manifest is damaged": lambda p: manifest_with(
+        p, '"epoch":1', '"epoch":2'
+    ),
+    "the same, where it is of a later version": lambda p: manifest_with(p, '"v":1', '"v":2'),
+    "`prune` without `--damaged`, where a manifest is damaged": lambda p: [
+        "prune",
+        *manifest_with(p, '"epoch":1', '"epoch":2')[1:],
+        "--last",
+        "1",
+    ],
     "`prune` without `--last` and `--within`, or with `--last 0`": lambda p: ["prune", "--from", p.url, "--last", "0"],
     "`prune` while a backup is made, or `create` while the store is pruned": lambda p: beside(
         p, RUNNING, "prune", "--from", p.url, "--last", "1"
@@ -223,6 +236,10 @@ MORE: list[tuple[str, Wrong]] = [
     (
         "`--as` with more than one shard, or with no name of a shard",
         lambda p: restored(p, "us/orders", "--as", "no name"),
+    ),
+    (
+        "`--from` without backups, or a directory that is not there",
+        lambda p: ["list", "--from", f"file://{p.root}/nothing"],
     ),
     (
         "`restore` of a name that the location has, or had",

@@ -26,7 +26,8 @@ from persist.commit.publishing import Publisher, PublishSettings
 from persist.copies.recovering import GAP, SEQNO_GAP, Recovered, plan, recover
 from persist.copies.verify import How, verified
 from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, UpperMismatch
-from persist.core.keys import is_part_key
+from persist.core.ids import PartId, mint, shard_id_of
+from persist.core.keys import COMPACTOR, is_part_key, part_key
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
 from tests.support.location import AscendingIds, memory_location
 from tests.support.maintained import NAME, SCHEMA, World
@@ -516,3 +517,26 @@ def test_gaps_that_make_no_sense(world: World, gap: int) -> None:
     publish(world)
     with pytest.raises(InvalidUsage, match="the gap is"):
         recover(empty(world), gap=gap)
+
+
+def test_blobs_of_a_shard_that_was_never_begun_hold_nothing_up(world: World) -> None:
+    """A refused import, or blobs that were brought ahead, left parts under an id that no log was begun with."""
+    publish(world)
+    stray = part_key(shard_id_of("never"), COMPACTOR, mint(PartId, AscendingIds(70)))
+    world.blob.put(stray, b"of an import that was refused")
+    location = empty(world)
+    told = [shard for shard in recover(location).shards if shard.name != NAME]
+    assert [(one.unborn, one.is_whole) for one in told] == [(True, True)]
+    assert Client(EmbeddedTransport(location)).shards() == [NAME]
+
+
+def test_without_a_catalogue_nothing_is_called_unborn(world: World) -> None:
+    """Of a location that maintenance never visited nobody can say that a shard was not begun."""
+    publish(world)
+    stray = part_key(shard_id_of("never"), COMPACTOR, mint(PartId, AscendingIds(70)))
+    world.blob.put(stray, b"of a shard, perhaps")
+    world.blob.delete([stat.key for stat in world.blob.list("cat/")])
+    with pytest.raises(Corruption, match="is not whole"):
+        recover(empty(world))
+    [told] = [shard for shard in plan(empty(world)).shards if shard.name != NAME]
+    assert "no catalogue" in told.why[-1]

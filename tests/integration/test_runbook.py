@@ -310,13 +310,18 @@ def test_a_blob_is_lost(home: Home) -> None:
     store, kept = open_blob(home.stores[0]), open_blob(home.backups)
     [key] = [stat.key for stat in store.list("s") if stat.key.endswith(".parquet")]
     store.delete([key])
-    verify, repair, replace = commands("A blob is missing or damaged")
+    verify, repair, meant = commands("A blob is missing or damaged")
     [fault, _] = home.run(verify, expected=1)
     assert fault["key"] == key
-    found = home.run(repair, expected=1)
+    assert home.run(repair, expected=1)[-1]["put_back"] == 1
+    assert store.stat(key) is None
+    home.run(meant)
+    assert home.run(verify)[-1]["faults"] == 0
+    store.delete([key])
+    found = home.run("persist repair orders --dir DIR", expected=1)
     copy = home.root / "copy.parquet"
     copy.write_bytes(kept.get(f"blobs/{key}"))
-    home.run(replace.replace("PART", found[0]["part"]).replace("FILE", str(copy)))
+    home.run(f"persist repair orders --dir DIR --replace {found[0]['part']} {copy} --yes")
     assert home.run(verify)[-1]["faults"] == 0
     with home.connect() as client:
         assert client.shard("orders").snapshot().to_arrow().num_rows == rows.num_rows

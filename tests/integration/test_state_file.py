@@ -184,6 +184,11 @@ def older(place: Place) -> list[str]:
     return ["state", "import", str(place.file), "--as", "copy", "--dir", str(other), "--from", place.blobs]
 
 
+def emptied(place: Place) -> str:
+    (place.root / "empty").mkdir()
+    return f"file://{place.root}/empty"
+
+
 def other_file(place: Place) -> str:
     return place.changed(lambda told: told.update(persist="x"))
 
@@ -199,8 +204,9 @@ WRONG: dict[str, Callable[[Place], list[str]]] = {
     "`--as` that no shard can have": lambda p: p.back(p.file, name="no name"),
     "`--as` that a shard has, or had": lambda p: p.back(p.file, name="orders"),
     "a blob that the store does not have, or that is damaged there": lambda p: p.back(
-        p.file, "--from", f"file://{p.root}/empty"
+        p.file, "--from", emptied(p)
     ),
+    "`--from` that is a directory which is not there": lambda p: p.back(p.file, "--from", f"file://{p.root}/no"),
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Place], list[str]]]] = [
     ("export of a name that is no shard, or was dropped", lambda p: ["state", "export", "no", "--dir", str(p.data)]),
@@ -209,6 +215,11 @@ MORE: list[tuple[str, Callable[[Place], list[str]]]] = [
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(more=1)))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes="AAAA")))),
     ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t["blobs"].pop()))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(version=0)))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes=7)))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(bytes="ü")))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(level="5")))),
+    ("a file that is damaged or was changed", lambda p: p.back(p.changed(lambda t: t.update(blobs=[["a", "1", 2]])))),
     ("a file of a later version or level", lambda p: p.back(p.changed(lambda t: t.update(level=99)))),
     ("`--as` that a shard has, or had", lambda p: p.back(p.file, name="dropped")),
 ]  # fmt: skip
