@@ -17,8 +17,8 @@ from persist.copies.backup_store import BLOBS, BackupStore, Sums
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.errors import Corruption
-from persist.core.ids import PartId, check_shard_name, mint
-from persist.core.keys import COMPACTOR, bundle_key, part_key
+from persist.core.ids import PartId, check_shard_name, mint, shard_id_of
+from persist.core.keys import COMPACTOR, bundle_key, part_key, shard_of
 from persist.core.record import replace
 from persist.formats.store_errors import translated, translated_but_missing
 
@@ -112,7 +112,10 @@ class _Mending:
     def _copy(self, key: str, size: int, crc: int) -> bytes:
         """The copy, compared. Raises BlobNotFound, Corruption."""
         with translated_but_missing():
-            data = self._store.blob.get(BLOBS + key)
+            try:
+                data = self._store.blob.get(BLOBS + key)
+            except BlobNotFound:  # what a clone has borrowed is kept under a key of the clone
+                data = self._store.blob.get(f"{BLOBS}{shard_id_of(self._name)}{key.removeprefix(shard_of(key))}")
         if (len(data), zlib.crc32(data)) != (size, crc):
             raise Corruption(f"{BLOBS}{key} in {self._store.blob.url} is damaged as well: its checksum differs")
         return data

@@ -177,12 +177,16 @@ def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
     with translated():
         if blob.stat(ID_KEY) is None:
             raise InvalidUsage(f"{blob.url} has no location: there is nothing to recover")
-        if consensus.head(LOG_KEY) is not None:
+        bound, mark = consensus.head(LOG_KEY), consensus.head(MARK_KEY)
+        if bound is not None and mark is not None and bound.data == mark.data:
+            epoch = decode_binding(mark.data, build).epoch
+            raise InvalidUsage(f"the recovery to {consensus.url} has ended, at epoch {epoch}: nothing is left to do")
+        if bound is not None:
             raise InvalidUsage(
                 f"{consensus.url} is the consensus store of a location. Give a new, empty one; an older copy of the "
                 "lost one is given by --older-consensus beside it"
             )
-        mark, names = consensus.head(MARK_KEY), consensus.keys("", "", 1)
+        names = consensus.keys("", "", 1)
         if mark is None and names:
             raise InvalidUsage(f"{consensus.url} is not empty: it has shard {names[0]!r}. Give a new, empty one")
         if mark is None:

@@ -150,6 +150,27 @@ def test_what_no_backup_has_sound_is_left_and_told(place: Place) -> None:
     assert place.blob.stat(part) is None
 
 
+@pytest.mark.parametrize("damage", [removed, flipped])
+@pytest.mark.parametrize("keep", ["orders", "copy"])
+def test_what_a_clone_has_borrowed_comes_back_from_either_backup(
+    place: Place, keep: str, damage: Callable[[Blob, str], None]
+) -> None:
+    """The backup of a clone has what it borrowed under keys of its own."""
+    location = place.machine.location
+    place.machine.client.clone("orders", "copy")
+    clone = place.machine.client.shard("copy")
+    before = clone.snapshot().to_arrow().num_rows
+    place.kept = MemoryBlob("mem:other", now_ms=lambda: place.world.true_ms)
+    back_up(location, place.store, Wanted((keep,), at_once=1))
+    key = place.key("part")
+    damage(place.blob, key)
+    assert [one.done for one in mended(location, "copy", place.store)] == [PUT if damage is removed else REPLACED]
+    assert list(mended(location, "copy", place.store)) == []
+    assert clone.snapshot().to_arrow().num_rows == before
+    [found] = verified(location, ["copy"], How(deep=True))
+    assert found.is_sound
+
+
 def test_backups_of_another_location_are_refused(place: Place) -> None:
     other = BackupStore(MemoryBlob("mem:other"), place.machine.location.clock, place.machine.location.ids)
     with suppress(InvalidUsage):

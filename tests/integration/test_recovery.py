@@ -264,7 +264,7 @@ def test_a_recovery_that_was_killed_is_repeated(world: World, at: int, after: bo
         [told] = recover(again, gap=SOON).shards
         assert (told.is_whole, told.upper, told.resumes) == (True, [upper], [upper + SOON])
     else:
-        with pytest.raises(InvalidUsage, match="is the consensus store of a location"):
+        with pytest.raises(InvalidUsage, match="has ended, at epoch 2"):
             recover(again, gap=SOON)
     whole(world, again, upper)
     assert again.machine(NAME).refresh().upper.element == upper + SOON
@@ -444,7 +444,11 @@ def foreign() -> MemoryConsensus:
 
 
 REFUSED: dict[str, tuple[type[PersistError], Callable[[World], Location], dict[str, Any]]] = {
-    "a consensus store that a location uses": (InvalidUsage, lambda world: world.process(), {}),
+    "a consensus store that a location uses; also the one of a recovery that has ended": (
+        InvalidUsage,
+        lambda world: world.process(),
+        {},
+    ),
     "a consensus store that has shards, where no recovery was begun": (InvalidUsage, stranger, {}),
     "a blob store without a location": (
         InvalidUsage,
