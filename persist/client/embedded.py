@@ -41,6 +41,10 @@ class EmbeddedTransport:
     def listening_moves_since(self) -> bool:
         return True
 
+    @property
+    def shows_copy(self) -> bool:
+        return self.location.is_copy
+
     def belongs(self) -> tuple[str, int]:
         binding = self.location.identity.check()
         return binding.location_id, binding.epoch

@@ -446,14 +446,18 @@ def part_reader(
 def leased_blobs(lease: ReadLease) -> Iterator[None]:
     """Errors of the blob store as those of this project, under a lease.
 
-    A missing blob is Expired where the lease is gone (GC may take what nobody holds), else Corruption, which names the
-    shard.
+    A missing blob is Expired where the lease is gone (GC may take what nobody holds), or where a copy is read, else
+    Corruption, which names the shard.
     """
     try:
         with translated_but_missing():
             yield
     except BlobNotFound as error:
         lease.check()
+        if lease._transport.shows_copy:
+            raise Expired(
+                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read anew"
+            ) from error
         raise _in_shard(Corruption(translate(error).message), lease._name) from error
     except Corruption as error:
         raise _in_shard(error, lease._name) from error

@@ -47,6 +47,11 @@ class Transport(Protocol):
         """Whether the shard's since follows its listeners. It does not through a server that asks for no token."""
         ...
 
+    @property
+    def shows_copy(self) -> bool:
+        """Whether it reads a copy of a blob store, in which blobs may be lacking: nothing holds them there."""
+        ...
+
     def belongs(self) -> tuple[str, int]:
         """The id of the location, and its epoch as of now."""
         ...
@@ -131,6 +136,10 @@ class ForwardingTransport:
     @property
     def listening_moves_since(self) -> bool:
         return self.inner.listening_moves_since
+
+    @property
+    def shows_copy(self) -> bool:
+        return self.inner.shows_copy
 
     def belongs(self) -> tuple[str, int]:
         return self.inner.belongs()

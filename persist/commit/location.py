@@ -68,7 +68,12 @@ class LocationSettings:
 
 
 class Location:
-    """Opened stores and a bounded cache of machines. Thread-safe. Closing it closes the stores."""
+    """Opened stores and a bounded cache of machines. Thread-safe. Closing it closes the stores.
+
+    `is_copy`: whether it shows a copy of the blob store of another one, and only reads. Blobs may be lacking there.
+    """
+
+    is_copy = False
 
     def __init__(
         self,
@@ -119,14 +124,7 @@ class Location:
         with self._lock:
             machine = self._machines.get(name)
             if machine is None:
-                machine = self._machines[name] = Machine(
-                    name,
-                    self.versions,
-                    System(self.clock, self.ids, self.background, self._stamps, self.publisher),
-                    policy=self.settings.policy,
-                    settings=self.settings.machine,
-                    nodes=self.nodes,
-                )
+                machine = self._machines[name] = self.new_machine(name)
                 if self.settings.collects:
                     machine.collect_with(self._maintain)
                 if self._retain is not None:
@@ -134,6 +132,17 @@ class Location:
                 self._make_room(name)
             self._machines.move_to_end(name)
             return machine
+
+    def new_machine(self, name: str) -> Machine:
+        """A machine that is in no cache; `machine` gives those that are."""
+        return Machine(
+            name,
+            self.versions,
+            System(self.clock, self.ids, self.background, self._stamps, self.publisher),
+            policy=self.settings.policy,
+            settings=self.settings.machine,
+            nodes=self.nodes,
+        )
 
     def _maintain(self, name: str) -> None:
         """What an embedded program does for a shard besides its commits: forget what is old, then collect."""

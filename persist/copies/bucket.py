@@ -102,15 +102,22 @@ def _begins(change: StateDiff) -> bool:
 class Bucket:
     """A copy of a blob store. What it lists is read once; reads of single blobs may raise Unavailable.
 
-    `older`: an older copy of the consensus store that was lost. What its logs hold counts as published.
+    `older`: an older copy of the consensus store that was lost. What its logs hold counts as published. `sizes`: what
+    is there, by its key, for who has listed it already.
     """
 
-    def __init__(self, blob: Blob, build: Build = THIS_BUILD, older: Consensus | None = None) -> None:
+    def __init__(
+        self,
+        blob: Blob,
+        build: Build = THIS_BUILD,
+        older: Consensus | None = None,
+        *,
+        sizes: Mapping[str, int] | None = None,
+    ) -> None:
         self._blob = blob
         self._build = build
         self._older = older
-        with translated():
-            self.sizes: Mapping[str, int] = {stat.key: stat.size for stat in blob.list("")}
+        self.sizes = _listed(blob) if sizes is None else sizes
         self.problems: list[str] = []  # with what is of no shard in particular
         self._names_are_told = False  # the newest catalogue could be read: what it lacks was begun since, or never
 
@@ -190,7 +197,7 @@ class Bucket:
         name, tried = evidence.name, False
         for base, from_rollup in self._bases(evidence, why):
             name = name or base.name
-            versions = [state for state in self._chain(base, evidence, why) if below is None or state.seqno < below]
+            versions = [state for state in self.chain(base, evidence, why) if below is None or state.seqno < below]
             for state in reversed(versions):
                 lacking = self.missing(state)
                 if not lacking:
@@ -236,7 +243,7 @@ class Bucket:
             if change.schemas is not None and evidence.name:
                 yield state_diff.apply(change, blank_state(evidence.name)), False
 
-    def _chain(self, base: State, evidence: Evidence, why: list[str]) -> Iterator[State]:
+    def chain(self, base: State, evidence: Evidence, why: list[str]) -> Iterator[State]:
         """The base, and the versions to which published changes lead from there."""
         state, left = base, VERSIONS_MAX
         yield state
@@ -288,6 +295,11 @@ class Bucket:
                 return self._blob.get(key)
         except BlobNotFound:
             return None
+
+
+def _listed(blob: Blob) -> dict[str, int]:
+    with translated():
+        return {stat.key: stat.size for stat in blob.list("")}
 
 
 def needed_blobs(state: State) -> list[str]:

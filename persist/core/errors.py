@@ -11,6 +11,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         NegativeMultiplicity  a row was taken away more often than it was added, so it cannot be shown as rows
       Unauthorized         no or bad token
       Forbidden            the token does not allow this
+        ReadOnly           a region, or a copy, which only reads: write at home
       Conflict             lost a race; carries the actual value
         UpperMismatch      the shard's upper is not the expected one
         OpaqueMismatch     another holder has fenced this critical reader
@@ -80,6 +81,12 @@ class Unauthorized(PersistError):
 
 class Forbidden(PersistError):
     kind = "forbidden"
+
+
+class ReadOnly(Forbidden):
+    """Details: `home`, URLs of servers at home, as far as they are known."""
+
+    kind = "read_only"
 
 
 class Conflict(PersistError):

@@ -71,6 +71,7 @@ class _Location(Struct):
     ports: list[int]
     id: str = ""
     epoch: int = 0
+    copy: bool = False
 
 
 class HttpTransport:
@@ -79,6 +80,7 @@ class HttpTransport:
     def __init__(
         self, calls: HttpCalls, blob: Blob, policy: Policy, clock: Clock, ids: IdSource, proof: str = ""
     ) -> None:
+        self.shows_copy = False
         self.proof = proof  # of the server's blob store, see `persist.client.identity`
         self._calls = calls
         self.blob = blob

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["location"])
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
 
-    `id` and `epoch` tell this location from others; cuts have them.
+    `id` and `epoch` tell this location from others; cuts have them. `copy`: it shows a copy of it, and only reads.
 
     `ports` are those of the workers of this machine; a client that knows them sends each shard to the same one.
     """
@@ -29,6 +29,7 @@ async def location(request: Request) -> dict[str, Any]:
         "epoch": binding.epoch,
         "blob": {"url": service.location.blob.url, "proof": service.proof},
         "policy": asdict(service.location.settings.policy),
+        "copy": service.location.is_copy,
         "ports": list(service.settings.peers),
         "now_ms": service.location.clock.now_ms(),
     }

@@ -1,0 +1,314 @@
+"""A replica: a location that shows a copy of another one's blob store, as far as it has come, and only reads.
+
+It needs that store alone, and writes nothing to it. Holds are answered and not kept: they are for home to keep. What is
+deleted at home, and then here, ends reads of old versions with Expired.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from blob import Blob, BlobNotFound, BlobNotWritable
+from blob.forwarding import ForwardingBlob
+from blob.interface import Unfinished
+from consensus import Consensus, ConsensusNotWritable, Entry
+from consensus.interface import Wanted
+from consensus.notify import Notifier
+from persist.commit.command_queue import Pending
+from persist.commit.commit_plan import Outcome
+from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key
+from persist.commit.location import Location, LocationSettings
+from persist.commit.machine import Machine, MachineSettings
+from persist.commit.system import Clock, System, SystemClock
+from persist.commit.versions import Versions
+from persist.core import commands as c
+from persist.core.binding import Binding
+from persist.core.errors import InvalidUsage, PersistError, ReadOnly, Unavailable, UnknownShard
+from persist.core.ids import IdSource
+from persist.core.recorded import NOBODY, Caller
+from persist.core.state import State
+from persist.core.transitions.context import SOUND, Verdict
+from persist.core.view import Seen
+from persist.formats.state_frames import Build, decode_binding
+from persist.formats.store_errors import translated, translated_but_missing
+from persist.regions.following import Follower, FollowSettings
+
+EPOCHS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where writes go: the region's name ("": not known), and the URLs of servers there."""
+
+    region: str = ""
+    urls: tuple[str, ...] = ()
+
+    def refusal(self, what: str) -> ReadOnly:
+        """The error of who asks this copy for `what`."""
+        where = f"region {self.region!r}" if self.region else "home"
+        at = f", at {', '.join(self.urls)}" if self.urls else ""
+        return ReadOnly(
+            f"this is a copy that only reads: {what} is for {where}{at}", home=list(self.urls), region=self.region
+        )
+
+
+class ReadOnlyBlob(ForwardingBlob):
+    """A store to which nothing is written, whoever tries."""
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        raise BlobNotWritable(f"{self.url} is a copy that is only read")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        raise BlobNotWritable(f"{self.url} is a copy that is only read")
+
+    def abandon(self, found: Sequence[Unfinished]) -> None:
+        raise BlobNotWritable(f"{self.url} is a copy that is only read")
+
+    def unfinished(self, prefix: str) -> Iterator[Unfinished]:
+        return iter(())
+
+    def check(self) -> None:
+        """Whether it answers, and has a location. No probe is written."""
+        if self.stat(ID_KEY) is None:
+            raise BlobNotFound(f"{self.url} has no location")
+
+    def presign_put(self, key: str, expires_s: int) -> str | None:
+        return None
+
+
+class ReplicaConsensus(Consensus):
+    """Names of shards, and news of them. There are no logs here."""
+
+    def __init__(self, follower: Follower, url: str) -> None:
+        self._follower = follower
+        self._url = url
+        self.notifier = Notifier("persist-replica")
+
+    @property
+    def url(self) -> str:
+        return f"a copy at {self._url}"
+
+    @property
+    def value_bytes_max(self) -> int:
+        return 0
+
+    def head(self, key: str) -> Entry | None:
+        return None
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        raise ConsensusNotWritable(f"{self.url} has no logs")
+
+    def begin(self, key: str, seqno: int, data: bytes) -> bool:
+        raise ConsensusNotWritable(f"{self.url} has no logs")
+
+    def scan(self, key: str, from_seqno: int, limit: int) -> list[Entry]:
+        return []
+
+    def truncate(self, key: str, seqno: int) -> int:
+        raise ConsensusNotWritable(f"{self.url} has no logs")
+
+    def keys(self, prefix: str = "", after: str = "", limit: int = 1000, with_ended: bool = True) -> list[str]:
+        return self._follower.names(prefix, after, limit, with_ended)
+
+    def check(self) -> None:
+        """Nothing is to be made."""
+
+    def close(self) -> None:
+        self.notifier.close()
+
+    def subscribe(self, callback: Callable[[str], None], wanted: Wanted | None = None) -> Callable[[], None] | None:
+        return self.notifier.subscribe(callback, wanted)
+
+
+class ReplicaIdentity(Identity):
+    """That of the copy: the id of the location, and the last epoch that has come."""
+
+    def __init__(self, blob: Blob, consensus: Consensus, ids: IdSource, clock: Clock, build: Build, home: Home) -> None:
+        super().__init__(blob, consensus, ids, clock, build)
+        self._home = home
+        self._read_s = 0.0
+
+    def check(self) -> Binding:
+        """The last epoch that has come. Raises Unavailable: there is none yet."""
+        now_s = self._clock.monotonic()
+        if self._binding is None or now_s - self._read_s >= CONFIRM_EVERY_S:
+            self._binding, self._read_s = self._last(), now_s
+        return self._binding
+
+    def _last(self) -> Binding:
+        binding: Binding | None = None
+        for epoch in range(1, EPOCHS_MAX):
+            try:
+                with translated_but_missing():
+                    binding = decode_binding(self._blob.get(epoch_key(epoch)), self._build)
+            except BlobNotFound:
+                break
+        if binding is None:
+            raise Unavailable(f"{self._blob.url} has no location yet: nothing has come from home")
+        return binding
+
+    def check_writable(self) -> None:
+        raise self._home.refusal("writing")
+
+    def confirm(self) -> None:
+        raise self._home.refusal("deleting")
+
+
+class ReplicaVersions(Versions):
+    """Versions of a copy: it writes none, and raises no level."""
+
+    @property
+    def level(self) -> int:
+        """All that this build can read: nothing is written by it, and how far home is may not have come yet."""
+        return self.build.newest
+
+
+class ReplicaMachine(Machine):
+    """Shows what is accepted. Answers questions and holds; refuses what would change the shard."""
+
+    def __init__(self, name: str, location: Replica) -> None:
+        super().__init__(
+            name,
+            location.versions,
+            System(location.clock, location.ids, location.background, None, None),
+            policy=location.settings.policy,
+            settings=MachineSettings(small_merges=False),
+            nodes=location.nodes,
+        )
+        self._follower = location.follower
+        self._home = location.home
+
+    def refresh(self) -> State:
+        asked_s = self._clock.monotonic()
+        state = self._follower.state(self.name)
+        if state is None:
+            raise UnknownShard(f"there is no shard {self.name!r} here, as far as home has published; write it at home")
+        self._leases.saw(state, asked_s, self._clock.monotonic())
+        return self.publish(state)
+
+    def check_seen(self, state: State, seen: Seen | None) -> None:
+        """Raises Unavailable: the caller has read a later version, of home or of another server of the region."""
+        if seen is not None and state.seqno < seen.seqno and (now := self.refresh()).seqno < seen.seqno:
+            raise Unavailable(
+                f"shard {self.name!r} is at v{now.seqno} here, and the caller has read v{seen.seqno}: wait, or ask home"
+            )
+
+    def create(self, state: State, follows: str | None = None) -> State:
+        raise self._home.refusal("creating a shard")
+
+    def apply(self, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        state = self.refresh()
+        if command.shard not in (None, state.shard_id):
+            raise UnknownShard(f"shard {self.name!r} was dropped, and its name has another life")
+        if (held := self._held(command, state)) is not None:
+            return held
+        pending = Pending(command, lambda outcome: None, lambda: None, SOUND, caller)
+        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
+        [outcome] = commit.outcomes
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if commit.diff is None:
+            return outcome
+        if isinstance(command, c.ResolveTime):  # home would seal it now
+            return c.TimeToCome(min(command.at_ms - 1, max(state.walltime_ms, self._follower.published_ms)))
+        raise self._home.refusal(f"changing shard {self.name!r}")
+
+    def submit(
+        self,
+        command: c.Command,
+        run: Callable[[Callable[[], None]], object],
+        answered: Callable[[Outcome], None],
+        verdict: Verdict | None = None,
+        caller: Caller = NOBODY,
+    ) -> None:
+        def work() -> None:
+            try:
+                outcome: Outcome = self.apply(command, caller)
+            except PersistError as error:
+                outcome = error
+            except Exception as error:  # a bug: the asker is not left waiting
+                answered(error)
+                raise
+            answered(outcome)
+
+        run(work)
+
+    def verdict(self, command: c.Command) -> Verdict:
+        return SOUND
+
+    def _held(self, command: c.Command, state: State) -> c.Result | None:
+        """The answer to who takes, keeps, moves or gives back a hold. Nothing is kept of it. None: it is no hold."""
+        if isinstance(command, (c.HeartbeatReader, c.ExpireReader)):
+            return c.Done()
+        if isinstance(command, (c.MoveHold, c.DowngradeSince)):
+            return c.SinceDowngraded(command.since, state.since)
+        if isinstance(command, (c.RegisterReader, c.HoldPoint)):
+            pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
+            commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
+            [outcome] = commit.outcomes
+            if isinstance(outcome, BaseException):
+                raise outcome
+            assert isinstance(outcome, c.ReaderRegistered)
+            return c.ReaderRegistered(outcome.since, state.upper, state.seqno)
+        return None
+
+
+class Replica(Location):
+    """A copy as a location. `watch` has news looked for in the background; else only who asks looks for them."""
+
+    is_copy = True
+
+    def __init__(
+        self,
+        blob: Blob,
+        home: Home,
+        *,
+        follow: FollowSettings | None = None,
+        settings: LocationSettings | None = None,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        shown = ReadOnlyBlob(blob)
+        given = replace(settings or LocationSettings(), collects=False, compares_clock=False, publish=None)
+        system = clock or SystemClock()
+        self.home = home
+        self.follower = Follower(shown, system, follow, given.build)
+        names = ReplicaConsensus(self.follower, blob.url)
+        super().__init__(shown, names, settings=given, clock=system, ids=ids)
+        self.follower.on_moved = lambda name: names.notifier.publish((name,))
+        self.identity = ReplicaIdentity(self.blob, self.consensus, self.ids, self.clock, given.build, home)
+        self.versions = ReplicaVersions(self.blob, self.consensus, self.ids, given.build, self.identity)
+        self.poll_s = self.follower.settings.poll_s
+        self._ends = threading.Event()
+        self._watching: threading.Thread | None = None
+
+    def new_machine(self, name: str) -> Machine:
+        return ReplicaMachine(name, self)
+
+    def check(self) -> list[str]:
+        """Whether the store answers and has a location. Raises InvalidUsage, Unavailable."""
+        with translated():
+            if self.blob.stat(ID_KEY) is None:
+                raise InvalidUsage(f"{self.blob.url} has no location: give the store to which home is copied")
+        self.identity.check()
+        return []
+
+    def watch(self) -> None:
+        """Look for news in the background from now on, until the location is closed."""
+        self._watching = threading.Thread(target=self._watch, name="persist-region", daemon=True)
+        self._watching.start()
+
+    def _watch(self) -> None:
+        while not self._ends.wait(self.follower.settings.poll_s):
+            try:
+                self.follower.look()
+            except PersistError:
+                continue  # the follower tells; who reads goes on with what is there
+
+    def close(self) -> None:
+        self._ends.set()
+        if self._watching is not None:
+            self._watching.join()
+        super().close()
