@@ -18,7 +18,7 @@ from persist.formats.store_errors import translated
 from rpc import errors
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
-from rpc.routes import blobs, cuts, erasures, health, history, listen, past, retention, rows, shards, tags
+from rpc.routes import blobs, cuts, erasures, health, history, listen, past, regions, retention, rows, shards, tags
 from rpc.routes import location as locations
 from rpc.routes.parameters import only_known
 from rpc.service import Service
@@ -43,6 +43,8 @@ class _App(FastAPI):
 def _proof(location: Location) -> str:
     """By which clients know the blob store. Empty on a full disk that has no id yet: then they take our door."""
     try:
+        if location.is_copy:
+            return identity.proof(location.blob)
         return identity.ensure(location.blob, location.ids)
     except BlobNotWritable:
         return ""
@@ -76,6 +78,20 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
     app.state.service = service
     app.edge = Edge(super(_App, app).__call__, service)
     errors.install(app)
-    for module in (health, locations, shards, cuts, history, past, tags, retention, erasures, rows, listen, blobs):
+    for module in (
+        health,
+        locations,
+        shards,
+        cuts,
+        history,
+        past,
+        tags,
+        regions,
+        retention,
+        erasures,
+        rows,
+        listen,
+        blobs,
+    ):
         app.include_router(module.router, dependencies=[] if module is health else [Depends(only_known)])
     return app

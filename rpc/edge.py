@@ -28,6 +28,7 @@ from rpc.settings import is_local
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
+LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
 REASON_MAX = 2_000  # characters of an error's sentence in the log
@@ -58,6 +59,8 @@ class Edge:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
+                if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
+                    message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
                 if FULL in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -162,7 +165,7 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
     path = scope["path"]
     if path.startswith("/v1/blobs/"):
         return f"{method.lower()}-blob"
-    if path in ("/v1/location", "/v1/shards", "/v1/cuts", "/v1/truncate", "/v1/shards:delete"):
+    if path in ("/v1/location", "/v1/regions", "/v1/shards", "/v1/cuts", "/v1/truncate", "/v1/shards:delete"):
         return str(path.rpartition("/")[2])
     name = path[1:]
     return name if name in _VERBS_OF_PATHS else "other"

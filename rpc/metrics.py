@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from persist.commit.location import Location
 from persist.core.state import State, held_since
+from persist.regions.replica import Replica
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -86,6 +87,8 @@ class _Server(Collector):
         for name, (text, count) in self._gauges().items():
             yield _gauge(f"persist_{name}", text, count)
         yield from self._stores()
+        if isinstance(self._location, Replica):
+            yield from _region(self._location)
 
     def _stores(self) -> Iterator[Metric]:
         labels = ["store", "verb", "outcome"]
@@ -111,6 +114,8 @@ class _Shards(Collector):
 
     def collect(self) -> Iterator[Metric]:
         seen = [machine for machine in self._location.machines() if self._sees(machine.name)]
+        if isinstance(self._location, Replica):
+            yield from self._copied([machine.name for machine in seen[-self._shards_max :]], self._location)
         kept = [(m.name, s) for m in seen[-self._shards_max :] if (s := m.cached) is not None]
         gauges: dict[str, tuple[str, Callable[[State], float]]] = {
             "upper": ("First time that is not complete (-1: closed)", lambda s: _time(s.upper.element)),
@@ -130,8 +135,36 @@ class _Shards(Collector):
                 family.add_metric([shard], value(state))
             yield family
 
+    def _copied(self, names: list[str], replica: Replica) -> Iterator[Metric]:
+        lag: Any = GaugeMetricFamily(
+            "persist_region_lag_seconds", "For how long a copy may lack what home has", labels=["shard"]
+        )
+        lacking: Any = GaugeMetricFamily(
+            "persist_region_missing_blobs", "Blobs for which newer versions wait, the first 20", labels=["shard"]
+        )
+        version: Any = GaugeMetricFamily("persist_region_accepted_seqno", "The version that is shown", labels=["shard"])
+        for name in names:
+            found = replica.follower.followed(name)
+            if found is not None:
+                lag.add_metric([name], replica.behind_s(name))
+                lacking.add_metric([name], len(found.lacking))
+                version.add_metric([name], found.seqno)
+        return iter((lag, lacking, version))
+
     def _lag_s(self, state: State) -> float:
         return max(0.0, (self._location.clock.now_ms() - state.walltime_ms) / 1000)
+
+
+def _region(replica: Replica) -> Iterator[Metric]:
+    """How far a copy is, of each shard that somebody reads here."""
+    follower = replica.follower
+    age_s = max(0.0, (replica.clock.now_ms() - follower.published_ms) / 1000)
+    yield _gauge("persist_region_published_age_seconds", "Seconds since home said something", age_s)
+    yield _gauge(
+        "persist_region_link_up", "Whether the last look at the copy succeeded", float(follower.failed is None)
+    )
+    yield CounterMetricFamily("persist_region_bad_blobs", "Blobs of publications that could not be read",
+                              value=follower.bad_blobs)  # fmt: skip
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -12,6 +12,7 @@ from persist.commit.publishing import EVERY_S_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
+from persist.regions.opening import check_region
 
 DEFAULT_DIRECTORY = "persist-data"
 DEFAULT_HOST = "127.0.0.1"
@@ -60,6 +61,10 @@ class ServerSettings:
     maintenance: bool = True
     maintenance_token: str | None = field(default=None, repr=False)  # by which maintenance of its own is known
     history: str = DEFAULT_HISTORY  # what new shards keep: `7d`, or by names `7d,eu/=30d,tmp/=none`
+    read_only: bool = False  # a copy of another location's blob store is served, and nothing is written
+    region: str = ""  # the name of the region in which this server is
+    of: str = ""  # the region that is home to what a read-only server shows
+    home: str = ""  # URLs of servers there, with commas: answers to who would write name them
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     presigned_s: int = 3600
     shutdown_s: int = 30
@@ -70,7 +75,8 @@ class ServerSettings:
 
     def check(self) -> None:
         """Raises InvalidUsage naming the setting that is wrong."""
-        if bool(self.blob) != bool(self.consensus):
+        self._check_region()
+        if not self.read_only and bool(self.blob) != bool(self.consensus):
             raise InvalidUsage("give both a blob and a consensus location, or a directory, or none of them")
         if self.directory and self.blob:
             raise InvalidUsage("give either a directory, or a blob and a consensus location, not both")
@@ -99,6 +105,19 @@ class ServerSettings:
                 f"without tokens the server listens on loopback only, not on {self.host}; "
                 "give --tokens FILE (or --insecure, if everybody who reaches it may do everything)"
             )
+
+    def _check_region(self) -> None:
+        for region in filter(None, (self.region, self.of)):
+            check_region(region)
+        if self.read_only and self.consensus:
+            raise InvalidUsage("a read-only server needs the blob store alone: give no consensus location")
+        if not self.read_only and (self.of or self.home):
+            raise InvalidUsage("of and home are for a read-only server: give --read-only")
+
+    @property
+    def home_urls(self) -> tuple[str, ...]:
+        """The servers at home, as far as they are known."""
+        return tuple(url.strip() for url in self.home.split(",") if url.strip())
 
     @property
     def is_loopback(self) -> bool:

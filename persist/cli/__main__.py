@@ -33,6 +33,7 @@ COMMANDS = {
     "clone": ("persist.cli.clone", "make a shard with the contents of another one; no row is copied"),
     "state": ("persist.cli.state", "the State of a shard as a JSON file, and a shard made of one"),
     "recover": ("persist.cli.recover", "begin logs anew from the blob store alone, once the consensus store is lost"),
+    "replicate": ("persist.cli.replicate", "copy the blob store of a location to another region"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),
 }

@@ -34,6 +34,7 @@ from persist.parts import ShardSchema
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
+_COPY_MODULE = "persist.regions.opening"
 LIVES_MAX = 100  # dropped shards of a name that one call is told of
 
 
@@ -47,7 +48,8 @@ class Connection:
     `collect`: whether this process deletes, in the background as it commits, what nobody can need any more, and runs
     policies of rows; not where it commits through a server, which has maintenance of its own. `history`: for how long
     new shards stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin
-    so, `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that.
+    so, `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that. `read_only`: the
+    blob store alone is opened, and read as far as was published there; it may be a copy of home's, in another region.
     """
 
     url: str | None = None
@@ -60,6 +62,7 @@ class Connection:
     location: LocationSettings = field(default_factory=LocationSettings)
     collect: bool = True
     history: str | None = None
+    read_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
@@ -68,6 +71,7 @@ class Connection:
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
         checked("collect", self.collect, bool)
+        checked("read_only", self.read_only, bool)
         checked("history", self.history, str, type(None))
         HistoryDefaults(self.history or DEFAULT_HISTORY)
 
@@ -78,6 +82,8 @@ class Connection:
 
     def transport(self) -> Transport:
         """Open the transport that these settings ask for. Raises InvalidUsage naming what is wrong with them."""
+        if self.read_only:
+            return self._copy()
         if self.url is not None and (self.blob or self.consensus):
             raise InvalidUsage("give either a url, or a blob and a consensus location, not both")
         if self.url is None:
@@ -96,6 +102,15 @@ class Connection:
             module: Any = importlib.import_module(_TRANSPORT_MODULES[scheme])
             return module.open_transport(self)  # type: ignore[no-any-return]
         raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
+
+    def _copy(self) -> Transport:
+        scheme = (self.url or "").partition(":")[0].lower()
+        if scheme in _TRANSPORT_MODULES:
+            raise InvalidUsage("a server says itself whether it only reads: leave read_only out")
+        if self.url is not None and (scheme != "persist" or self.blob):
+            raise InvalidUsage("read_only takes persist:///directory as a url, or a blob location alone")
+        module: Any = importlib.import_module(_COPY_MODULE)
+        return module.open_transport(self)  # type: ignore[no-any-return]
 
     @property
     def _here(self) -> LocationSettings:

@@ -75,6 +75,10 @@ class Location:
 
     is_copy = False
 
+    def behind_s(self, name: str) -> float | None:
+        """For how many seconds what this copy shows of a shard may lack what home has. None: this is home."""
+        return None
+
     def __init__(
         self,
         blob: Blob,
@@ -310,14 +314,20 @@ def open_stores(blob_url: str, consensus_url: str, **options: object) -> Locatio
     return location
 
 
-def directory_urls(url: str) -> tuple[str, str]:
-    """The blob and the consensus URL of the location `persist:///path`. Raises InvalidUsage if it is something else."""
+def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:
+    """The blob and the consensus URL of the location `persist:///path`, which is made if it is missing or empty.
+
+    Raises InvalidUsage: it is something else, or, without `makes`, it is not there.
+    """
     parts = urlsplit(url)
     if parts.scheme != "persist" or parts.netloc or not parts.path.startswith("/") or parts.query or parts.fragment:
         shown = without_secrets(url)
         raise InvalidUsage(f"a directory is named persist:///absolute/path (%3F for ?, %23 for #), not {shown!r}")
     root = Path(unquote(parts.path))
-    _mark(root)
+    if makes:
+        _mark(root)
+    elif not root.is_dir():
+        raise InvalidUsage(f"{root} does not exist")
     path = quote(str(root))
     return f"file://{path}/blob", f"sqlite:///{path}/consensus.db"
 

@@ -295,6 +295,11 @@ class Replica(Location):
         self.identity.check()
         return []
 
+    def behind_s(self, name: str) -> float | None:
+        found = self.follower.followed(name)
+        shown_ms = self.follower.published_ms if found is None else found.shown_ms
+        return max(0.0, (self.clock.now_ms() - shown_ms) / 1000)
+
     def watch(self) -> None:
         """Look for news in the background from now on, until the location is closed."""
         self._watching = threading.Thread(target=self._watch, name="persist-region", daemon=True)

@@ -13,15 +13,19 @@ import threading
 import time
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent, on_signals
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
-from persist.commit.location import LocationSettings
+from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
+from persist.core.errors import InvalidUsage
+from persist.regions.opening import open_replica
+from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
 from rpc.serving import bind, local_url_of, serve, url_of
-from rpc.settings import ServerSettings, from_environment
+from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, from_environment
 
 RESTART_PAUSE_S = 0.5
 CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
@@ -44,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--history", metavar="AGE", help="what new shards keep readable: 7d (default), none, forever, or 7d,tmp/=none"
     )
+    parser.add_argument(
+        "--read-only", action="store_true", default=None, help="serve a copy of another location's blob store (--blob)"
+    )
+    parser.add_argument("--region", metavar="NAME", help="the region in which this server is")
+    parser.add_argument("--of", metavar="NAME", help="with --read-only: the region that is home to the copy")
+    parser.add_argument("--home", metavar="URLS", help="with --read-only: servers there, told to who would write")
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
@@ -83,6 +93,10 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "insecure": arguments.insecure,
         "access_log": arguments.access_log,
         "history": arguments.history,
+        "read_only": arguments.read_only,
+        "region": arguments.region,
+        "of": arguments.of,
+        "home": arguments.home,
         "maintenance": False if arguments.no_maintenance else None,
     }
     found: dict[str, Any] = from_environment()
@@ -96,7 +110,7 @@ def _serve(
 ) -> int:
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
     served = LocationSettings(policy=settings.policy, history=settings.history, metered=True, publish=publish)
-    location = where_of(arguments).open(served)
+    location = _opened(arguments, settings, served)
     children: list[subprocess.Popen[bytes]] = []
 
     def ready() -> None:
@@ -112,6 +126,19 @@ def _serve(
     return 0
 
 
+def _opened(arguments: argparse.Namespace, settings: ServerSettings, served: LocationSettings) -> Location:
+    """What is served: a location, or a copy of one that is looked at for news."""
+    where = where_of(arguments)
+    if not settings.read_only:
+        return where.open(served)
+    if where.blob and where.directory:
+        raise InvalidUsage("give either --dir or --blob, not both")
+    url = where.blob or f"persist://{quote(os.path.abspath(where.directory or DEFAULT_DIRECTORY))}"
+    replica = open_replica(url, Home(settings.of, settings.home_urls), served)
+    replica.watch()
+    return replica
+
+
 def _maintenance(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket
 ) -> list[subprocess.Popen[bytes]]:
@@ -119,7 +146,7 @@ def _maintenance(
 
     It commits through the server. Where that takes TLS it does not know whom to trust, and commits by itself.
     """
-    if not settings.maintenance or importlib.util.find_spec("compactor.supervise") is None:
+    if settings.read_only or not settings.maintenance or importlib.util.find_spec("compactor.supervise") is None:
         return []
     supervise = importlib.import_module("compactor.supervise")
     where = where_of(arguments)
@@ -145,7 +172,7 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
 
     The parent keeps the listening sockets: while a child is away its connections wait.
     """
-    location = where_of(arguments).open(LocationSettings())  # what is wrong with the stores is said once, by us
+    location = _opened(arguments, settings, LocationSettings())  # what is wrong with the stores is said once, by us
     try:
         location.check()
     finally:
@@ -182,6 +209,8 @@ def _spawn(
         if getattr(arguments, name):
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
+    own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home")}
+    own["PERSIST_READ_ONLY"] = str(int(settings.read_only))
     if settings.maintenance_token is not None:
         own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
     return subprocess.Popen(command, pass_fds=(listener.fileno(),), env={**_environment(arguments), **own})

@@ -201,7 +201,9 @@ def open_transport(connection: Connection) -> HttpTransport:
     except BaseException:
         calls.close()
         raise
-    return HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
+    made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
+    made.shows_copy = location.copy
+    return made
 
 
 def _with_workers(
