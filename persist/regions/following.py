@@ -50,7 +50,8 @@ MINUTE_MS = 60_000
 class FollowSettings:
     """`poll_s`: how often new publications are looked for, and `names_s` how often names are.
 
-    `retry_s`: so long after its rollups were listed they are listed again where published entries do not lead on.
+    `retry_s`: so long after its rollups were listed they are listed again where published entries do not lead on, and
+    no later ones have come.
     `recheck_s`: the same where nothing was heard: publications may have come and gone while nobody looked.
     """
 
@@ -69,7 +70,8 @@ class _Shard:
     evidence: Evidence
     state: State | None = None
     taken: set[str] = field(default_factory=set)  # journals that were read for it
-    listed_s: float | None = None  # when its rollups were last looked for
+    listed_s: float | None = None  # when its rollups were last looked for, and while this was known
+    listed_for: SeqNo = SeqNo(0)
     lacking: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -328,14 +330,14 @@ class Follower:
         if shard.state is None:
             return waited_s >= self.settings.poll_s
         if shard.evidence.known > shard.state.seqno:
-            return waited_s >= self.settings.retry_s
+            return shard.evidence.known > shard.listed_for or waited_s >= self.settings.retry_s
         return waited_s >= self.settings.recheck_s
 
     def _jump(self, shard: _Shard) -> None:
         """Go on from the rollups that are there: the entries that led to them may never come."""
         family = family_of(shard_id_of(shard.name))
         sizes = Sizes(self._blob, family)
-        shard.listed_s = self._clock.monotonic()
+        shard.listed_s, shard.listed_for = self._clock.monotonic(), shard.evidence.known
         seen = shard.state.seqno if shard.state is not None else 0
         found = {key: rollup_seqno(key) for key in sizes if is_rollup_key(key) and belongs_to(key, shard_of(key))}
         shard.evidence.rollups = {key: seqno for key, seqno in found.items() if seqno > seen}

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from blob import Blob, BlobNotFound, BlobNotWritable
+from blob import Blob, BlobNotFound
 from blob.forwarding import ForwardingBlob
 from blob.interface import Unfinished
 from consensus import Consensus, ConsensusNotWritable, Entry
@@ -57,14 +57,18 @@ class Home:
 class ReadOnlyBlob(ForwardingBlob):
     """A store to which nothing is written, whoever tries."""
 
+    def __init__(self, inner: Blob, home: Home) -> None:
+        super().__init__(inner)
+        self._home = home
+
     def put(self, key: str, data: bytes | memoryview) -> None:
-        raise BlobNotWritable(f"{self.url} is a copy that is only read")
+        raise self._home.refusal("writing a blob")
 
     def delete(self, keys: Sequence[str]) -> None:
-        raise BlobNotWritable(f"{self.url} is a copy that is only read")
+        raise self._home.refusal("deleting blobs")
 
     def abandon(self, found: Sequence[Unfinished]) -> None:
-        raise BlobNotWritable(f"{self.url} is a copy that is only read")
+        raise self._home.refusal("deleting blobs")
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         return iter(())
@@ -202,18 +206,19 @@ class ReplicaMachine(Machine):
         state = self.refresh()
         if command.shard not in (None, state.shard_id):
             raise UnknownShard(f"shard {self.name!r} was dropped, and its name has another life")
+        if command.scope != c.READ:
+            raise self._home.refusal(f"changing shard {self.name!r}")
         if (held := self._held(command, state)) is not None:
             return held
-        pending = Pending(command, lambda outcome: None, lambda: None, SOUND, caller)
-        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
-        [outcome] = commit.outcomes
+        outcome, changes = self._stepped(command, state)
+        if isinstance(command, c.ResolveTime) and (changes or isinstance(outcome, Unavailable)):
+            # Home would seal it now.
+            return c.TimeToCome(min(command.at_ms - 1, max(state.walltime_ms, self._follower.published_ms)))
         if isinstance(outcome, BaseException):
             raise outcome
-        if commit.diff is None:
-            return outcome
-        if isinstance(command, c.ResolveTime):  # home would seal it now
-            return c.TimeToCome(min(command.at_ms - 1, max(state.walltime_ms, self._follower.published_ms)))
-        raise self._home.refusal(f"changing shard {self.name!r}")
+        if changes:
+            raise self._home.refusal(f"changing shard {self.name!r}")
+        return outcome
 
     def submit(
         self,
@@ -245,14 +250,19 @@ class ReplicaMachine(Machine):
         if isinstance(command, (c.MoveHold, c.DowngradeSince)):
             return c.SinceDowngraded(command.since, state.since)
         if isinstance(command, (c.RegisterReader, c.HoldPoint)):
-            pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
-            commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
-            [outcome] = commit.outcomes
+            outcome, _ = self._stepped(command, state)
             if isinstance(outcome, BaseException):
                 raise outcome
             assert isinstance(outcome, c.ReaderRegistered)
             return c.ReaderRegistered(outcome.since, state.upper, state.seqno)
         return None
+
+    def _stepped(self, command: c.Command, state: State) -> tuple[Outcome, bool]:
+        """What came of the command, and whether it would change the shard. Nothing is committed."""
+        pending = Pending(command, lambda outcome: None, lambda: None, SOUND, NOBODY)
+        commit, _ = self._planned(state, [command], [pending], self._system.ids.uuid7(), 0)
+        [outcome] = commit.outcomes
+        return outcome, commit.diff is not None
 
 
 class Replica(Location):
@@ -270,7 +280,7 @@ class Replica(Location):
         clock: Clock | None = None,
         ids: IdSource | None = None,
     ) -> None:
-        shown = ReadOnlyBlob(blob)
+        shown = ReadOnlyBlob(blob, home)
         given = replace(settings or LocationSettings(), collects=False, compares_clock=False, publish=None)
         system = clock or SystemClock()
         self.home = home

@@ -144,12 +144,12 @@ class Replicator:
         return {key for key in keys if belongs_to(key, shard_of(key))}
 
     def _bring(self, fixed: set[str], own: set[str], told: set[str]) -> tuple[int, int]:
-        """Copy what is lacking, stage by stage; how many blobs, of how many bytes."""
+        """Copy what is lacking, stage by stage; how many blobs, of how many bytes. The id is first."""
         assert self._there is not None
         rollups = {key for key in own if is_rollup_key(key)}
         bundles = {key for key in own if is_bundle_key(key)}
         parts = {key for key in own if is_part_key(key)} - bundles
-        stages = (fixed, parts, own - parts - bundles - rollups, bundles, rollups, told)
+        stages = ({ID_KEY}, fixed, parts, own - parts - bundles - rollups, bundles, rollups, told)
         copied = size = 0
         with ThreadPoolExecutor(self.settings.at_once, thread_name_prefix="persist-replicate") as pool:
             for stage in stages:

@@ -1,0 +1,378 @@
+"""A region reads what home has published, from a copy of its blob store alone, and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, suppress
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from blob import Blob, BlobUnavailable
+from blob.forwarding import ForwardingBlob
+from blob.memory import MemoryBlob
+from persist import AttributeUpdate, named_key
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import HandleSettings, Shard
+from persist.client.snapshot import ReadSettings
+from persist.client.write import WriteSettings
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
+from persist.core.errors import (
+    Conflict,
+    Corruption,
+    Expired,
+    InvalidUsage,
+    PersistError,
+    ReadOnly,
+    Unavailable,
+    UnknownShard,
+)
+from persist.core.state import Policy
+from persist.core.view import Seen
+from persist.regions.following import FollowSettings
+from persist.regions.replica import Home, Replica
+from persist.regions.replicating import ReplicateSettings, Replicator
+from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.regions import Regions
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+SMALL = Policy(
+    inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=2, rollup_every=4, outcomes_flush_at=4,
+    entries_flush_at=8, attributes_flush_at=8, marks_flush_at=8,
+)  # fmt: skip
+HOME = Home("eu", ("http://eu:8787",))
+AT_ONCE = HandleSettings(write=WriteSettings(retry_s=0.0), read=ReadSettings(retry_s=0.0))
+
+
+class Counting(ForwardingBlob):
+    """Counts requests; fails from one put on."""
+
+    def __init__(self, inner: Blob, fails_at: int | None = None) -> None:
+        super().__init__(inner)
+        self.puts = self.lists = self.gets = 0
+        self.fails_at = fails_at
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        if self.fails_at is not None and self.puts >= self.fails_at:
+            raise BlobUnavailable("killed")
+        super().put(key, data)
+        self.puts += 1
+
+    def get(self, key: str) -> bytes:
+        self.gets += 1
+        return super().get(key)
+
+    def list(self, prefix: str) -> Any:
+        self.lists += 1
+        return super().list(prefix)
+
+
+class Place:
+    """Home with the shard `orders`, a copy of its blob store, and a region that reads it."""
+
+    def __init__(self) -> None:
+        self.world = World(policy=SMALL)
+        self.machine: Machine = self.world.machine()
+        self.copy = Counting(MemoryBlob("copy", now_ms=lambda: self.world.true_ms))
+        settings = ReplicateSettings(at_once=1, keep_s=300.0)
+        self.replicator = Replicator(self.world.blob, self.copy, self.machine.location.clock, settings)
+        self.shard = self.machine.client.create_shard("orders", SCHEMA, ["id"], history="forever")
+        for number in range(5):
+            self.insert(number)
+        self.replicate()
+        self.region = self.server()
+
+    def insert(self, number: int) -> None:
+        self.shard.insert([{"id": number, "v": f"row {number}"}])
+        self.world.pass_ms(1_500)
+
+    def publish(self) -> None:
+        """Maintenance at home has published everything."""
+        location = self.world.machine().location
+        published = Published(location, PublishSettings(), at_once=True)
+        names = {name: location.machine(name).refresh() for name in location.all_names(with_dropped=True)}
+        for name, state in names.items():
+            published.look(name, state)
+        published.round({name: state.is_closed for name, state in names.items()})
+        published.close()
+
+    def replicate(self) -> None:
+        self.publish()
+        self.replicator.round(whole=True)
+
+    def server(self) -> Replica:
+        return Replica(self.copy, HOME, follow=FollowSettings(poll_s=0.001), clock=self.machine.location.clock)
+
+    @property
+    def there(self) -> Shard:
+        return self.client.shard("orders")
+
+    @property
+    def client(self) -> Client:
+        return Client(EmbeddedTransport(self.region), AT_ONCE)
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def rows(shard: Shard, as_of: Any = None) -> list[Any]:
+    return sorted(map(repr, shard.snapshot(as_of, wait_s=0.0).to_arrow().to_pylist()))
+
+
+def test_the_same_time_shows_the_same_rows_here_and_there(place: Place) -> None:
+    for _ in range(3):
+        place.insert(100 + place.world.machines)
+        place.replicate()
+        place.world.pass_ms(1_000)
+        since, upper = place.shard.since().element, place.shard.upper().element
+        assert (place.there.since(), place.there.upper()) == (place.shard.since(), place.shard.upper())
+        for as_of in range(since or 0, upper or 0):
+            assert rows(place.there, as_of) == rows(place.shard, as_of)
+        splits = place.there.snapshot(num_splits=4).splits
+        assert sum(t.num_rows for split in splits for t in split.read(EmbeddedTransport(place.region))) == len(
+            rows(place.shard)
+        )
+
+
+def test_all_that_can_be_asked_of_a_shard_is_answered_alike(place: Place) -> None:
+    place.shard.tag("first", 2)
+    for number in range(12):
+        place.shard.attributes.update([AttributeUpdate.replace(named_key(f"job {number}"), number)])
+    place.shard.configure(history="30d")
+    when = datetime.fromtimestamp(place.world.true_ms / 1000 - 3, UTC)
+    assert place.shard.time_at(when)  # home has sealed it
+    place.replicate()
+    place.world.pass_ms(1_000)
+    there, home = place.there, place.shard
+    assert there.tags() == home.tags()
+    assert there.settings == home.settings
+    assert [entry.seqno for entry in there.history()] == [entry.seqno for entry in home.history()]
+    assert there.attributes.get(named_key("job 3")) == home.attributes.get(named_key("job 3")) == 3
+    assert there.time_at(when) == home.time_at(when)
+    assert rows(there, when) == rows(home, when)
+    assert there.timestamp_of(2) == home.timestamp_of(2)
+    assert there.changes(1, 4).to_arrow().num_rows == home.changes(1, 4).to_arrow().num_rows
+    assert place.client.shards() == ["orders"]
+    with closing(there.listen(1, until=5)) as events:
+        seen = [row["id"] for event in events for row in event.updates.to_pylist()]
+    assert seen == [2, 3, 4]
+
+
+def test_a_listener_goes_on_as_news_come(place: Place) -> None:
+    with closing(place.there.listen(4)) as listen:
+        events = iter(listen)
+        for number in range(5, 8):
+            place.insert(number)
+            place.replicate()
+            place.world.pass_ms(1_000)
+            event = next(event for event in events if event.updates.num_rows)
+            assert event.updates.column("id").to_pylist() == [number]
+
+
+WRITES: dict[str, Callable[[Place], object]] = {
+    "create": lambda p: p.client.create_shard("new", SCHEMA, ["id"]),
+    "create again": lambda p: p.client.create_shard("orders", SCHEMA, ["id"]),
+    "clone": lambda p: p.client.clone("orders", "copy"),
+    "insert": lambda p: p.there.insert([{"id": 1, "v": "x"}]),
+    "insert large": lambda p: p.there.insert(pa.table({"id": range(50_000), "v": [str(n) for n in range(50_000)]})),
+    "append": lambda p: p.there.append([{"id": 1, "v": "x", "__time": 5}], 5, 6),
+    "compare_and_append": lambda p: p.there.compare_and_append([{"id": 1, "v": "x", "__time": 5}], 5, 6),
+    "advance_upper": lambda p: p.there.advance_upper(9),
+    "evolve_schema": lambda p: p.there.evolve_schema(pa.schema([*SCHEMA, ("w", pa.int64())])),
+    "configure": lambda p: p.there.configure(history="1d"),
+    "forget": lambda p: p.there.forget(2),
+    "tag": lambda p: p.there.tag("x", 2),
+    "untag": lambda p: p.there.untag("first"),
+    "truncate": lambda p: p.there.truncate(2),
+    "restore": lambda p: p.there.restore(2),
+    "attributes": lambda p: p.there.attributes.update([AttributeUpdate.replace(named_key("job"), 1)]),
+    "critical_reader": lambda p: p.there.critical_reader("x"),
+    "downgrade_since": lambda p: p.there.downgrade_since(2),
+    "drop": lambda p: p.there.drop(),
+    "drop by force": lambda p: p.there.drop(force=True),
+}
+
+
+@pytest.mark.parametrize("verb", WRITES)
+def test_a_write_is_refused_with_the_address_of_home(place: Place, verb: str) -> None:
+    before = sorted(stat.key for stat in place.copy.list(""))
+    puts = place.copy.puts
+    with pytest.raises(ReadOnly) as told:
+        WRITES[verb](place)
+    assert "region 'eu', at http://eu:8787" in told.value.message
+    assert told.value.details["home"] == ["http://eu:8787"]
+    assert (sorted(stat.key for stat in place.copy.list("")), place.copy.puts) == (before, puts)
+
+
+def test_reading_writes_nothing_at_all(place: Place) -> None:
+    puts = place.copy.puts
+    rows(place.there)
+    with closing(place.there.listen(0, until=4)) as events:
+        list(events)
+    with suppress(Unavailable):
+        place.there.time_at(datetime.fromtimestamp(place.world.true_ms / 1000 + 5, UTC))
+    place.region.check()
+    assert place.copy.puts == puts
+
+
+def test_a_time_that_is_not_here_yet_is_waited_for_or_refused(place: Place) -> None:
+    with pytest.raises(Unavailable, match="is complete before"):
+        rows(place.there, 5)
+    with pytest.raises(Unavailable, match="is not over yet"):
+        rows(place.there, datetime.fromtimestamp(place.world.true_ms / 1000 + 2, UTC))
+    with pytest.raises(UnknownShard, match="as far as home has published"):
+        place.client.shard("nothing")
+    place.insert(5)
+    place.replicate()
+    assert rows(place.there, 5) == rows(place.shard, 5)
+
+
+def test_blobs_that_go_under_a_reader_are_expired_and_never_missing_rows(place: Place) -> None:
+    snapshot = place.there.snapshot()
+    parts = [stat.key for stat in place.copy.list("s") if stat.key.endswith((".parquet", ".bundle"))]
+    place.copy.delete(parts)
+    with pytest.raises(Expired, match="not in this copy any more"):
+        snapshot.to_arrow()
+
+
+def test_who_has_read_a_later_version_is_not_shown_an_earlier_one(place: Place) -> None:
+    """A client is sent to another server of the region, which has not looked yet."""
+    behind = place.server()
+    rows(Client(EmbeddedTransport(behind), AT_ONCE).shard("orders"))
+    place.insert(5)
+    place.replicate()
+    place.world.pass_ms(1_000)
+    newest = place.region.machine("orders").refresh()
+    behind.follower.look = lambda *, now=False: None  # type: ignore[method-assign]
+    with pytest.raises(Unavailable, match="the caller has read"):
+        behind.machine("orders").check_seen(behind.machine("orders").refresh(), Seen(newest.seqno, newest.commit_id))
+
+
+def test_how_far_behind_a_copy_is(place: Place) -> None:
+    rows(place.there)
+    place.world.pass_ms(61_000)
+    place.replicate()
+    place.world.pass_ms(2_000)
+    assert place.region.follower.look(now=True) is None
+    assert 0 < (place.region.behind_s("orders") or 0) <= 65
+    place.world.pass_ms(HOUR_MS)
+    assert (place.region.behind_s("orders") or 0) > 3_600
+    assert place.machine.location.behind_s("orders") is None
+
+
+def test_a_region_at_rest_asks_little(place: Place) -> None:
+    rows(place.there)
+    before = place.copy.gets, place.copy.lists
+    clock = place.machine.location.clock
+    region = Replica(place.copy, HOME, clock=clock)
+    Client(EmbeddedTransport(region)).shards()
+    before = place.copy.gets + place.copy.lists
+    for _ in range(60):
+        place.world.pass_ms(1_000)
+        region.follower.look()
+    assert place.copy.gets + place.copy.lists - before <= 60 + 8
+
+
+# --- replication
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_has_arrived_can_be_read_wherever_replication_is_killed(seed: int) -> None:
+    pick = Random(seed)
+    regions = Regions(pick)
+    regions.create("a")
+    regions.create("b")
+    for _ in range(25):
+        name = pick.choice("ab")
+        for act in pick.sample([regions.write, regions.write_bundles, regions.home.merge, regions.home.collect], 2):
+            act(name)
+        regions.publish()
+        target = Counting(regions.copy, pick.choice((None, 1, 2, 5, 9)))
+        settings = ReplicateSettings(at_once=1, keep_s=pick.choice((0.0, 30.0)))
+        with suppress(PersistError):
+            Replicator(regions.home.blob, target, regions.home.clock, settings).round(whole=True)
+        regions.copier.came |= {stat.key for stat in regions.copy.list("")}
+        regions.home.clock.advance_ms(2_000)
+        for one in "ab":
+            regions.check(one)
+    assert regions.read
+
+
+def test_nothing_is_sent_twice_and_what_home_deletes_goes_later(place: Place) -> None:
+    puts = place.copy.puts
+    assert place.replicator.round(whole=True).copied == 0
+    assert place.copy.puts == puts
+    gone = next(stat.key for stat in place.world.blob.list("pub/") if stat.key.endswith(".journal"))
+    place.world.blob.delete([gone])
+    assert place.replicator.round(whole=True).waiting == 1
+    place.world.pass_ms(299_000)
+    assert place.replicator.round(whole=True).deleted == 0
+    place.world.pass_ms(2_000)
+    assert place.replicator.round(whole=True).deleted == 1
+    assert place.copy.stat(gone) is None
+
+
+def test_a_round_between_looks_at_shards_that_have_moved_only(place: Place) -> None:
+    place.machine.client.create_shard("idle", SCHEMA, ["id"]).insert([{"id": 1, "v": "x"}])
+    place.replicate()
+    place.insert(6)
+    place.publish()
+    done = place.replicator.round()
+    assert done.copied > 0
+    region = place.server()
+    assert rows(Client(EmbeddedTransport(region)).shard("orders")) == rows(place.shard)
+
+
+def test_a_copy_that_went_on_by_itself_is_left_alone(place: Place) -> None:
+    place.copy.put("epoch/2", b"promoted")
+    with pytest.raises(Conflict, match="has gone on by itself"):
+        place.replicator.round()
+
+
+def test_stores_that_do_not_belong_together_are_refused(place: Place) -> None:
+    clock = place.machine.location.clock
+    with pytest.raises(InvalidUsage, match="has no location"):
+        Replicator(MemoryBlob("mem:x"), place.copy, clock).round()
+    full = MemoryBlob("mem:y")
+    full.put("x", b"1")
+    with pytest.raises(InvalidUsage, match="not empty"):
+        Replicator(place.world.blob, full, clock).round()
+    other = MemoryBlob("mem:z")
+    other.put("location-id", b"f" * 32)
+    with pytest.raises(InvalidUsage, match="is of another location"):
+        Replicator(place.world.blob, other, clock).round()
+    assert [stat.key for stat in full.list("")] == ["x"]
+
+
+def test_a_blob_that_differs_in_the_copy_is_told(place: Place) -> None:
+    place.insert(9)
+    place.publish()
+    fresh = sorted({stat.key for stat in place.world.blob.list("s")} - {stat.key for stat in place.copy.list("")})
+    place.copy.put(fresh[0], b"something else")
+    replicator = Replicator(place.world.blob, place.copy, place.machine.location.clock, ReplicateSettings(at_once=1))
+    replicator.round(whole=True)  # it is there: only who reads it compares it
+    with suppress(Corruption):
+        assert rows(place.there)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every_s": 0.0}, {"whole_s": -1.0}, {"keep_s": float("nan")}, {"rate": 5}, {"at_once": 0}, {"at_once": 65}],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidUsage):
+        ReplicateSettings(**wrong).check()
+
+
+def test_time_is_not_asked(place: Place) -> None:
+    """The region's own wall clock decides nothing: it may be years off."""
+    before = rows(place.there)
+    place.region.clock.off_ms = -10 * 365 * 86_400_000  # type: ignore[attr-defined]
+    assert rows(place.there) == before
