@@ -36,6 +36,12 @@ def open_blob(url: str) -> Blob:
     return CachedBlob(store, cache_bytes) if cache_bytes else store
 
 
+def is_there(url: str) -> bool:
+    """Whether there may be something: False for a directory that `open_blob` would make. Contacts no service."""
+    url, _ = _cache_of(url)
+    return url.partition(":")[0].lower() != "file" or _file_root(url).is_dir()
+
+
 def _cache_of(url: str) -> tuple[str, int]:
     """The URL without the option `cache_mb`, and the bytes that it asks for."""
     base, _, query = url.partition("?")

@@ -6,10 +6,12 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
+from blob.location import is_there
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
 from persist.core.errors import InvalidUsage
+from persist.formats.store_errors import translated
 
 DEFAULT_DIRECTORY = "persist-data"
 
@@ -39,14 +41,13 @@ class Where:
 def check_there(url: str) -> None:
     """Raises InvalidUsage where the URL is of a directory, or of a SQLite file, that is not there: opening makes it."""
     scheme, _, rest = url.partition(":")
-    if scheme.lower() == "file" and rest.startswith("/"):
-        path = Path(unquote(urlsplit(url).path))
-    elif scheme.lower() == "sqlite" and rest.startswith("///"):
-        path = Path(unquote(rest.removeprefix("///").partition("?")[0]))
+    if scheme.lower() == "sqlite":
+        there = not rest.startswith("///") or Path(unquote(rest.removeprefix("///").partition("?")[0])).exists()
     else:
-        return
-    if not path.exists():
-        raise InvalidUsage(f"{url} does not exist: {path} is not there")
+        with translated():
+            there = is_there(url)
+    if not there:
+        raise InvalidUsage(f"{url} does not exist")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ class _Shard:
     state: State | None = None
     taken: set[str] = field(default_factory=set)  # journals that were read for it
     listed_s: float | None = None  # when its rollups were last looked for, and while this was known
-    listed_for: SeqNo = SeqNo(0)
+    listed_for: int = 0
     lacking: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)

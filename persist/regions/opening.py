@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from blob import open_blob
+from blob.location import is_there
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import LocationSettings, directory_urls
 from persist.core.errors import InvalidUsage
@@ -36,6 +37,8 @@ def open_replica(
     if url.startswith("persist:"):
         url = directory_urls(url, makes=False)[0]
     with translated():
+        if not is_there(url):
+            raise InvalidUsage(f"{url} does not exist")
         blob = open_blob(url)
     replica = Replica(blob, home or Home(), follow=follow, settings=settings)
     try:

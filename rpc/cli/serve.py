@@ -110,7 +110,11 @@ def _serve(
 ) -> int:
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
     served = LocationSettings(policy=settings.policy, history=settings.history, metered=True, publish=publish)
-    location = _opened(arguments, settings, served)
+    try:
+        location = _opened(arguments, settings, served)
+    except BaseException:
+        listener.close()
+        raise
     children: list[subprocess.Popen[bytes]] = []
 
     def ready() -> None:

@@ -1,0 +1,220 @@
+"""Two regions as processes: a home, `persist replicate`, and a server that only reads; nothing else connects them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from persist.client.shard import Shard
+from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from tests.support.server import Server
+from tests.support.waiting import WAIT_S, wait_until
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+def large(number: int) -> pa.Table:
+    """Rows that a State does not hold inline."""
+    ids = range(number * 20_000, (number + 1) * 20_000)
+    return pa.table({"id": ids, "v": [f"{n * 7919 % 100_003}" for n in ids]})
+
+
+class Two:
+    """Home, and a region to which its blob store is copied."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.data, self.copied = root / "home", f"file://{root}/copy"
+        self.home = Server(self.data, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
+        with persist.connect(self.home.url) as client:
+            shard = client.create_shard("orders", SCHEMA, ["id"])
+            shard.insert(large(0))
+        self.replicating = self.replicate()
+        wait_until(lambda: (root / "copy" / "location-id").exists(), "the copy begins")
+        wait_until(lambda: list((root / "copy").glob("cat/*")) != [], "the names have come")
+        self.region = self.server()
+
+    def replicate(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "persist.cli", "replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
+        stores = ["--from", f"file://{self.data}/blob", "--to", self.copied]
+        return subprocess.Popen([*command, *stores], stdout=subprocess.DEVNULL)
+
+    def server(self) -> Server:
+        where = ("--blob", self.copied, "--region", "us", "--of", "eu", "--home", self.home.url)
+        return Server(self.root, "--read-only", *where)
+
+    def close(self) -> None:
+        self.replicating.terminate()
+        self.replicating.wait(WAIT_S)
+        for server in (self.home, self.region):
+            if server.process.poll() is None:
+                server.stop()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+def arrived(there: Shard, upper: int) -> None:
+    wait_until(lambda: (there.upper().element or 0) >= upper, f"{upper} has come")
+
+
+def digest(shard: Shard, as_of: int) -> tuple[int, int]:
+    table = shard.snapshot(as_of).to_arrow()
+    return table.num_rows, sum(map(hash, zip(*(table.column(n).to_pylist() for n in ("id", "v")), strict=True)))
+
+
+def get(url: str) -> tuple[dict[str, Any], dict[str, str]]:
+    with urllib.request.urlopen(url) as answer:
+        return json.load(answer), dict(answer.headers)
+
+
+def test_a_region_follows_home_and_shows_the_same(two: Two) -> None:
+    with persist.connect(two.home.url) as home, persist.connect(two.region.url) as region:
+        shard = home.shard("orders")
+        wait_until(lambda: region.shards() == ["orders"], "the name has come")
+        there = region.shard("orders")
+        with closing(there.listen(0)) as listen:
+            events = iter(listen)
+            for number in range(1, 5):
+                shard.insert(large(number))
+                shard.insert([{"id": -number, "v": "inline"}])
+                seen = next(event for event in events if event.updates.num_rows)
+                assert seen.updates.num_rows in (1, 20_000, 20_001)
+        arrived(there, 9)
+        for as_of in range(9):
+            assert digest(there, as_of) == digest(shard, as_of)
+        told, headers = get(f"{two.region.url}/v1/shards/orders")
+        assert told["upper"] == [9]
+        assert float(headers["persist-lag-seconds"]) < 3_600
+        told, _ = get(f"{two.region.url}/v1/regions")
+        assert (told["region"], told["role"], told["of"], told["home"]) == ("us", "copy", "eu", [two.home.url])
+        assert [one["shard"] for one in told["shards"]] == ["orders"]
+        told, headers = get(f"{two.home.url}/v1/shards/orders")
+        assert "persist-lag-seconds" not in headers
+        told, _ = get(f"{two.home.url}/v1/regions")
+        assert told["role"] == "home"
+        with urllib.request.urlopen(f"{two.region.url}/metrics") as answer:
+            metrics = answer.read().decode()
+        assert 'persist_region_lag_seconds{shard="orders"}' in metrics
+        assert "persist_region_link_up 1.0" in metrics
+        with urllib.request.urlopen(f"{two.region.url}/v1/shards/orders/snapshot?as_of=0&format=csv") as answer:
+            assert len(answer.read().splitlines()) == 20_001
+
+
+def test_a_write_to_a_region_is_refused_with_the_address_of_home(two: Two) -> None:
+    with persist.connect(two.region.url) as region:
+        with pytest.raises(ReadOnly) as told:
+            region.shard("orders").insert([{"id": 1, "v": "x"}])
+        assert told.value.details["home"] == [two.home.url]
+        with pytest.raises(ReadOnly):
+            region.create_shard("new", SCHEMA, ["id"])
+    request = urllib.request.Request(
+        f"{two.region.url}/v1/shards/orders/insert",
+        data=b'{"id": 1, "v": "x"}',
+        headers={"content-type": "application/json"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    body = json.load(refused.value)
+    assert (refused.value.code, body["kind"], body["details"]["home"]) == (403, "read_only", [two.home.url])
+
+
+def test_a_link_that_is_cut_stops_nothing_but_progress(two: Two) -> None:
+    with persist.connect(two.region.url) as region:
+        there = region.shard("orders")
+        before = digest(there, 0)
+        two.replicating.kill()
+        two.replicating.wait(WAIT_S)
+        two.home.kill()
+        assert digest(there, 0) == before
+        with pytest.raises(Unavailable):
+            there.snapshot(1, wait_s=0.0)
+        two.region.stop()
+        two.region = two.server()
+        with persist.connect(two.region.url) as again:
+            assert digest(again.shard("orders"), 0) == before
+        two.home = Server(two.data, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
+        with persist.connect(two.home.url) as home:
+            home.shard("orders").insert(large(1))
+            two.replicating = two.replicate()
+            with persist.connect(two.region.url) as again:
+                arrived(again.shard("orders"), 2)
+                assert digest(again.shard("orders"), 1) == digest(home.shard("orders"), 1)
+
+
+def test_a_program_reads_a_copy_by_itself(two: Two) -> None:
+    with persist.connect(two.region.url) as region:
+        expected = digest(region.shard("orders"), 0)
+    for where in ({"blob": two.copied}, {"url": f"persist://{two.data}"}):
+        with persist.connect(**where, read_only=True) as client:
+            assert digest(client.shard("orders"), 0) == expected
+            with pytest.raises(ReadOnly):
+                client.shard("orders").insert([{"id": 1, "v": "x"}])
+
+
+def test_workers_of_a_read_only_server_read(two: Two) -> None:
+    where = ("--blob", two.copied, "--of", "eu", "--workers", "2")
+    server = Server(two.root, "--read-only", *where)
+    try:
+        with persist.connect(server.url) as client:
+            assert digest(client.shard("orders"), 0)[0] == 20_000
+            with pytest.raises(ReadOnly, match="region 'eu'"):
+                client.shard("orders").insert([{"id": 1, "v": "x"}])
+    finally:
+        server.stop()
+
+
+WRONG = [
+    (["serve", "--read-only", "--blob", "file:///x", "--consensus", "sqlite:////y"], "needs the blob store alone"),
+    (["serve", "--read-only", "--dir", "x", "--blob", "file:///x"], "give either"),
+    (["serve", "--of", "eu"], "of and home are for a read-only server"),
+    (["serve", "--region", "EU"], "is no name of a region"),
+    (["serve", "--read-only", "--of", "e_u", "--blob", "file:///x"], "is no name of a region"),
+    (["serve", "--read-only", "--dir", "nothing"], "does not exist"),
+    (["serve", "--read-only", "--blob", "file:///nothing/there"], "does not exist"),
+    (["replicate", "--from", "file:///nothing/there", "--to", "file:///x"], "does not exist"),
+    (["replicate", "--from", "mem:a", "--to", "mem:b", "--once"], "has no location"),
+    (["replicate", "--from", "mem:a", "--to", "mem:b", "--every", "0"], "every_s is 0.0"),
+    (["replicate", "--from", "mem:a", "--to", "mem:b", "--keep", "nan"], "keep_s is nan"),
+    (["replicate", "--from", "mem:a", "--to", "mem:b", "--rate", "x"], "--rate is 'x'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[" ".join(row[0])[:60] for row in WRONG])
+def test_what_is_wrong_is_told_in_a_sentence(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*arguments, *(["--port", "0"] if arguments[0] == "serve" else [])]) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_with_read_only_is_refused(tmp_path: Path) -> None:
+    for wrong in (
+        {"url": "http://localhost:1"},
+        {"url": f"persist://{tmp_path}/no"},
+        {"blob": "mem:a", "consensus": "mem:b"},
+        {"url": f"persist://{tmp_path}", "blob": "mem:a"},
+        {},
+    ):
+        with pytest.raises(InvalidUsage):
+            persist.connect(**wrong, read_only=True)
