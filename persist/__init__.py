@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from persist.core.commands import Appended
 
     # isort: off
-    from persist.core.errors import AttributeMismatch, Conflict, Corruption, Expired, Forbidden, HistoryLost
+    from persist.core.errors import AttributeMismatch, Conflict, Corruption, Expired, Forbidden, HistoryLost, ReadOnly
     from persist.core.errors import Indeterminate, InvalidUsage, NegativeMultiplicity, NotReadable, OpaqueMismatch
     from persist.core.errors import OutcomeForgotten, Overloaded, PersistError, SchemaMismatch, ShardExists
     from persist.core.errors import TokenReused, Unauthorized, Unavailable, UnknownShard, UpgradeNeeded, UpperMismatch
@@ -55,7 +55,15 @@ __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "S
 __all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
-__all__ += ["Forbidden", "Conflict", "UpperMismatch", "OpaqueMismatch", "AttributeMismatch", "SchemaMismatch"]
+__all__ += [
+    "Forbidden",
+    "ReadOnly",
+    "Conflict",
+    "UpperMismatch",
+    "OpaqueMismatch",
+    "AttributeMismatch",
+    "SchemaMismatch",
+]
 __all__ += ["Expired", "NotReadable", "Overloaded", "Unavailable", "Indeterminate", "UpgradeNeeded", "Corruption"]
 __all__ += ["TokenReused", "OutcomeForgotten", "HistoryLost"]
 __all__ += ["__version__"]

@@ -36,8 +36,8 @@ PUBLIC = """
     ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped ErasureStatus ColumnRun
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
-    Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded Unavailable
-    Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost __version__
+    ReadOnly Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded
+    Unavailable Indeterminate UpgradeNeeded Corruption TokenReused OutcomeForgotten HistoryLost __version__
 """
 NAMES = PUBLIC.split()
 INTERNAL_KINDS = {"inline_budget"}  # never reaches a user
