@@ -103,7 +103,7 @@ class Follower:
         self, blob: Blob, clock: Clock, settings: FollowSettings | None = None, build: Build = THIS_BUILD
     ) -> None:
         self.settings = settings or FollowSettings()
-        self._blob = blob
+        self.blob = blob
         self._clock = clock
         self._build = build
         self._looking = threading.Lock()
@@ -201,7 +201,7 @@ class Follower:
     def _read_journals(self) -> set[str]:
         """Read the journals that have come; the shards of which they tell."""
         with translated():
-            listed = {stat.key for stat in self._blob.list(JOURNALS)}
+            listed = {stat.key for stat in self.blob.list(JOURNALS)}
         beats = [int(key.removeprefix(BEATS)) * MINUTE_MS for key in listed if is_beat_key(key)]
         self.published_ms = max([self.published_ms, *beats])
         journals = {key for key in listed if is_journal_key(key)}
@@ -224,7 +224,7 @@ class Follower:
 
     def _read_names(self) -> None:
         with translated():
-            keys = [stat.key for stat in self._blob.list(CATALOGUES) if is_catalogue_key(stat.key)]
+            keys = [stat.key for stat in self.blob.list(CATALOGUES) if is_catalogue_key(stat.key)]
         for key in sorted(keys, key=catalogue_number, reverse=True):
             found = self._decoded(key, decode_catalogue)
             if found is not None:
@@ -236,7 +236,7 @@ class Follower:
         """None: it is gone, or damaged, and may come sound yet."""
         try:
             with translated_but_missing():
-                return decode(self._blob.get(key))
+                return decode(self.blob.get(key))
         except BlobNotFound:
             return None
         except Corruption as error:
@@ -258,7 +258,7 @@ class Follower:
         with self._lock:
             shard = self._shards.get(name)
             if shard is None:
-                shard = self._shards[name] = _Shard(name, Presence(self._blob), Evidence(name))
+                shard = self._shards[name] = _Shard(name, Presence(self.blob), Evidence(name))
                 if len(self._shards) > SHARDS_MAX:
                     self._shards.popitem(last=False)
             self._shards.move_to_end(name)
@@ -273,7 +273,7 @@ class Follower:
         if before is not None and shard.evidence.changes:
             below = shard.evidence.forked_at()
             why: list[str] = []
-            chain = Bucket(self._blob, self._build, sizes={}).chain(before, shard.evidence, why)
+            chain = Bucket(self.blob, self._build, sizes={}).chain(before, shard.evidence, why)
             versions = deque((s for s in chain if below is None or s.seqno < below), maxlen=VERSIONS_TRIED_MAX)
             self._accept_newest(shard, versions)
             shard.why = tuple(why)
@@ -336,14 +336,14 @@ class Follower:
     def _jump(self, shard: _Shard) -> None:
         """Go on from the rollups that are there: the entries that led to them may never come."""
         family = family_of(shard_id_of(shard.name))
-        sizes = Sizes(self._blob, family)
+        sizes = Sizes(self.blob, family)
         shard.listed_s, shard.listed_for = self._clock.monotonic(), shard.evidence.known
         seen = shard.state.seqno if shard.state is not None else 0
         found = {key: rollup_seqno(key) for key in sizes if is_rollup_key(key) and belongs_to(key, shard_of(key))}
         shard.evidence.rollups = {key: seqno for key, seqno in found.items() if seqno > seen}
         if shard.state is not None and not shard.evidence.rollups:
             return
-        newest = Bucket(self._blob, self._build, sizes=sizes).newest(family, shard.evidence)
+        newest = Bucket(self.blob, self._build, sizes=sizes).newest(family, shard.evidence)
         if newest.state is not None and self._is_beyond(shard, newest.state):
             shard.state = newest.state
         shard.lacking, shard.why = newest.missing, newest.why

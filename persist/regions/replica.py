@@ -287,6 +287,7 @@ class Replica(Location):
         self.follower = Follower(shown, system, follow, given.build)
         names = ReplicaConsensus(self.follower, blob.url)
         super().__init__(shown, names, settings=given, clock=system, ids=ids)
+        self.follower.blob = self.blob  # which counts, where that was asked for
         self.follower.on_moved = lambda name: names.notifier.publish((name,))
         self.identity = ReplicaIdentity(self.blob, self.consensus, self.ids, self.clock, given.build, home)
         self.versions = ReplicaVersions(self.blob, self.consensus, self.ids, given.build, self.identity)
