@@ -23,6 +23,7 @@ from persist.core.errors import Forbidden
 from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
+from persist.regions.index import IndexFile
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
@@ -51,6 +52,7 @@ class Service:
         self.work = Work(settings.limits)
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
+        self.index = IndexFile(settings.index) if settings.index else None
         self.metrics = Metrics(location, self._gauges, settings.limits.metric_shards_max)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),

@@ -64,6 +64,7 @@ class ServerSettings:
     read_only: bool = False  # a copy of another location's blob store is served, and nothing is written
     region: str = ""  # the name of the region in which this server is
     of: str = ""  # the region that is home to what a read-only server shows
+    index: str = ""  # the file with the index of regions, of which clients are told
     home: str = ""  # URLs of servers there, with commas: answers to who would write name them
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     presigned_s: int = 3600

@@ -34,6 +34,7 @@ COMMANDS = {
     "state": ("persist.cli.state", "the State of a shard as a JSON file, and a shard made of one"),
     "recover": ("persist.cli.recover", "begin logs anew from the blob store alone, once the consensus store is lost"),
     "replicate": ("persist.cli.replicate", "copy the blob store of a location to another region"),
+    "regions": ("persist.cli.regions", "the index of regions, by which clients find servers"),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -34,6 +35,7 @@ from persist.parts import ShardSchema
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
+_ROUTING_MODULE = "rpc.client.routing"
 _COPY_MODULE = "persist.regions.opening"
 LIVES_MAX = 100  # dropped shards of a name that one call is told of
 
@@ -103,6 +105,18 @@ class Connection:
             return module.open_transport(self)  # type: ignore[no-any-return]
         raise InvalidUsage(f"{without_secrets(self.url)!r} is neither persist:///directory nor http(s)://host:port")
 
+    def at(self, name: str, *, writes: bool) -> Connection:
+        """The connection by which the shard `name` is read, or written (`writes`): its region may be another one.
+
+        The servers of `url` tell the index of regions. Raises InvalidUsage (they have one, and know no such region, or
+        no server for that), Unavailable.
+        """
+        scheme = (self.url or "").partition(":")[0].lower()
+        if scheme not in _TRANSPORT_MODULES or "/" not in name:
+            return self
+        module: Any = importlib.import_module(_ROUTING_MODULE)
+        return module.routed(self, name, writes=writes)  # type: ignore[no-any-return]
+
     def _copy(self) -> Transport:
         scheme = (self.url or "").partition(":")[0].lower()
         if scheme in _TRANSPORT_MODULES:
@@ -124,9 +138,14 @@ class Client:
     Unauthorized and Forbidden.
     """
 
-    def __init__(self, transport: Transport, settings: HandleSettings | None = None) -> None:
+    def __init__(
+        self, transport: Transport, settings: HandleSettings | None = None, connection: Connection | None = None
+    ) -> None:
         self.transport = transport
         self._settings = settings or HandleSettings()
+        self._connection = connection
+        self._far: dict[Connection, Client] = {}  # of other regions, closed with this one
+        self._opening = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Client({self.transport!r})"
@@ -150,6 +169,8 @@ class Client:
             Indeterminate (it may have happened, or may yet: look whether the shard is there).
         """
         check_shard_name(name)
+        if (home := self._at(name, writes=True)) is not self:
+            return home.create_shard(name, schema, key, history=history)
         settings = None if history is None else ShardSettings(kept_ms(history), version=1)
         record, follows = ShardSchema(schema, tuple_of("key", key)).to_record(), ""
         for _ in range(LIVES_MAX):
@@ -190,18 +211,48 @@ class Client:
             there). Any other error: there is no clone, or with an earlier time one as of now, to be restored or
             dropped.
         """
+        if (home := self._at(source, writes=True)) is not self:
+            return home.clone(source, name, as_of=as_of, tag=tag, keep_policies=keep_policies)
         return clone(self.transport, self._settings, CloneAsked(source, name, as_of, tag, keep_policies))
 
     def shard(self, name: str) -> Shard:
         """Open the shard called `name`.
 
-        Raises: UnknownShard (there is none, or it was dropped), InvalidUsage (no shard is called so).
+        Where the server knows regions, `eu/orders` is read from servers near it, and written at home in `eu`.
+
+        Raises: UnknownShard (there is none, or it was dropped), InvalidUsage (no shard is called so, or no such region
+            is known).
         """
         check_shard_name(name)
+        near = self._at(name, writes=False)
+        if near is not self:
+            return near._far_shard(name, lambda: self._at(name, writes=True).shard(name))
         view = self.transport.view(name, ViewRequest(with_batches=False))
         if view.is_dropped:
             raise UnknownShard(dropped(name))
         return Shard(self.transport, name, view, self._settings)
+
+    def _far_shard(self, name: str, home: Callable[[], Shard]) -> Shard:
+        """Open a shard of another region, of which this client reads a copy."""
+        from persist.client.far import FarShard
+
+        view = self.transport.view(name, ViewRequest(with_batches=False))
+        if view.is_dropped:
+            raise UnknownShard(dropped(name))
+        return FarShard(self.transport, name, view, self._settings, home)
+
+    def _at(self, name: str, *, writes: bool) -> Client:
+        """The client by which this shard is read, or written: this one, or one of another region's servers."""
+        if self._connection is None:
+            return self
+        found = self._connection.at(name, writes=writes)
+        if found == self._connection:
+            return self
+        with self._opening:
+            known = self._far.get(found)
+            if known is None:
+                known = self._far[found] = Client(found.transport(), self._settings)
+            return known
 
     def shards(self, prefix: str = "") -> list[str]:
         """The names of all shards that begin with `prefix`, ascending; not those of dropped shards.
@@ -306,6 +357,8 @@ class Client:
         Close its snapshots, listeners and writers first. What is used afterwards all the same may open connections
         anew, which nobody closes then.
         """
+        for far in self._far.values():
+            far.close()
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -332,4 +385,4 @@ def connect(url: str | None = None, **settings: Any) -> Client:
         if name not in known:
             raise InvalidUsage(f"connect() has no setting {name!r}; it takes {', '.join(known)}")
     connection = Connection(url, **settings)
-    return Client(connection.transport(), connection.handles)
+    return Client(connection.transport(), connection.handles, connection)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -209,6 +209,10 @@ class Target:
             handles=HandleSettings(write=write, read=read),
         )
         return cls(connection, check_shard_name(shard or path))
+
+    def at(self, *, writes: bool) -> Target:
+        """The same shard, by the servers at which it is read, or written (`writes`). See `Connection.at`."""
+        return replace(self, connection=self.connection.at(self.shard, writes=writes))
 
 
 @dataclass(frozen=True)

@@ -42,18 +42,18 @@ class PersistDataSource(DataSource):
         if HistoryOptions.of(options) is not None:
             return history.SCHEMA
         if (between := PastOptions.of(options)) is not None:
-            return past.changes_schema(Target.of(options), between)
-        target, read = Target.of(options), ReadOptions.of(options)
+            return past.changes_schema(_near(options), between)
+        target, read = _near(options), ReadOptions.of(options)
         return changes_schema(target, read) if read.changes else snapshot_schema(target, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = Options(self._given)
         options.check("a batch read")
         if (told := HistoryOptions.of(options)) is not None:
-            return history.HistoryReader(Target.of(options), told, schema)
+            return history.HistoryReader(_near(options), told, schema)
         if (between := PastOptions.of(options)) is not None:
-            return past.PastReader(Target.of(options), between, schema)
-        target, read = Target.of(options), ReadOptions.of(options)
+            return past.PastReader(_near(options), between, schema)
+        target, read = _near(options), ReadOptions.of(options)
         if options.has("startingTimestamp") and not read.changes:
             raise InvalidUsage("option 'startingTimestamp' needs readChangeFeed")
         check_signs(schema, read)
@@ -65,16 +65,26 @@ class PersistDataSource(DataSource):
             options.check("a streaming read")
             read = ReadOptions.of(options)
             check_signs(schema, read)
-            return StreamReader(Target.of(options), read, StreamOptions.of(options), schema)
+            return StreamReader(_near(options), read, StreamOptions.of(options), schema)
         except PersistError as error:  # Spark hides what is raised here behind an error of its own
             return RefusedStream(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = Options(self._given)
         options.check("a batch write")
-        return BatchWriter(Target.of(options), WriteOptions.of(options), schema, overwrite)
+        return BatchWriter(_home(options), WriteOptions.of(options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         options = Options(self._given)
         options.check("a streaming write")
-        return StreamWriter(Target.of(options), WriteOptions.of(options), schema, overwrite)
+        return StreamWriter(_home(options), WriteOptions.of(options), schema, overwrite)
+
+
+def _near(options: Options) -> Target:
+    """How the shard is read: it may be of another region."""
+    return Target.of(options).at(writes=False)
+
+
+def _home(options: Options) -> Target:
+    """How the shard is written."""
+    return Target.of(options).at(writes=True)

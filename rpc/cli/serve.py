@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--region", metavar="NAME", help="the region in which this server is")
     parser.add_argument("--of", metavar="NAME", help="with --read-only: the region that is home to the copy")
+    parser.add_argument("--index", metavar="FILE", help="the index of regions, told to clients (persist regions)")
     parser.add_argument("--home", metavar="URLS", help="with --read-only: servers there, told to who would write")
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
@@ -97,6 +98,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "region": arguments.region,
         "of": arguments.of,
         "home": arguments.home,
+        "index": arguments.index,
         "maintenance": False if arguments.no_maintenance else None,
     }
     found: dict[str, Any] = from_environment()
@@ -213,7 +215,7 @@ def _spawn(
         if getattr(arguments, name):
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
-    own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home")}
+    own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home", "index")}
     own["PERSIST_READ_ONLY"] = str(int(settings.read_only))
     if settings.maintenance_token is not None:
         own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token

@@ -21,7 +21,7 @@ async def regions(request: Request) -> dict[str, Any]:
 
     Of a copy: `published` is the last wall clock at which home said something, and `shards` are those that somebody
     reads here, the first 1,000: `version` is shown, `known` was published, and `lacking` names blobs that have not
-    come.
+    come. `index` is the index of regions, where this server was given one.
     """
     service, principal = service_of(request), principal_of(request)
     principal.require(READ)
@@ -29,6 +29,10 @@ async def regions(request: Request) -> dict[str, Any]:
     told: dict[str, Any] = {"region": settings.region or None, "role": "copy" if location.is_copy else "home"}
     binding = await service.work.run(location.identity.check)
     told |= {"location": binding.location_id, "epoch": binding.epoch}
+    if service.index is not None:
+        known = service.index.now().regions
+        told["index"] = {name: {"write": list(one.write), "read": list(one.read)} for name, one in known.items()}
+        told["index_failed"] = service.index.failed or None
     if not isinstance(location, Replica):
         return told
     follower = location.follower

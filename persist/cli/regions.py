@@ -1,0 +1,107 @@
+"""`persist regions show|set|remove|check`: the index of regions, a file by which clients find servers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from persist.core.errors import InvalidUsage
+from persist.regions.index import Entry, Index, read_index, write_index
+from persist.regions.opening import check_region
+
+EXIT_FOUND = 1
+ANSWER_S = 10.0
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="what the index says", description="what the index says")
+    put = actions.add_parser("set", help="say how a region is reached", description="say how a region is reached")
+    put.add_argument("region", metavar="REGION")
+    put.add_argument("--write", default="", metavar="URLS", help="servers at its home, with commas")
+    put.add_argument("--read", default="", metavar="URLS", help="servers near here that read it, with commas")
+    put.add_argument("--home-blob", default="", metavar="URL", help="its blob store at home")
+    put.add_argument("--copy-blob", default="", metavar="URL", help="the copy of it near here")
+    remove = actions.add_parser("remove", help="forget a region", description="forget a region")
+    remove.add_argument("region", metavar="REGION")
+    check = actions.add_parser("check", help="ask every server", description="ask every server of the index")
+    check.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
+    for action, run_it in ((show, _show), (put, _set), (remove, _remove), (check, _check)):
+        action.add_argument("--index", required=True, metavar="FILE", help="the file")
+        action.set_defaults(act=run_it)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: done. 1: `check` has found a server that does not answer, or is not what the index says."""
+    return int(arguments.act(arguments))
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    for name, entry in sorted(read_index(arguments.index).regions.items()):
+        print(json.dumps(_line(name, entry)))
+    return 0
+
+
+def _set(arguments: argparse.Namespace) -> int:
+    name = check_region(arguments.region)
+    write, read = _urls(arguments.write), _urls(arguments.read)
+    if not write and not read:
+        raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
+    entry = Entry(write, read, arguments.home_blob, arguments.copy_blob)
+    known = read_index(arguments.index).regions if Path(arguments.index).exists() else {}
+    write_index(arguments.index, Index({**known, name: entry}))
+    print(json.dumps(_line(name, entry)))
+    return 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    known = dict(read_index(arguments.index).regions)
+    if arguments.region not in known:
+        raise InvalidUsage(f"the index has no region {arguments.region!r:.60}; it has {', '.join(sorted(known))}")
+    del known[arguments.region]
+    write_index(arguments.index, Index(known))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """A line for each server: what it says of itself, and what is wrong with that."""
+    wrong = 0
+    for name, entry in sorted(read_index(arguments.index).regions.items()):
+        for url in dict.fromkeys((*entry.write, *entry.read)):
+            told, why = _asked(url, arguments.token)
+            if not why and url in entry.write and told.get("role") != "home":
+                why = "it only reads, and the index sends writes there"
+            shows = told.get("region") if told.get("role") == "home" else told.get("of")
+            if not why and shows not in (None, name):
+                why = f"it shows region {shows!r}"
+            wrong += bool(why)
+            kept = {key: told.get(key) for key in ("role", "location", "epoch", "published")}
+            print(json.dumps({"region": name, "url": url, **kept, "wrong": why or None}))
+    return EXIT_FOUND if wrong else 0
+
+
+def _asked(url: str, token: str | None) -> tuple[dict[str, Any], str]:
+    """What a server tells of its region; else what went wrong."""
+    headers = {} if token is None else {"authorization": f"Bearer {token}"}
+    try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/v1/regions", headers=headers)
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            told = json.loads(answer.read(ANSWER_BYTES_MAX))
+    except (OSError, ValueError, urllib.error.HTTPError) as error:
+        return {}, f"it does not answer: {error}"
+    return (told, "") if isinstance(told, dict) else ({}, "its answer makes no sense")
+
+
+def _line(name: str, entry: Entry) -> dict[str, Any]:
+    told = {"region": name, "write": list(entry.write), "read": list(entry.read)}
+    return {**told, "home_blob": entry.home_blob or None, "copy_blob": entry.copy_blob or None}
+
+
+def _urls(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",") if url.strip()))
