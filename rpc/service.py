@@ -19,11 +19,11 @@ from persist.client.transport import OneShard
 from persist.client.write import WriteHandle, WriteSettings
 from persist.commit.location import Location
 from persist.core import commands as c
-from persist.core.errors import Forbidden
+from persist.core.errors import Forbidden, ReadOnly
 from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
-from persist.regions.index import IndexFile
+from persist.regions.index import IndexFile, region_of
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
@@ -90,6 +90,19 @@ class Service:
             yield await body.read(request.receive, bytes_max)
         finally:
             body.release()
+
+    def check_home(self, name: str) -> None:
+        """Raises ReadOnly where the index says that the shard is at home in another region: it is made there."""
+        region = region_of(name)
+        if self.index is None or not region or region == self.settings.region:
+            return
+        found = self.index.now().regions.get(region)
+        if found is not None:
+            raise ReadOnly(
+                f"shard {name!r} is at home in region {region!r}: make it there, at {', '.join(found.write) or 'home'}",
+                home=list(found.write),
+                region=region,
+            )
 
     def stop(self) -> None:
         """Let waits and streams end, so that the server can close."""

@@ -147,6 +147,7 @@ async def create(
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(WRITE, name)
+    service.check_home(name)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
         try:
             wanted = json.loads(data, object_pairs_hook=named_once)
@@ -181,6 +182,7 @@ async def clone(request: Request) -> Response:
         raise InvalidUsage("keep_policies must be true or false")
     for one in (source, name):
         principal_of(request).require(WRITE, one)
+    service.check_home(name)
     clone = EmbeddedTransport.clone
     view = await service.work.run(clone, service.transport, source, name, keep_policies, caller_of(request))
     service.shard_ids.learn(name)

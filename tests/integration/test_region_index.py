@@ -1,0 +1,242 @@
+"""One namespace over regions: clients read near, and write home, by the index of the server that they know."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from persist.client.far import AT_HOME
+from persist.core.errors import Corruption, InvalidUsage, ReadOnly, UpgradeNeeded
+from persist.regions.index import Entry, Index, IndexFile, decode_index, encode_index, read_index, write_index
+from tests.integration import test_region_servers, test_regions
+from tests.integration.test_regions import WRITES
+from tests.support.pages import page
+from tests.support.two_regions import SCHEMA, TwoCentres
+
+
+@pytest.fixture(scope="module")
+def centres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCentres]:
+    made = TwoCentres(tmp_path_factory.mktemp("regions"))
+    yield made
+    made.close()
+
+
+def ids(shard: persist.Shard, as_of: int | None = None) -> list[int]:
+    return sorted(shard.snapshot(as_of).to_arrow().column("id").to_pylist())
+
+
+def test_the_example_of_the_founding_paper(centres: TwoCentres) -> None:
+    """S11 and S12 are ingested in DC1. In DC2 a job reads S11 and writes S2, and one reader follows S12 and S2."""
+    with persist.connect(centres.dc1.url) as ingest:
+        s11 = ingest.create_shard("dc1/s11", SCHEMA, ["id"])
+        s12 = ingest.create_shard("dc1/s12", SCHEMA, ["id"])
+        for number in range(5):
+            s11.insert([{"id": number, "v": f"s11 {number}"}])
+            s12.insert([{"id": 100 + number, "v": f"s12 {number}"}])
+    centres.arrived("dc1/s11", 5)
+    centres.arrived("dc1/s12", 5)
+    with persist.connect(centres.dc2.url) as client:
+        batch = client.shard("dc1/s11").snapshot(4).to_arrow()
+        assert centres.copy.url in repr(client.shard("dc1/s11")._transport)
+        result = client.create_shard("dc2/s2", SCHEMA, ["id"])
+        result.insert([{"id": 1000 + row["id"], "v": row["v"]} for row in batch.to_pylist()])
+        assert ids(client.shard("dc2/s2")) == [1000, 1001, 1002, 1003, 1004]
+        seen: list[int] = []
+        for name, until in (("dc1/s12", 5), ("dc2/s2", 1)):
+            with closing(client.shard(name).listen(None, until=until)) as events:
+                seen += [row["id"] for event in events for row in event.updates.to_pylist()]
+        assert sorted(seen) == [100, 101, 102, 103, 104, 1000, 1001, 1002, 1003, 1004]
+    with persist.connect(centres.dc2.url) as client:
+        assert client.shards("dc2/") == ["dc2/s2"]
+
+
+def test_a_write_goes_home_and_is_read_near_a_little_later(centres: TwoCentres) -> None:
+    with persist.connect(centres.dc2.url) as client:
+        made = client.create_shard("dc1/far", SCHEMA, ["id"])
+        made.insert([{"id": 1, "v": "made"}])
+        centres.arrived("dc1/far", 1)
+        far = client.shard("dc1/far")
+        far.insert([{"id": 2, "v": "from dc2"}])
+        assert ids(far.at_home) == [1, 2]  # type: ignore[attr-defined]
+        centres.arrived("dc1/far", 2)
+        assert ids(far, 1) == [1, 2]
+        far.tag("here", 0)
+        with closing(far.open_writer()) as writer:
+            writer.insert([{"id": 3, "v": "by a writer"}])
+        copy = client.clone("dc1/far", "dc1/far-clone")
+        assert ids(copy) == [1, 2, 3]
+        far.close()
+    with persist.connect(centres.dc1.url) as home:
+        assert ids(home.shard("dc1/far")) == [1, 2, 3]
+        assert list(home.shard("dc1/far").tags()) == ["here"]
+
+
+def test_a_region_that_is_not_in_the_index_is_refused_by_name(centres: TwoCentres) -> None:
+    with persist.connect(centres.dc2.url) as client:
+        with pytest.raises(InvalidUsage, match="knows no region 'dc9', of shard 'dc9/x'; its index has dc1, dc2"):
+            client.shard("dc9/x")
+        with pytest.raises(InvalidUsage, match="knows no region 'dc9'"):
+            client.create_shard("dc9/x", SCHEMA, ["id"])
+
+
+def test_a_region_that_no_server_near_reads_is_refused(centres: TwoCentres) -> None:
+    known = read_index(centres.indexes["dc2"])
+    try:
+        write_index(centres.indexes["dc2"], Index({**known.regions, "dc3": Entry(("http://dc3:1",), ())}))
+        with (
+            persist.connect(centres.dc2.url) as client,
+            pytest.raises(InvalidUsage, match="names no server near here that reads region 'dc3'"),
+        ):
+            client.shard("dc3/x")
+    finally:
+        write_index(centres.indexes["dc2"], known)
+
+
+def test_a_shard_is_made_at_its_home_only(centres: TwoCentres) -> None:
+    from rpc.client.transport import open_transport
+
+    opened = open_transport(persist.Connection(centres.dc2.url))  # a client that follows no index
+    with closing(opened) as transport:
+        client = persist.Client(transport)
+        with pytest.raises(ReadOnly, match="is at home in region 'dc1': make it there"):
+            client.create_shard("dc1/wrong", SCHEMA, ["id"])
+        client.create_shard("dc2/own", SCHEMA, ["id"])
+        with pytest.raises(ReadOnly, match="is at home in region 'dc1'"):
+            client.clone("dc2/own", "dc1/wrong")
+        assert "dc1/wrong" not in client.shards()
+
+
+def test_every_verb_that_writes_goes_home() -> None:
+    """Those that a copy refuses, by their tests, and those whose names differ."""
+    others = {"create", "create again", "clone", "insert large", "attributes", "drop by force"}
+    assert {verb for verb in WRITES if verb not in others} <= set(AT_HOME)
+
+
+def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) -> None:
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    file = IndexFile(str(path))
+    path.write_text(path.read_text().replace("eu:1", "eu:2"))
+    assert file.now().regions["eu"].write == ("http://eu:1",)
+    assert "checksum" in file.failed
+    write_index(path, Index({"us": Entry(("http://us:1",), ())}))
+    assert list(file.now().regions) == ["us"]
+    assert file.failed == ""
+
+
+def test_an_index_is_read_back_as_it_was_written() -> None:
+    index = Index(
+        {"eu": Entry(("http://eu:1", "http://eu:2"), ("http://us:3",), "s3://eu", "s3://us-eu"), "us": Entry()}
+    )
+    assert decode_index(encode_index(index), "x") == index
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"x", InvalidUsage),
+        (b"[]", InvalidUsage),
+        (b'{"persist": "other"}', InvalidUsage),
+        (b'{"persist": "regions"}', UpgradeNeeded),
+        (b'{"persist": "regions", "version": 2}', UpgradeNeeded),
+        (b'{"persist": "regions", "version": 1, "regions": {}, "crc32": 7}', Corruption),
+        (b'{"persist": "regions", "version": 1, "regions": [], "crc32": 7}', Corruption),
+        (encode_index(Index({"eu": Entry(("http://eu:1",))})).replace(b"eu:1", b"eu:2"), Corruption),
+    ],
+)
+def test_a_file_that_is_none_is_refused(data: bytes, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        decode_index(data, "the file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["set", "EU", "--write", "http://a:1"], "is no name of a region"),
+        (["set", "eu"], "say by --write or --read"),
+        (["set", "eu", "--write", "ftp://a"], "is no URL of a server"),
+        (["set", "eu", "--write", "http://a:1/path"], "is no URL of a server"),
+        (["remove", "us"], "the index has no region 'us'"),
+    ],
+)
+def test_what_is_wrong_with_the_command_is_a_sentence(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",))}))
+    before = path.read_bytes()
+    assert main(["regions", *arguments, "--index", str(path)]) == 1
+    assert said in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = str(tmp_path / "regions.json")
+    assert (
+        main(["regions", "set", "dc1", "--write", centres.dc1.url, "--read", centres.copy.url, "--index", index]) == 0
+    )
+    assert main(["regions", "set", "dc2", "--write", centres.dc2.url, "--index", index]) == 0
+    capsys.readouterr()
+    assert main(["regions", "check", "--index", index]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["region"], line["role"], line["wrong"]) for line in lines] == [
+        ("dc1", "home", None), ("dc1", "copy", None), ("dc2", "home", None),
+    ]  # fmt: skip
+    wrong = ["--write", centres.copy.url, "--read", "http://127.0.0.1:9"]
+    assert main(["regions", "set", "dc2", *wrong, "--index", index]) == 0
+    capsys.readouterr()
+    assert main(["regions", "check", "--index", index]) == 1
+    told = [json.loads(line)["wrong"] for line in capsys.readouterr().out.splitlines()]
+    assert told[:2] == [None, None]
+    assert "it only reads" in told[2]
+    assert "does not answer" in told[3]
+    assert main(["regions", "remove", "dc2", "--index", index]) == 0
+    capsys.readouterr()
+    assert main(["regions", "show", "--index", index]) == 0
+    assert [json.loads(line)["region"] for line in capsys.readouterr().out.splitlines()] == ["dc1"]
+
+
+ROWS = {
+    "any write, or move of a frontier, to a read-only server or client":
+        "test_a_write_is_refused_with_the_address_of_home",
+    "`serve --read-only` with `--consensus`, or with `--dir` and `--blob`":
+        "test_what_is_wrong_is_told_in_a_sentence",
+    "`--of` or `--home` without `--read-only`":
+        "test_what_is_wrong_is_told_in_a_sentence",
+    "a region that is not 1 to 32 of `a-z 0-9 -`":
+        "test_what_is_wrong_is_told_in_a_sentence",
+    "a store that is not there, or has no location":
+        "test_what_is_wrong_is_told_in_a_sentence",
+    "`replicate` to a store that has something else, or is of another location":
+        "test_stores_that_do_not_belong_together_are_refused",
+    "`replicate` to a copy that has become a home (a later epoch)":
+        "test_a_copy_that_went_on_by_itself_is_left_alone",
+    "`--every`, `--whole`, `--keep`, `--rate` or `--at-once` that makes no sense":
+        "test_settings_that_make_no_sense_are_refused",
+    "a region that the index does not have, or without a server for that":
+        "test_a_region_that_is_not_in_the_index_is_refused_by_name",
+    "making a shard of another region at this home":
+        "test_a_shard_is_made_at_its_home_only",
+    "an index that is none, or of a URL that is none":
+        "test_a_file_that_is_none_is_refused",
+    "an index that was changed by hand":
+        "test_a_file_that_is_none_is_refused",
+    "an index of a later version":
+        "test_a_file_that_is_none_is_refused",
+    "`read_only` with a server's URL, or with a consensus location":
+        "test_what_is_wrong_with_read_only_is_refused",
+}  # fmt: skip
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    rows = re.findall(r"^\| (.+?) \| `\w+` \|.*\|$", page("docs/regions.md").partition("## What is refused")[2], re.M)
+    assert rows == list(ROWS)
+    there = [name for module in (test_regions, test_region_servers) for name in vars(module)] + list(globals())
+    assert {name for name in ROWS.values() if name not in there} == set()
