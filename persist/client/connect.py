@@ -243,7 +243,7 @@ class Client:
 
     def _at(self, name: str, *, writes: bool) -> Client:
         """The client by which this shard is read, or written: this one, or one of another region's servers."""
-        if self._connection is None:
+        if self._connection is None or not self.transport.knows_regions:
             return self
         found = self._connection.at(name, writes=writes)
         if found == self._connection:

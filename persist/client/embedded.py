@@ -45,6 +45,10 @@ class EmbeddedTransport:
     def shows_copy(self) -> bool:
         return self.location.is_copy
 
+    @property
+    def knows_regions(self) -> bool:
+        return False
+
     def belongs(self) -> tuple[str, int]:
         binding = self.location.identity.check()
         return binding.location_id, binding.epoch

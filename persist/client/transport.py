@@ -52,6 +52,11 @@ class Transport(Protocol):
         """Whether it reads a copy of a blob store, in which blobs may be lacking: nothing holds them there."""
         ...
 
+    @property
+    def knows_regions(self) -> bool:
+        """Whether its servers tell an index of regions: a shard with a slash in its name may be elsewhere."""
+        ...
+
     def belongs(self) -> tuple[str, int]:
         """The id of the location, and its epoch as of now."""
         ...
@@ -140,6 +145,10 @@ class ForwardingTransport:
     @property
     def shows_copy(self) -> bool:
         return self.inner.shows_copy
+
+    @property
+    def knows_regions(self) -> bool:
+        return self.inner.knows_regions
 
     def belongs(self) -> tuple[str, int]:
         return self.inner.belongs()

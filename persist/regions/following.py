@@ -18,7 +18,7 @@ from blob import Blob, BlobNotFound
 from consensus.interface import ENDED
 from persist.commit.system import Clock
 from persist.copies.bucket import Bucket, Evidence
-from persist.core.errors import Corruption, PersistError, Unavailable
+from persist.core.errors import Corruption, PersistError, Unavailable, UpgradeNeeded
 from persist.core.ids import SeqNo, family_of, shard_id_of
 from persist.core.keys import belongs_to, is_rollup_key, rollup_seqno, shard_of
 from persist.core.publications import (
@@ -194,9 +194,15 @@ class Follower:
         if names_too or self._named_s is None or now_s - self._named_s >= self.settings.names_s:
             self._read_names()
             self._named_s = now_s
+        failed: PersistError | None = None
         for shard in self._due(now_s, told):
-            with shard.lock:
-                self._advance(shard)
+            try:
+                with shard.lock:
+                    self._advance(shard)
+            except PersistError as error:  # what is wrong with one shard keeps nothing of the others
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _read_journals(self) -> set[str]:
         """Read the journals that have come; the shards of which they tell."""
@@ -239,7 +245,7 @@ class Follower:
                 return decode(self.blob.get(key))
         except BlobNotFound:
             return None
-        except Corruption as error:
+        except (Corruption, UpgradeNeeded) as error:
             self.bad_blobs += 1
             log.warning("%s cannot be read: %s", key, error)
             return None
@@ -293,7 +299,7 @@ class Follower:
             for entry in entries:
                 try:
                     change = decode_diff(entry, self._build)
-                except Corruption as error:
+                except (Corruption, UpgradeNeeded) as error:
                     self.bad_blobs += 1
                     log.warning("an entry of shard %r in %s cannot be read: %s", shard.name, key, error)
                     continue

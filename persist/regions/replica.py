@@ -6,6 +6,7 @@ deleted at home, and then here, ends reads of old versions with Expired.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from persist.formats.store_errors import translated, translated_but_missing
 from persist.regions.following import Follower, FollowSettings
 
 EPOCHS_MAX = 10_000
+log = logging.getLogger("persist.regions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +324,8 @@ class Replica(Location):
                 self.follower.look()
             except PersistError:
                 continue  # the follower tells; who reads goes on with what is there
+            except Exception:  # a bug: news have to go on
+                log.exception("looking for news failed")
 
     def close(self) -> None:
         self._ends.set()

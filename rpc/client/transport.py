@@ -35,6 +35,7 @@ from persist.formats.http_messages import (
     decode_view,
 )
 from persist.formats.records import encoded
+from persist.regions.replica import Home, ReadOnlyBlob
 from rpc.client.answers import Reply
 from rpc.client.calls import Call, HttpCalls, decoded_json
 from rpc.client.follow import follow
@@ -72,6 +73,9 @@ class _Location(Struct):
     id: str = ""
     epoch: int = 0
     copy: bool = False
+    of: str = ""
+    home: tuple[str, ...] = ()
+    regions: bool = False
 
 
 class HttpTransport:
@@ -81,6 +85,7 @@ class HttpTransport:
         self, calls: HttpCalls, blob: Blob, policy: Policy, clock: Clock, ids: IdSource, proof: str = ""
     ) -> None:
         self.shows_copy = False
+        self.knows_regions = False
         self.proof = proof  # of the server's blob store, see `persist.client.identity`
         self._calls = calls
         self.blob = blob
@@ -201,8 +206,10 @@ def open_transport(connection: Connection) -> HttpTransport:
     except BaseException:
         calls.close()
         raise
+    if location.copy:  # this client may have opened the store itself, and must not write to it either
+        blob = ReadOnlyBlob(blob, Home(location.of, location.home))
     made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
-    made.shows_copy = location.copy
+    made.shows_copy, made.knows_regions = location.copy, location.regions
     return made
 
 

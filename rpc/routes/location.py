@@ -17,7 +17,8 @@ router = APIRouter(prefix="/v1", tags=["location"])
 async def location(request: Request) -> dict[str, Any]:
     """`blob.url` is without secrets. A client that opens it and finds `blob.proof` may use the store itself.
 
-    `id` and `epoch` tell this location from others; cuts have them. `copy`: it shows a copy of it, and only reads.
+    `id` and `epoch` tell this location from others; cuts have them. `copy`: it shows a copy of it, and only reads;
+    `home` has the servers at home. `regions`: it tells an index of regions.
 
     `ports` are those of the workers of this machine; a client that knows them sends each shard to the same one.
     """
@@ -30,6 +31,9 @@ async def location(request: Request) -> dict[str, Any]:
         "blob": {"url": service.location.blob.url, "proof": service.proof},
         "policy": asdict(service.location.settings.policy),
         "copy": service.location.is_copy,
+        "of": service.settings.of,
+        "home": list(service.settings.home_urls),
+        "regions": service.index is not None,
         "ports": list(service.settings.peers),
         "now_ms": service.location.clock.now_ms(),
     }

@@ -79,6 +79,10 @@ def digest(shard: Shard, as_of: int) -> tuple[int, int]:
     return table.num_rows, sum(map(hash, zip(*(table.column(n).to_pylist() for n in ("id", "v")), strict=True)))
 
 
+def parts(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*.parquet")}
+
+
 def get(url: str) -> tuple[dict[str, Any], dict[str, str]]:
     with urllib.request.urlopen(url) as answer:
         return json.load(answer), dict(answer.headers)
@@ -124,6 +128,11 @@ def test_a_write_to_a_region_is_refused_with_the_address_of_home(two: Two) -> No
         assert told.value.details["home"] == [two.home.url]
         with pytest.raises(ReadOnly):
             region.create_shard("new", SCHEMA, ["id"])
+        before = parts(two.root / "copy")
+        with pytest.raises(ReadOnly, match="region 'eu', at http") as told:
+            region.shard("orders").insert(large(7))  # this client has opened the directory itself
+        assert told.value.details["home"] == [two.home.url]
+        assert parts(two.root / "copy") - before <= parts(two.data / "blob")
     request = urllib.request.Request(
         f"{two.region.url}/v1/shards/orders/insert",
         data=b'{"id": 1, "v": "x"}',
