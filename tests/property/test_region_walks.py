@@ -20,6 +20,7 @@ from tests.support.regions import Regions
 NAMES = "abcd"
 STEPS = 60
 SEEDS_MAX = 60
+PROOF_SEEDS = range(1_000, 1_400)
 
 
 class Walk:
@@ -74,6 +75,12 @@ class Walk:
 @pytest.mark.parametrize("seed", range(40))
 def test_what_a_region_shows_is_what_home_has_shown(seed: int) -> None:
     Walk(seed).run()
+
+
+@pytest.mark.proof
+def test_many_more_walks() -> None:
+    for seed in PROOF_SEEDS:
+        Walk(seed).run()
 
 
 def test_most_walks_read_something() -> None:

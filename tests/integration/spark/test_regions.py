@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import persist
+from examples import regions
 from tests.support.two_regions import SCHEMA, TwoCentres
 
 
@@ -22,34 +23,38 @@ def centres(tmp_path: Path) -> Iterator[TwoCentres]:
 def test_a_batch_and_streams_over_two_regions(spark: Any, centres: TwoCentres, tmp_path: Path) -> None:
     url = centres.dc2.url
     with persist.connect(centres.dc1.url) as ingest:
-        for name in ("dc1/s11", "dc1/s12"):
+        for name in (regions.S11, regions.S12):
             shard = ingest.create_shard(name, SCHEMA, ["id"])
             for number in range(4):
                 shard.insert([{"id": number, "v": f"{name} {number}"}])
     with persist.connect(url) as client:
-        client.create_shard("dc2/s2", SCHEMA, ["id"])
-    for name in ("dc1/s11", "dc1/s12"):
+        client.create_shard(regions.S2, SCHEMA, ["id"])
+    for name in (regions.S11, regions.S12):
         centres.arrived(name, 4)
-    batch = spark.read.format("persist").option("url", url).option("asOf", 3).load("dc1/s11")
-    assert batch.count() == 4
-    doubled = batch.selectExpr("id * 2 as id", "v")
-    doubled.write.format("persist").option("url", url).mode("append").save("dc2/s2")
+    assert regions.summarise(spark, url) == 4
     with persist.connect(url) as client:
-        assert sorted(client.shard("dc2/s2").snapshot().to_arrow().column("id").to_pylist()) == [0, 2, 4, 6]
+        assert sorted(client.shard(regions.S2).snapshot().to_arrow().column("id").to_pylist()) == [0, 2, 4, 6]
 
     seen: list[tuple[str, int]] = []
-    for name in ("dc1/s12", "dc2/s2"):
-        stream = spark.readStream.format("persist").option("url", url).load(name)
-
-        def collected(rows: Any, _: int, name: str = name) -> None:
-            seen.extend((name, row["id"]) for row in rows.collect())
-
-        written = stream.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / name))
-        query = written.trigger(availableNow=True).start()
-        query.awaitTermination()
+    checkpoints = str(tmp_path / "checkpoints")
+    regions.follow(spark, url, checkpoints, lambda name, ids: seen.extend((name, one) for one in ids))
     assert sorted(seen) == [*(("dc1/s12", n) for n in range(4)), *(("dc2/s2", n) for n in (0, 2, 4, 6))]
 
-    # A DataFrame that is written to a shard of DC1 from DC2 goes home as well.
-    batch.selectExpr("id + 100 as id", "v").write.format("persist").option("url", url).mode("append").save("dc1/s11")
+    # The copy is away for a while: the stream goes on at home with the same checkpoint.
+    seen.clear()
+    with persist.connect(centres.dc1.url) as ingest:
+        ingest.shard(regions.S12).insert([{"id": 50, "v": "later"}])
+
+    def noted(name: str, ids: list[int]) -> None:
+        seen.extend((name, one) for one in ids)
+
+    regions.follow(spark, centres.dc1.url, checkpoints, noted, [regions.S12])
+    assert seen == [("dc1/s12", 50)]
+
+
+def test_a_frame_is_written_home_from_another_region(spark: Any, centres: TwoCentres) -> None:
+    frame = spark.range(8).selectExpr("id + 100 as id", "cast(id as string) as v")
+    write = frame.write.format("persist").options(url=centres.dc2.url, key="id")
+    write.mode("append").save("dc1/made-in-dc2")
     with persist.connect(centres.dc1.url) as home:
-        assert home.shard("dc1/s11").snapshot().to_arrow().num_rows == 8
+        assert home.shard("dc1/made-in-dc2").snapshot().to_arrow().num_rows == 8
