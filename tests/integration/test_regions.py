@@ -14,14 +14,17 @@ import pytest
 from blob import Blob, BlobUnavailable
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
 from persist import AttributeUpdate, named_key
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import HandleSettings, Shard
 from persist.client.snapshot import ReadSettings
 from persist.client.write import WriteSettings
+from persist.commit.location import Location
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
+from persist.copies.recovering import recover
 from persist.core.errors import (
     Conflict,
     Corruption,
@@ -38,6 +41,7 @@ from persist.regions.following import FollowSettings
 from persist.regions.replica import Home, Replica
 from persist.regions.replicating import ReplicateSettings, Replicator
 from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.location import InlineBackground
 from tests.support.regions import Regions
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -278,6 +282,80 @@ def test_a_region_at_rest_asks_little(place: Place) -> None:
         place.world.pass_ms(1_000)
         region.follower.look()
     assert place.copy.gets + place.copy.lists - before <= 60 + 8
+
+
+def test_a_region_goes_on_where_home_was_recovered(place: Place) -> None:
+    """The log at home began anew, far ahead, under a later epoch."""
+    before = {as_of: rows(place.there, as_of) for as_of in range(5)}
+    place.world.consensus = MemoryConsensus("mem:new")
+    place.machine = place.world.machine()
+    [told] = recover(place.machine.location, gap=100).shards
+    assert told.resumes == [105]
+    place.shard = place.machine.client.shard("orders")
+    place.insert(7)
+    place.replicate()
+    place.world.pass_ms(1_000)
+    assert place.region.follower.look(now=True) is None
+    there = place.there
+    assert there.upper().element == 106
+    assert {as_of: rows(there, as_of) for as_of in range(5)} == before
+    assert rows(there, 105) == rows(place.shard, 105)
+    place.world.pass_ms(10_000)
+    assert EmbeddedTransport(place.region).belongs()[1] == 2
+
+
+def test_a_copy_becomes_home_by_a_recovery_and_the_old_home_copies_nothing_over_it(place: Place) -> None:
+    before = {as_of: rows(place.there, as_of) for as_of in range(5)}
+    lost = place.world.machine()
+    place.insert(5)  # acknowledged at home, and never replicated
+    promoted = Location(
+        place.copy, MemoryConsensus("mem:us"), settings=lost.location.settings, clock=lost.location.clock,
+        ids=lost.location.ids, background=InlineBackground(),
+    )  # fmt: skip
+    [told] = recover(promoted, gap=100).shards
+    assert (told.is_whole, told.upper, told.resumes) == (True, [5], [105])
+    shard = Client(EmbeddedTransport(promoted), AT_ONCE).shard("orders")
+    assert {as_of: rows(shard, as_of) for as_of in range(5)} == before
+    shard.insert([{"id": 50, "v": "by the new home"}])
+    with pytest.raises(Conflict, match="has gone on by itself"):
+        place.replicator.round(whole=True)
+    with closing(Published(promoted, PublishSettings(), at_once=True)) as published:
+        published.look("orders", promoted.machine("orders").refresh())
+        published.flush(now=True)
+    place.world.pass_ms(10_000)
+    place.region.follower.look(now=True)
+    assert rows(place.there, 105) == rows(shard, 105)  # its readers go on with it
+
+
+def test_a_shard_that_was_dropped_and_made_anew_is_followed(place: Place) -> None:
+    there = place.there
+    place.shard.drop()
+    place.replicate()
+    place.world.pass_ms(1_000)
+    assert place.client.shards() == []
+    with pytest.raises(UnknownShard):
+        rows(there)
+    place.shard = place.machine.client.create_shard("orders", SCHEMA, ["id"])
+    place.insert(1)
+    place.replicate()
+    place.world.pass_ms(1_000)
+    with pytest.raises(UnknownShard):  # a handle is of one life
+        rows(there)
+    assert rows(place.there) == rows(place.shard)
+
+
+def test_a_journal_that_cannot_be_read_holds_up_nothing_else(place: Place) -> None:
+    """A journal that this build cannot read is told and passed over; what came before is shown."""
+    before = rows(place.there)
+    place.copy.put(f"pub/{'0' * 31}1/j000000000001.journal", b"of a build to come")
+    place.world.pass_ms(1_000)
+    place.region.follower.look(now=True)
+    assert place.region.follower.bad_blobs == 1
+    assert rows(place.there) == before
+    place.insert(9)
+    place.replicate()
+    place.world.pass_ms(1_000)
+    assert len(rows(place.there)) == len(before) + 1
 
 
 # --- replication
