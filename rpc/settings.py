@@ -66,6 +66,8 @@ class ServerSettings:
     of: str = ""  # the region that is home to what a read-only server shows
     index: str = ""  # the file with the index of regions, of which clients are told
     home: str = ""  # URLs of servers there, with commas: answers to who would write name them
+    home_token: str | None = field(default=None, repr=False)  # by which holds are taken there
+    holds: bool = True  # whether what readers need here is held at home
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
     presigned_s: int = 3600
     shutdown_s: int = 30

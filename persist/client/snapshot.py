@@ -156,6 +156,10 @@ class ReadLease:
         follows = self._transport.listening_moves_since
         self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
 
+    def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
+        """As `move`, but the shard's since stays wherever it is: nobody loses history by it."""
+        self._give_up(since, seqno, c.MoveHold)
+
     def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
         now = self._transport.clock.monotonic()
         # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.

@@ -1,7 +1,7 @@
 """A replica: a location that shows a copy of another one's blob store, as far as it has come, and only reads.
 
-It needs that store alone, and writes nothing to it. Holds are answered and not kept: they are for home to keep. What is
-deleted at home, and then here, ends reads of old versions with Expired.
+It needs that store alone, and writes nothing to it. Holds are answered, and kept at home where there is a link
+(`holding.py`). What is deleted at home, and then here, ends reads of old versions with Expired.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from blob.interface import Unfinished
 from consensus import Consensus, ConsensusNotWritable, Entry
 from consensus.interface import Wanted
 from consensus.notify import Notifier
+from persist.client.transport import Transport
 from persist.commit.command_queue import Pending
 from persist.commit.commit_plan import Outcome
 from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key
@@ -25,9 +26,10 @@ from persist.commit.machine import Machine, MachineSettings
 from persist.commit.system import Clock, System, SystemClock
 from persist.commit.versions import Versions
 from persist.core import commands as c
+from persist.core.antichain import Antichain
 from persist.core.binding import Binding
 from persist.core.errors import InvalidUsage, PersistError, ReadOnly, Unavailable, UnknownShard
-from persist.core.ids import IdSource
+from persist.core.ids import IdSource, SeqNo
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
@@ -35,8 +37,10 @@ from persist.core.view import Seen
 from persist.formats.state_frames import Build, decode_binding
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.regions.following import Follower, FollowSettings
+from persist.regions.holding import HomeHolds
 
 EPOCHS_MAX = 10_000
+HOLD_EVERY_S = 5.0  # between rounds of holds at home
 log = logging.getLogger("persist.regions")
 
 
@@ -183,6 +187,7 @@ class ReplicaMachine(Machine):
             settings=MachineSettings(small_merges=False),
             nodes=location.nodes,
         )
+        self._location = location
         self._follower = location.follower
         self._home = location.home
 
@@ -246,16 +251,23 @@ class ReplicaMachine(Machine):
         return SOUND
 
     def _held(self, command: c.Command, state: State) -> c.Result | None:
-        """The answer to who takes, keeps, moves or gives back a hold. Nothing is kept of it. None: it is no hold."""
-        if isinstance(command, (c.HeartbeatReader, c.ExpireReader)):
+        """The answer to who takes, keeps, moves or gives back a hold; home is told of it later. None: it is no hold."""
+        holds = self._location.holds
+        if isinstance(command, c.ExpireReader):
+            if holds is not None:
+                holds.gave_back(self.name, command.reader)
             return c.Done()
-        if isinstance(command, (c.MoveHold, c.DowngradeSince)):
-            return c.SinceDowngraded(command.since, state.since)
+        if isinstance(command, (c.HeartbeatReader, c.MoveHold, c.DowngradeSince)):
+            if holds is not None:
+                holds.kept(self.name, command)
+            return c.Done() if isinstance(command, c.HeartbeatReader) else c.SinceDowngraded(command.since, state.since)
         if isinstance(command, (c.RegisterReader, c.HoldPoint)):
             outcome, _ = self._stepped(command, state)
             if isinstance(outcome, BaseException):
                 raise outcome
             assert isinstance(outcome, c.ReaderRegistered)
+            if holds is not None:
+                holds.took(self.name, command, outcome.since, state.seqno)
             return c.ReaderRegistered(outcome.since, state.upper, state.seqno)
         return None
 
@@ -294,8 +306,9 @@ class Replica(Location):
         self.identity = ReplicaIdentity(self.blob, self.consensus, self.ids, self.clock, given.build, home)
         self.versions = ReplicaVersions(self.blob, self.consensus, self.ids, given.build, self.identity)
         self.poll_s = self.follower.settings.poll_s
+        self.holds: HomeHolds | None = None
         self._ends = threading.Event()
-        self._watching: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def new_machine(self, name: str) -> Machine:
         return ReplicaMachine(name, self)
@@ -315,8 +328,30 @@ class Replica(Location):
 
     def watch(self) -> None:
         """Look for news in the background from now on, until the location is closed."""
-        self._watching = threading.Thread(target=self._watch, name="persist-region", daemon=True)
-        self._watching.start()
+        self._start(self._watch)
+        if self.holds is not None:
+            self._start(self._hold)
+
+    def hold_at(self, home: Callable[[], Transport], region: str) -> None:
+        """From now on hold at home what readers here need; `home` opens the way there. Call it before `watch`."""
+
+        def shown(name: str) -> tuple[Antichain, SeqNo] | None:
+            state = self.machine(name).cached
+            return None if state is None else (state.since, state.seqno)
+
+        self.holds = HomeHolds(region, home, shown, self.clock)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="persist-region", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _hold(self) -> None:
+        while self.holds is not None and not self._ends.wait(HOLD_EVERY_S):
+            try:
+                self.holds.round()
+            except Exception:  # a bug: holds are a help, and reads go on without
+                log.exception("holding at home failed")
 
     def _watch(self) -> None:
         while not self._ends.wait(self.follower.settings.poll_s):
@@ -329,6 +364,8 @@ class Replica(Location):
 
     def close(self) -> None:
         self._ends.set()
-        if self._watching is not None:
-            self._watching.join()
+        for thread in self._threads:
+            thread.join()
+        if self.holds is not None:
+            self.holds.close()
         super().close()

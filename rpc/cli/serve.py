@@ -18,6 +18,7 @@ from urllib.parse import quote
 from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent, on_signals
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
+from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
 from persist.core.errors import InvalidUsage
@@ -28,6 +29,7 @@ from rpc.serving import bind, local_url_of, serve, url_of
 from rpc.settings import DEFAULT_DIRECTORY, ServerSettings, from_environment
 
 RESTART_PAUSE_S = 0.5
+HOME_TIMEOUT_S = 5.0  # of one request for a hold
 CHILD_STOP_EXTRA_S = 5.0  # beyond the children's own shutdown time
 _FD = "PERSIST_LISTEN_FD"
 _PEERS = "PERSIST_PEER_PORTS"
@@ -55,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--of", metavar="NAME", help="with --read-only: the region that is home to the copy")
     parser.add_argument("--index", metavar="FILE", help="the index of regions, told to clients (persist regions)")
     parser.add_argument("--home", metavar="URLS", help="with --read-only: servers there, told to who would write")
+    parser.add_argument(
+        "--no-holds", action="store_true", help="with --home: do not hold there what readers here still need"
+    )
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
@@ -99,6 +104,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "of": arguments.of,
         "home": arguments.home,
         "index": arguments.index,
+        "holds": False if arguments.no_holds else None,
         "maintenance": False if arguments.no_maintenance else None,
     }
     found: dict[str, Any] = from_environment()
@@ -141,6 +147,9 @@ def _opened(arguments: argparse.Namespace, settings: ServerSettings, served: Loc
         raise InvalidUsage("give either --dir or --blob, not both")
     url = where.blob or f"persist://{quote(os.path.abspath(where.directory or DEFAULT_DIRECTORY))}"
     replica = open_replica(url, Home(settings.of, settings.home_urls), served)
+    if settings.holds and settings.home_urls:
+        home = Connection(",".join(settings.home_urls), token=settings.home_token, timeout_s=HOME_TIMEOUT_S)
+        replica.hold_at(home.transport, settings.region or "copy")
     replica.watch()
     return replica
 
@@ -216,7 +225,7 @@ def _spawn(
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
     own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home", "index")}
-    own["PERSIST_READ_ONLY"] = str(int(settings.read_only))
+    own |= {"PERSIST_READ_ONLY": str(int(settings.read_only)), "PERSIST_HOLDS": str(int(settings.holds))}
     if settings.maintenance_token is not None:
         own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
     return subprocess.Popen(command, pass_fds=(listener.fileno(),), env={**_environment(arguments), **own})

@@ -45,8 +45,17 @@ async def regions(request: Request) -> dict[str, Any]:
         "published": instant_text(published_ms) if published_ms else None,
         "failed": None if follower.failed is None else follower.failed.message,
         "bad_blobs": follower.bad_blobs,
+        "holds": _holds(location),
         "shards": [_shard(location, name) for name in names],
     }
+
+
+def _holds(location: Replica) -> dict[str, Any] | None:
+    """How many shards are held at home, and why the last try failed; None: nothing is to be held."""
+    holds = location.holds
+    if holds is None:
+        return None
+    return {"shards": holds.count, "failed": None if holds.failed is None else holds.failed.message}
 
 
 def _shard(location: Replica, name: str) -> dict[str, Any]:

@@ -1,0 +1,179 @@
+"""Holds at home for those who read in a region: as long as the link is up, home keeps what they still need.
+
+A server of a region keeps one leased reader at home for each shard that somebody reads here; lists of readers show it
+as `region:us`. It stands at the earliest version, and time, that anybody here holds, and moves as they move on. Where
+the region is gone, its leases lapse as any reader's do. A hold counts from the version that home had when it was taken:
+who reads an earlier one here may be told Expired yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from persist.client.snapshot import ReadLease, ReadSettings
+from persist.client.transport import Transport
+from persist.commit.system import Clock
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, NotReadable, PersistError
+from persist.core.ids import ReaderId, SeqNo
+
+log = logging.getLogger("persist.regions")
+
+SHARDS_MAX = 10_000  # that are held at a time
+READERS_MAX = 100_000  # that are remembered, of all shards together
+IDLE_S = 600.0  # for so long a shard is held after the last who read it
+PER_ROUND_MAX = 500  # shards of which one round asks home
+LEASE = ReadSettings(lease_ms=900_000, retry_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    since: Antichain
+    seqno: SeqNo
+    until_s: float
+
+
+@dataclass
+class _Held:
+    """A shard that is read here. `used_s`: when somebody last asked."""
+
+    readers: dict[ReaderId, _Reader] = field(default_factory=dict)
+    lease: ReadLease | None = None
+    used_s: float = 0.0
+
+
+class HomeHolds:
+    """Thread-safe. `home` opens the way to home, when it is first needed; `shown` tells the State that is shown."""
+
+    def __init__(
+        self,
+        region: str,
+        home: Callable[[], Transport],
+        shown: Callable[[str], tuple[Antichain, SeqNo] | None],
+        clock: Clock,
+    ) -> None:
+        self.failed: PersistError | None = None  # why the last round could not reach home
+        self._purpose = f"region:{region}"
+        self._home = home
+        self._shown = shown
+        self._clock = clock
+        self._transport: Transport | None = None
+        self._lock = threading.Lock()
+        self._held: dict[str, _Held] = {}
+        self._readers = 0
+
+    # --- what readers here do
+
+    def took(self, name: str, command: c.RegisterReader | c.HoldPoint, since: Antichain, seqno: SeqNo) -> None:
+        """Somebody here begins to read at this time and version."""
+        self._note(name, command.reader, _Reader(since, seqno, self._clock.monotonic() + command.lease_ms / 1000))
+
+    def kept(self, name: str, command: c.HeartbeatReader | c.MoveHold | c.DowngradeSince) -> None:
+        """Somebody goes on; perhaps one who began at another server of the region."""
+        until_s = self._clock.monotonic() + LEASE.lease_ms / 1000
+        with self._lock:
+            held = self._held.get(name)
+            known = None if held is None else held.readers.get(command.reader)
+        since = known.since if known is not None else Antichain(0)
+        seqno = known.seqno if known is not None else command.seqno or SeqNo(0)
+        if isinstance(command, (c.MoveHold, c.DowngradeSince)):
+            since, seqno = max(since, command.since), max(seqno, command.seqno)
+        self._note(name, command.reader, _Reader(since, seqno, until_s))
+
+    def gave_back(self, name: str, reader: ReaderId) -> None:
+        """Somebody has ended."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None and held.readers.pop(reader, None) is not None:
+                self._readers -= 1
+
+    def _note(self, name: str, reader: ReaderId, found: _Reader) -> None:
+        with self._lock:
+            held = self._held.get(name)
+            if held is None:
+                if len(self._held) >= SHARDS_MAX:
+                    return
+                held = self._held[name] = _Held()
+            held.used_s = self._clock.monotonic()
+            if reader not in held.readers:
+                if self._readers >= READERS_MAX:
+                    return
+                self._readers += 1
+            held.readers[reader] = found
+
+    # --- what is held at home
+
+    @property
+    def count(self) -> int:
+        """How many shards are held at home now."""
+        with self._lock:
+            return sum(held.lease is not None for held in self._held.values())
+
+    def round(self) -> None:
+        """Take, keep, move and give back holds at home, as readers here need them. Raises nothing."""
+        with self._lock:
+            names = sorted(self._held, key=lambda name: self._held[name].used_s)[:PER_ROUND_MAX]
+        try:
+            if names and self._transport is None:
+                self._transport = self._home()
+            for name in names:
+                self._look_after(name)
+            self.failed = None
+        except PersistError as error:
+            if self.failed is None:
+                log.warning("nothing is held at home: %s", error)
+            self.failed = error
+
+    def close(self) -> None:
+        """Give everything back."""
+        with self._lock:
+            leases = [held.lease for held in self._held.values() if held.lease is not None]
+            self._held.clear()
+        for lease in leases:
+            lease.close()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _look_after(self, name: str) -> None:
+        now_s = self._clock.monotonic()
+        with self._lock:
+            held = self._held[name]
+            lapsed = [reader for reader, known in held.readers.items() if known.until_s < now_s]
+            for reader in lapsed:
+                del held.readers[reader]
+            self._readers -= len(lapsed)
+            readers, lease = list(held.readers.values()), held.lease
+            if not readers and now_s - held.used_s > IDLE_S:
+                del self._held[name]
+        if not readers and now_s - held.used_s > IDLE_S:
+            if lease is not None:
+                lease.close()
+            return
+        shown = self._shown(name)
+        sinces = [reader.since for reader in readers] + ([shown[0]] if shown is not None else [])
+        seqnos = [reader.seqno for reader in readers] + ([shown[1]] if shown is not None else [])
+        if lease is None:
+            held.lease = self._taken(name, min(sinces, default=None))
+            return
+        try:
+            self._moved(lease, min(sinces, default=lease.since), min(seqnos, default=lease.seqno))
+        except Expired:  # home has not heard of us for so long: what is needed is held from now on
+            held.lease = self._taken(name, min(sinces, default=None))
+
+    def _taken(self, name: str, since: Antichain | None) -> ReadLease:
+        assert self._transport is not None
+        try:
+            return ReadLease.open(self._transport, name, since, self._purpose, LEASE)
+        except NotReadable:  # home has forgotten that time already
+            return ReadLease.open(self._transport, name, None, self._purpose, LEASE)
+
+    def _moved(self, lease: ReadLease, since: Antichain, seqno: SeqNo) -> None:
+        """Move the hold forward, never back; else only renew it. Home's since stays, whatever our token may do."""
+        if since > lease.since or seqno > lease.seqno:
+            lease.move_alone(max(since, lease.since), max(seqno, lease.seqno))
+        else:
+            lease.keep()

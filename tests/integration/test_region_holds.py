@@ -1,0 +1,167 @@
+"""What readers of a region need is held at home, as long as the link is up."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from compactor.worker import Worker
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.transport import Transport
+from persist.commit.collector import Collector
+from persist.core.errors import Expired, Unavailable
+from persist.regions.holding import IDLE_S
+from persist.regions.replicating import ReplicateSettings, Replicator
+from tests.integration.test_regions import Place, rows
+
+
+class Held(Place):
+    """A region that holds at home; a copy that deletes at once what home deletes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        settings = ReplicateSettings(at_once=1, keep_s=0.0)
+        self.replicator = Replicator(self.world.blob, self.copy, self.machine.location.clock, settings)
+        self.is_cut = False
+        self.region.hold_at(self.way_home, "us")
+        rows(self.there)
+        self.round()
+        self.follow()
+
+    def way_home(self) -> Transport:
+        if self.is_cut:
+            raise Unavailable("the link is cut")
+        return EmbeddedTransport(self.world.machine().location)
+
+    def round(self) -> None:
+        assert self.region.holds is not None
+        self.region.holds.round()
+
+    def follow(self) -> None:
+        """All that was published has come."""
+        self.replicate()
+        self.world.pass_ms(1_000)
+        self.region.follower.look(now=True)
+
+    def purposes(self) -> list[str]:
+        state = self.world.machine().location.machine("orders").refresh()
+        return [reader.purpose for reader in state.leased_readers.values()]
+
+    def maintained(self) -> None:
+        """Home merges what it can, and deletes what nobody holds."""
+        location = self.world.machine().location
+        Worker(location).run("orders", idle=True)
+        collector = Collector(location)
+        for _ in range(20):
+            if collector.run("orders").done:
+                break
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+def changed(held: Held) -> None:
+    """What a snapshot of before needs is merged away at home, and deleted here as soon as home lets it go."""
+    for number in range(20, 32):
+        held.insert(number)
+    held.shard.configure(history="none")
+    held.maintained()
+    held.maintained()
+    held.follow()
+
+
+def test_a_snapshot_reads_on_while_home_merges_and_collects(held: Held) -> None:
+    expected = rows(held.there)
+    snapshot = held.there.snapshot()
+    held.round()
+    changed(held)
+    assert sorted(map(repr, snapshot.to_arrow().to_pylist())) == expected
+    snapshot.close()
+    assert rows(held.there) == rows(held.shard)
+
+
+def test_without_a_hold_the_same_snapshot_is_expired(held: Held) -> None:
+    assert held.region.holds is not None
+    held.region.holds.close()
+    held.region.holds = None
+    snapshot = held.there.snapshot()
+    changed(held)
+    with pytest.raises(Expired):
+        snapshot.to_arrow()
+
+
+def test_holds_are_seen_at_home_and_move_on_as_readers_do(held: Held) -> None:
+    assert held.purposes() == ["region:us"]
+    snapshot = held.there.snapshot()
+    held.round()
+    changed(held)
+    blobs = len(list(held.world.blob.list("s")))
+    snapshot.close()
+    held.round()
+    held.maintained()
+    held.maintained()
+    assert len(list(held.world.blob.list("s"))) < blobs
+    assert held.purposes() == ["region:us"]
+
+
+def test_a_region_never_moves_since_at_home(held: Held) -> None:
+    before = held.shard.since()
+    with closing(held.there.listen(0, until=5)) as events:
+        for _ in events:
+            held.round()
+    held.world.pass_ms(1_000)
+    held.round()
+    assert held.shard.since() == before
+
+
+def test_a_shard_that_nobody_reads_any_more_is_let_go(held: Held) -> None:
+    held.world.pass_ms(int(IDLE_S * 1000) - 60_000)
+    held.round()
+    assert held.purposes() == ["region:us"]
+    held.world.pass_ms(120_000)
+    held.round()
+    assert held.purposes() == []
+    assert held.region.holds is not None
+    assert held.region.holds.count == 0
+
+
+def test_a_region_that_is_closed_gives_back_what_it_held(held: Held) -> None:
+    assert held.region.holds is not None
+    held.region.holds.close()
+    assert held.purposes() == []
+
+
+def test_without_a_link_reads_go_on_and_holds_come_back_with_it(held: Held) -> None:
+    assert held.region.holds is not None
+    lost: Any = held.region.holds._transport
+    held.region.holds._transport, held.is_cut = None, True
+    held.round()
+    assert held.region.holds.failed is not None
+    assert rows(held.there) == rows(held.shard)
+    held.world.pass_ms(2 * 900_000)  # at home the lease has lapsed
+    held.is_cut = False
+    rows(held.there)
+    held.insert(40)
+    held.maintained()
+    held.round()
+    held.round()
+    assert held.region.holds.failed is None
+    assert held.purposes() == ["region:us"]
+    assert lost is not None
+
+
+def test_a_reader_that_came_from_another_server_is_held_too(held: Held) -> None:
+    other = held.server()
+    snapshot = Client(EmbeddedTransport(other)).shard("orders").snapshot()
+    lease = snapshot._lease  # its next request is answered by this server
+    lease._transport = EmbeddedTransport(held.region)
+    lease.check()
+    held.round()
+    expected = rows(held.shard, 4)
+    changed(held)
+    assert sorted(map(repr, snapshot.to_arrow().to_pylist())) == expected
