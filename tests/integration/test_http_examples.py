@@ -63,7 +63,7 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
     assert json.loads(answer("past=5"))["upper"] == [6]
     assert json.loads(answer("downgrade-since?since=3"))["shard_since"] == [0], "its own history holds it"
     assert json.loads(answer("forget?before=3"))["since"] == [3]
-    assert json.loads(answer("shards?prefix"))["shards"] == ["eu/orders"]
+    assert json.loads(answer("shards?prefix"))["shards"] == ["eu/orders", "eu/orders-test"]
     tokens = json.loads((tmp_path / "tokens.json").read_text())["tokens"]
     assert (tokens[0]["id"], tokens[0]["scopes"], tokens[0]["prefixes"]) == ("etl", ["write"], ["eu/"])
     assert answer("persist token").startswith("pt_etl_")
