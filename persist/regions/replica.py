@@ -28,7 +28,7 @@ from persist.commit.versions import Versions
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.binding import Binding
-from persist.core.errors import InvalidUsage, PersistError, ReadOnly, Unavailable, UnknownShard
+from persist.core.errors import HistoryLost, InvalidUsage, PersistError, ReadOnly, Unavailable, UnknownShard
 from persist.core.ids import IdSource, SeqNo
 from persist.core.recorded import NOBODY, Caller
 from persist.core.state import State
@@ -200,10 +200,21 @@ class ReplicaMachine(Machine):
         return self.publish(state)
 
     def check_seen(self, state: State, seen: Seen | None) -> None:
-        """Raises Unavailable: the caller has read a later version, of home or of another server of the region."""
-        if seen is not None and state.seqno < seen.seqno and (now := self.refresh()).seqno < seen.seqno:
+        """Raises Unavailable (the caller has read a later version, of home or of another server of the region), and
+
+        HistoryLost (it has read another one of this seqno).
+        """
+        if seen is None:
+            return
+        if state.seqno < seen.seqno and (state := self.refresh()).seqno < seen.seqno:
             raise Unavailable(
-                f"shard {self.name!r} is at v{now.seqno} here, and the caller has read v{seen.seqno}: wait, or ask home"
+                f"shard {self.name!r} is at v{state.seqno} here, and the caller has read v{seen.seqno}: wait, or ask "
+                "home"
+            )
+        if state.seqno == seen.seqno and state.commit_id != seen.commit_id:
+            raise HistoryLost(
+                f"who listens to shard {self.name!r} has read another v{seen.seqno} than this copy shows: home has lost "
+                "commits, and two histories were published. Listen anew to go on without what was given last"
             )
 
     def create(self, state: State, follows: str | None = None) -> State:

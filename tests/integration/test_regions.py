@@ -29,6 +29,7 @@ from persist.core.errors import (
     Conflict,
     Corruption,
     Expired,
+    HistoryLost,
     InvalidUsage,
     PersistError,
     ReadOnly,
@@ -257,6 +258,9 @@ def test_who_has_read_a_later_version_is_not_shown_an_earlier_one(place: Place) 
     behind.follower.look = lambda *, now=False: None  # type: ignore[method-assign]
     with pytest.raises(Unavailable, match="the caller has read"):
         behind.machine("orders").check_seen(behind.machine("orders").refresh(), Seen(newest.seqno, newest.commit_id))
+    place.region.machine("orders").check_seen(newest, Seen(newest.seqno, newest.commit_id))
+    with pytest.raises(HistoryLost, match="two histories"):
+        place.region.machine("orders").check_seen(newest, Seen(newest.seqno, "f" * 32))
 
 
 def test_how_far_behind_a_copy_is(place: Place) -> None:
