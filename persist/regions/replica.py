@@ -213,8 +213,8 @@ class ReplicaMachine(Machine):
             )
         if state.seqno == seen.seqno and state.commit_id != seen.commit_id:
             raise HistoryLost(
-                f"who listens to shard {self.name!r} has read another v{seen.seqno} than this copy shows: home has lost "
-                "commits, and two histories were published. Listen anew to go on without what was given last"
+                f"who listens to shard {self.name!r} has read another v{seen.seqno} than this copy shows: home has "
+                "lost commits, and two histories were published. Listen anew to go on without what was given last"
             )
 
     def create(self, state: State, follows: str | None = None) -> State:
