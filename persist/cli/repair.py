@@ -14,15 +14,13 @@ from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.commit.examine import Named, all_parts, faults
 from persist.commit.location import Location
-from persist.copies.mending import LEFT, PUT, REPLACED, mended
+from persist.copies.mending import LEFT, PUT, REPLACED, mended, put_anew
 from persist.core import commands as c
 from persist.core.batch import Part
 from persist.core.errors import InvalidUsage
-from persist.core.ids import PartId, check_shard_name, mint, parse
-from persist.core.keys import COMPACTOR, bundle_key, part_key
+from persist.core.ids import PartId, check_shard_name, parse
 from persist.core.record import asdict, replace
 from persist.core.state import State
-from persist.formats.store_errors import translated
 
 EXIT_FOUND = 1
 
@@ -107,11 +105,7 @@ def _replace(location: Location, name: str, part_id: PartId, file: Path, is_mean
     if not is_meant:
         print(f"would put {file} in the place of part {part_id} of shard {name!r}; with --yes it is done")
         return EXIT_FOUND
-    fresh = mint(PartId, location.ids)
-    key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, fresh)
-    with translated():
-        location.blob.put(key, data)
-    return _done(location, c.ReplacePart(part_id, replace(part, id=fresh, key=key)), state, named)
+    return _done(location, c.ReplacePart(part_id, put_anew(location, state, part, data)), state, named)
 
 
 def _done(location: Location, command: c.ReplacePart, before: State, named: Named) -> int:

@@ -20,6 +20,7 @@ from persist.core.errors import Corruption
 from persist.core.ids import PartId, check_shard_name, mint, shard_id_of
 from persist.core.keys import COMPACTOR, bundle_key, part_key, shard_of
 from persist.core.record import replace
+from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
 
 BACKUPS_TRIED_MAX = 1_000  # the newest ones, of which the checksum of a blob is read
@@ -133,13 +134,18 @@ class _Mending:
         location = self._location
         if self._dry_run:
             return Mended(fault, REPLACED)
-        fresh = mint(PartId, location.ids)
-        state = location.machine(self._name).refresh()
-        key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, fresh)
-        with translated():
-            location.blob.put(key, data)
-        command = c.ReplacePart(part.id, replace(part, id=fresh, key=key))
+        fresh = put_anew(location, location.machine(self._name).refresh(), part, data)
+        command = c.ReplacePart(part.id, fresh)
         if fault.within is not None:
             command = replace(command, within=fault.within.id, listed=fault.listed)
         location.machine(self._name).apply(command)
-        return Mended(fault, REPLACED, by=key)
+        return Mended(fault, REPLACED, by=fresh.key or "")
+
+
+def put_anew(location: Location, state: State, part: Part, data: bytes) -> Part:
+    """Put a copy of a part, or bundle, under a new key; the part that is to take its place. Raises Unavailable."""
+    fresh = mint(PartId, location.ids)
+    key = (part_key if part.bundle is None else bundle_key)(state.shard_id, COMPACTOR, fresh)
+    with translated():
+        location.blob.put(key, data)
+    return replace(part, id=fresh, key=key)
