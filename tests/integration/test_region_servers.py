@@ -16,9 +16,11 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob import open_blob
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from tests.integration.test_runbook import with_path
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -31,24 +33,37 @@ def large(number: int) -> pa.Table:
     return pa.table({"id": ids, "v": [f"{n * 7919 % 100_003}" for n in ids]})
 
 
+SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof])
+Stores = tuple[str, str | None, str]  # the blob store at home, the consensus store, the copy
+
+
 class Two:
     """Home, and a region to which its blob store is copied."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.data, self.copied = root / "home", f"file://{root}/copy"
-        self.home = Server(self.data, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
+    def __init__(self, root: Path, stores: Stores | None = None) -> None:
+        self.root, self.data = root, root / "home"
+        self.blobs, self.consensus, self.copied = stores or (f"file://{self.data}/blob", None, f"file://{root}/copy")
+        self.home = self.serve()
         with persist.connect(self.home.url) as client:
             shard = client.create_shard("orders", SCHEMA, ["id"])
             shard.insert(large(0))
         self.replicating = self.replicate()
-        wait_until(lambda: (root / "copy" / "location-id").exists(), "the copy begins")
-        wait_until(lambda: list((root / "copy").glob("cat/*")) != [], "the names have come")
+        wait_until(lambda: self.has_come("location-id"), "the copy begins")
+        wait_until(lambda: self.has_come("cat/"), "the names have come")
         self.region = self.server()
+
+    def has_come(self, prefix: str) -> bool:
+        with closing(open_blob(self.copied)) as blob:
+            return next(iter(blob.list(prefix)), None) is not None
+
+    def serve(self) -> Server:
+        """A server at home, with maintenance."""
+        where = () if self.consensus is None else ("--blob", self.blobs, "--consensus", self.consensus)
+        return Server(self.data, *where, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
 
     def replicate(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "persist.cli", "replicate", "--every", "0.1", "--keep", "2", "--whole", "2"]
-        stores = ["--from", f"file://{self.data}/blob", "--to", self.copied]
+        stores = ["--from", self.blobs, "--to", self.copied]
         return subprocess.Popen([*command, *stores], stdout=subprocess.DEVNULL)
 
     def server(self) -> Server:
@@ -66,6 +81,18 @@ class Two:
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
     made = Two(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["directory", SERVERS])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Two]:
+    """As `two`, also with PostgreSQL and two prefixes of a bucket."""
+    stores = None
+    if request.param != "directory":
+        s3, postgres = request.getfixturevalue("s3_url"), request.getfixturevalue("postgres_url")
+        stores = with_path(s3, "home"), postgres, with_path(s3, "copy")
+    made = Two(tmp_path, stores)
     yield made
     made.close()
 
@@ -88,7 +115,8 @@ def get(url: str) -> tuple[dict[str, Any], dict[str, str]]:
         return json.load(answer), dict(answer.headers)
 
 
-def test_a_region_follows_home_and_shows_the_same(two: Two) -> None:
+def test_a_region_follows_home_and_shows_the_same(anywhere: Two) -> None:
+    two = anywhere
     with persist.connect(two.home.url) as home, persist.connect(two.region.url) as region:
         shard = home.shard("orders")
         wait_until(lambda: region.shards() == ["orders"], "the name has come")
@@ -144,7 +172,8 @@ def test_a_write_to_a_region_is_refused_with_the_address_of_home(two: Two) -> No
     assert (refused.value.code, body["kind"], body["details"]["home"]) == (403, "read_only", [two.home.url])
 
 
-def test_a_link_that_is_cut_stops_nothing_but_progress(two: Two) -> None:
+def test_a_link_that_is_cut_stops_nothing_but_progress(anywhere: Two) -> None:
+    two = anywhere
     with persist.connect(two.region.url) as region:
         there = region.shard("orders")
         before = digest(there, 0)
@@ -158,7 +187,7 @@ def test_a_link_that_is_cut_stops_nothing_but_progress(two: Two) -> None:
         two.region = two.server()
         with persist.connect(two.region.url) as again:
             assert digest(again.shard("orders"), 0) == before
-        two.home = Server(two.data, environment={"PERSIST_PUBLISH_EVERY": "1"}, maintenance=True)
+        two.home = two.serve()
         with persist.connect(two.home.url) as home:
             home.shard("orders").insert(large(1))
             two.replicating = two.replicate()
