@@ -157,7 +157,7 @@ class ReadLease:
         self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
 
     def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `move`, but the shard's since stays wherever it is: nobody loses history by it. Raises Expired."""
+        """As `move` to `since` and `seqno`, but the shard's since stays: nobody loses history by it. Raises Expired."""
         self._give_up(since, seqno, c.MoveHold)
 
     def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
