@@ -34,6 +34,7 @@ from persist.formats.store_errors import translated
 
 ID_KEY = "location-id"
 LOG_KEY = HIDDEN + "binding"
+COPY_KEY = "copy-of"  # in a store to which another one is copied: who deletes there deletes nothing of a home
 FIRST_EPOCH = 1
 SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
 CONFIRM_EVERY_S = 5.0  # how long a comparison lets deletions go on

@@ -15,7 +15,7 @@ from typing import Any
 from blob import Blob, BlobExists, BlobNotFound
 from consensus import HIDDEN, Consensus
 from persist.client.wall_clock import instant_text
-from persist.commit.identity import ID_KEY, LOG_KEY, Identity, epoch_key
+from persist.commit.identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key
 from persist.commit.levels import read_level
 from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
@@ -332,6 +332,8 @@ def _bind(location: Location, binding: Binding) -> None:
         entry = location.consensus.head(LOG_KEY)
     if entry is None or entry.data != data:
         raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; look, then retry")
+    with translated():
+        location.blob.delete([COPY_KEY])  # a copy that becomes a home is one no more: nothing is copied over it
     location.identity.check()
 
 

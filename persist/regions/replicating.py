@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from blob import Blob, BlobNotFound
-from persist.commit.identity import ID_KEY
+from persist.commit.identity import COPY_KEY, ID_KEY
 from persist.commit.system import Clock
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.errors import Conflict, Corruption, InvalidUsage
@@ -102,20 +102,29 @@ class Replicator:
     def _check_pair(self) -> None:
         """That both are of one location, and the copy has not become a home of its own."""
         with translated():
-            own = self._id_of(self._home)
-            other = self._id_of(self._copy)
+            own, other = self._id_of(self._home), self._id_of(self._copy)
             if own is None:
                 raise InvalidUsage(f"{self._home.url} has no location: give the blob store of one")
-            if other is None and (found := next(iter(self._copy.list("")), None)) is not None:
-                raise InvalidUsage(f"{self._copy.url} is no copy of a location, and not empty: it has {found.key}")
-            if other not in (None, own):
-                raise InvalidUsage(
-                    f"{self._copy.url} is of another location than {self._home.url}: give an empty store"
-                )
             known = {stat.key for stat in self._home.list(EPOCHS)}
             later = [stat.key for stat in self._copy.list(EPOCHS) if stat.key not in known]
-        if later:
-            raise Conflict(f"{self._copy.url} has gone on by itself, at {later[-1]}: nothing is copied over it")
+            if other == own and later:
+                raise Conflict(f"{self._copy.url} has gone on by itself, at {later[-1]}: nothing is copied over it")
+            self._check_marked(own, other)
+
+    def _check_marked(self, own: bytes, other: bytes | None) -> None:
+        """That the store is a copy, and so nothing is deleted in a home by mistake. One that is empty is marked."""
+        try:
+            marked = self._copy.get(COPY_KEY)
+        except BlobNotFound:
+            if (found := next(iter(self._copy.list("")), None)) is not None:
+                raise InvalidUsage(
+                    f"{self._copy.url} is no copy that `persist replicate` has made, and not empty: it has {found.key}."
+                    " Look whether --from and --to are the right way round, and give an empty store"
+                ) from None
+            self._copy.put(COPY_KEY, own)
+            return
+        if marked != own or other not in (None, own):
+            raise InvalidUsage(f"{self._copy.url} is of another location than {self._home.url}: give an empty store")
 
     def _id_of(self, blob: Blob) -> bytes | None:
         try:
@@ -176,7 +185,7 @@ class Replicator:
     def _note_gone(self, prefixes: list[str], here: set[str], now_s: float) -> None:
         """Note since when keys of the copy are known to be gone at home, of what was compared."""
         assert self._there is not None
-        compared = {key for key in self._there if any(key.startswith(prefix) for prefix in prefixes)}
+        compared = {key for key in self._there - {COPY_KEY} if key.startswith(tuple(prefixes))}
         compared |= {key for key in self._there if key.startswith((JOURNALS, CATALOGUES))}
         for key in compared - here:
             self._gone_s.setdefault(key, now_s)

@@ -321,6 +321,7 @@ def test_a_copy_becomes_home_by_a_recovery_and_the_old_home_copies_nothing_over_
     shard = Client(EmbeddedTransport(promoted), AT_ONCE).shard("orders")
     assert {as_of: rows(shard, as_of) for as_of in range(5)} == before
     shard.insert([{"id": 50, "v": "by the new home"}])
+    assert place.copy.stat("copy-of") is None
     with pytest.raises(Conflict, match="has gone on by itself"):
         place.replicator.round(whole=True)
     with closing(Published(promoted, PublishSettings(), at_once=True)) as published:
@@ -427,10 +428,18 @@ def test_stores_that_do_not_belong_together_are_refused(place: Place) -> None:
     with pytest.raises(InvalidUsage, match="not empty"):
         Replicator(place.world.blob, full, clock).round()
     other = MemoryBlob("mem:z")
-    other.put("location-id", b"f" * 32)
+    other.put("copy-of", b"f" * 32)
     with pytest.raises(InvalidUsage, match="is of another location"):
         Replicator(place.world.blob, other, clock).round()
     assert [stat.key for stat in full.list("")] == ["x"]
+
+
+def test_the_wrong_way_round_nothing_is_deleted_at_home(place: Place) -> None:
+    place.insert(7)  # home has what the copy does not: to a copier it would be gone
+    before = [stat.key for stat in place.world.blob.list("")]
+    with pytest.raises(InvalidUsage, match="the right way round"):
+        Replicator(place.copy, place.world.blob, place.machine.location.clock, ReplicateSettings(keep_s=0.0)).round()
+    assert [stat.key for stat in place.world.blob.list("")] == before
 
 
 def test_a_blob_that_differs_in_the_copy_is_told(place: Place) -> None:
