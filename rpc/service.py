@@ -23,7 +23,7 @@ from persist.core.errors import Forbidden, ReadOnly
 from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
-from persist.regions.index import IndexFile, region_of
+from persist.regions.index import open_index, region_of
 from rpc.auth import Principal, Tokens
 from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
@@ -52,7 +52,7 @@ class Service:
         self.work = Work(settings.limits)
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
-        self.index = IndexFile(settings.index) if settings.index else None
+        self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
         self.metrics = Metrics(location, self._gauges, settings.limits.metric_shards_max)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),

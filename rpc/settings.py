@@ -12,6 +12,7 @@ from persist.commit.publishing import EVERY_S_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
+from persist.regions.fencing import check_fence
 from persist.regions.opening import check_region
 
 DEFAULT_DIRECTORY = "persist-data"
@@ -64,7 +65,9 @@ class ServerSettings:
     read_only: bool = False  # a copy of another location's blob store is served, and nothing is written
     region: str = ""  # the name of the region in which this server is
     of: str = ""  # the region that is home to what a read-only server shows
-    index: str = ""  # the file with the index of regions, of which clients are told
+    index: str = ""  # the index of regions, of which clients are told: a file, or the URL of a server that tells it
+    index_token: str | None = field(default=None, repr=False)  # by which it is asked for there
+    self_fence: int = 0  # seconds after which a home that cannot look whether another has taken over stops writing
     home: str = ""  # URLs of servers there, with commas: answers to who would write name them
     home_token: str | None = field(default=None, repr=False)  # by which holds are taken there
     holds: bool = True  # whether what readers need here is held at home
@@ -114,6 +117,9 @@ class ServerSettings:
             check_region(region)
         if self.read_only and self.consensus:
             raise InvalidUsage("a read-only server needs the blob store alone: give no consensus location")
+        check_fence(self.self_fence)
+        if self.read_only and self.self_fence:
+            raise InvalidUsage("a read-only server does not write: --self-fence is for a home")
         if not self.read_only and (self.of or self.home):
             raise InvalidUsage("of and home are for a read-only server: give --read-only")
 

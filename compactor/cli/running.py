@@ -12,7 +12,11 @@ from persist.cli import where
 from persist.cli.process import announce, configure_logs, end_with_parent, on_signals
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
+from persist.commit.system import SystemClock
 from persist.core.errors import InvalidUsage
+from persist.regions.fencing import HomeWatch
+from persist.regions.index import open_index
+from persist.regions.opening import check_region
 
 NUMBER_MAX = 2**31  # of any number among the arguments
 
@@ -26,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nice", type=int, default=0, metavar="N", help="lower this process's priority by N")
     parser.add_argument(
         "--end-with-parent", type=int, metavar="PID", help="end when the process PID, which starts this one, ends"
+    )
+    parser.add_argument("--region", default="", metavar="NAME", help="with --index: the region that this is home of")
+    parser.add_argument(
+        "--index",
+        metavar="FILE",
+        help="the index of regions, a file or a server: it tells who is home",
     )
     parser.add_argument("--verbose", action="store_true", help="a log line for every piece of work")
 
@@ -45,7 +55,14 @@ def prepare(arguments: argparse.Namespace) -> None:
 def open_location(arguments: argparse.Namespace) -> Location:
     """The location that the arguments name, without small merges after commits: those are the writers' own."""
     settings = LocationSettings(machine=MachineSettings(small_merges=False))
-    return where.where_of(arguments).open(settings, must_exist=True)
+    region, index = check_region(arguments.region) if arguments.region else "", arguments.index
+    if index and not region:
+        raise InvalidUsage("--index needs --region, of which this is the home")
+    known = open_index(index, os.environ.get("PERSIST_INDEX_TOKEN"), SystemClock()) if index else None
+    location = where.where_of(arguments).open(settings, must_exist=True)
+    if known is not None:  # nothing is committed or deleted once the index says that another home has taken over
+        HomeWatch(location.identity, region, known)
+    return location
 
 
 def check_stores(location: Location) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.regions.asking import asked
 from persist.regions.index import Entry, Index, read_index, write_index
 from persist.regions.opening import check_region
 
 EXIT_FOUND = 1
-ANSWER_S = 10.0
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     put.add_argument("--write", default="", metavar="URLS", help="servers at its home, with commas")
     put.add_argument("--read", default="", metavar="URLS", help="servers near here that read it, with commas")
     put.add_argument("--home-blob", default="", metavar="URL", help="its blob store at home")
+    put.add_argument("--epoch", type=int, default=0, metavar="N", help="that of its home: earlier homes only read")
     put.add_argument("--copy-blob", default="", metavar="URL", help="the copy of it near here")
     remove = actions.add_parser("remove", help="forget a region", description="forget a region")
     remove.add_argument("region", metavar="REGION")
@@ -53,8 +51,9 @@ def _set(arguments: argparse.Namespace) -> int:
     write, read = _urls(arguments.write), _urls(arguments.read)
     if not write and not read:
         raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
-    entry = Entry(write, read, arguments.home_blob, arguments.copy_blob)
     known = read_index(arguments.index).regions if Path(arguments.index).exists() else {}
+    epoch = max(arguments.epoch, known[name].epoch if name in known else 0)  # a fence is not taken away by the way
+    entry = Entry(write, read, arguments.home_blob, arguments.copy_blob, epoch)
     write_index(arguments.index, Index({**known, name: entry}))
     print(json.dumps(_line(name, entry)))
     return 0
@@ -77,6 +76,8 @@ def _check(arguments: argparse.Namespace) -> int:
             told, why = _asked(url, arguments.token)
             if not why and url in entry.write and told.get("role") != "home":
                 why = "it only reads, and the index sends writes there"
+            if not why and url in entry.write and isinstance(told.get("epoch"), int) and told["epoch"] < entry.epoch:
+                why = f"it is of epoch {told['epoch']}, and the home of epoch {entry.epoch} has taken over"
             shows = told.get("region") if told.get("role") == "home" else told.get("of")
             if not why and shows not in (None, name):
                 why = f"it shows region {shows!r}"
@@ -88,19 +89,16 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _asked(url: str, token: str | None) -> tuple[dict[str, Any], str]:
     """What a server tells of its region; else what went wrong."""
-    headers = {} if token is None else {"authorization": f"Bearer {token}"}
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/v1/regions", headers=headers)
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            told = json.loads(answer.read(ANSWER_BYTES_MAX))
-    except (OSError, ValueError, urllib.error.HTTPError) as error:
-        return {}, f"it does not answer: {error}"
-    return (told, "") if isinstance(told, dict) else ({}, "its answer makes no sense")
+        return asked(url, token), ""
+    except Unavailable as error:
+        return {}, error.message
 
 
 def _line(name: str, entry: Entry) -> dict[str, Any]:
     told = {"region": name, "write": list(entry.write), "read": list(entry.read)}
-    return {**told, "home_blob": entry.home_blob or None, "copy_blob": entry.copy_blob or None}
+    blobs = {"home_blob": entry.home_blob or None, "copy_blob": entry.copy_blob or None}
+    return {**told, **blobs, "epoch": entry.epoch or None}
 
 
 def _urls(text: str) -> tuple[str, ...]:

@@ -21,13 +21,14 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 from blob import Blob, BlobExists, BlobNotFound
 from consensus import HIDDEN, Consensus, ConsensusIndeterminate, Entry
 from persist.commit.system import Clock
 from persist.core.binding import Binding
-from persist.core.errors import Conflict, Corruption, InvalidUsage, Unavailable
+from persist.core.errors import Conflict, Corruption, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import IdSource
 from persist.formats.state_frames import THIS_BUILD, Build, decode_binding, decode_diff, encode_binding
 from persist.formats.store_errors import translated
@@ -38,6 +39,7 @@ COPY_KEY = "copy-of"  # in a store to which another one is copied: who deletes t
 FIRST_EPOCH = 1
 SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
 CONFIRM_EVERY_S = 5.0  # how long a comparison lets deletions go on
+LOOK_EVERY_S = 10.0  # and how long commits; where the stores do not answer these go on, unless they are to stop then
 _OF_A_SHARD = re.compile(r"s[0-9a-f]{32}/")
 
 
@@ -65,6 +67,11 @@ class Identity:
         self._binding: Binding | None = None
         self._confirmed_s = 0.0
         self._newer = False  # whether the blob store has a later epoch
+        self._tried_s = 0.0  # when it was last looked whether another home has taken over
+        self._looked_s = 0.0  # and when that told
+        self._elsewhere: Callable[[], ReadOnly | None] = lambda: None
+        self._taken: ReadOnly | None = None  # why this process only reads, by what was found elsewhere
+        self._fence_after_s: float | None = None  # a process that could not look for so long stops writing
 
     def check(self) -> Binding:
         """The binding of the stores. They are compared once, and bound if they are new.
@@ -78,13 +85,47 @@ class Identity:
         return binding
 
     def check_writable(self) -> None:
-        """As `check`. Raises InvalidUsage also where the blob store has a later epoch: then this process only reads."""
+        """As `check`, and that no other home has taken over. That is looked at when it was not for LOOK_EVERY_S.
+
+        Raises also ReadOnly: one has. Unavailable: this process could not look for so long that it stops by
+        itself. Nothing was written.
+        """
         binding = self.check()
+        if self._clock.monotonic() - self._tried_s >= LOOK_EVERY_S:
+            with contextlib.suppress(Unavailable):
+                self.look()
         if self._newer:
-            raise InvalidUsage(
+            raise ReadOnly(
                 f"{self._consensus.url} is at epoch {binding.epoch} and {self._blob.url} at a later one, so another "
-                "consensus store has taken over: this process only reads; give it the newer consensus store"
+                "consensus store has taken over: this process only reads; give it the newer consensus store",
+                home=[],
+                region="",
             )
+        if self._taken is not None:
+            raise self._taken
+        silent_s = self._clock.monotonic() - self._looked_s
+        if self._fence_after_s is not None and silent_s >= self._fence_after_s:
+            raise Unavailable(
+                f"for {silent_s:.0f} s this process could not look whether another home of {self._blob.url} has taken "
+                "over: it stops writing until it can"
+            )
+
+    def look_elsewhere(self, look: Callable[[], ReadOnly | None], fence_after_s: float | None) -> None:
+        """From now on `look` tells as well whether another home has taken over. It may raise Unavailable.
+
+        `fence_after_s`: who could not look for so long stops writing, and who has just begun looks first. None: no.
+        """
+        self._elsewhere, self._fence_after_s = look, fence_after_s
+        self._tried_s = self._clock.monotonic() - LOOK_EVERY_S
+        self._looked_s = self._clock.monotonic() - (fence_after_s or 0.0)
+
+    def look(self) -> None:
+        """Look whether another home has taken over. Raises Unavailable: that cannot be told now; InvalidUsage."""
+        started_s = self._tried_s = self._clock.monotonic()
+        with self._lock:
+            self._compare()
+        self._taken = self._elsewhere()
+        self._looked_s = started_s
 
     def confirm(self) -> None:
         """Before anything is deleted: compare the stores again, unless that was done in the last seconds.
@@ -95,8 +136,7 @@ class Identity:
         self.check()
         now_s = self._clock.monotonic()
         if now_s - self._confirmed_s >= CONFIRM_EVERY_S:
-            with self._lock:
-                self._compare()
+            self.look()
         self.check_writable()
 
     def raise_epoch(self) -> int:
@@ -141,6 +181,8 @@ class Identity:
             if held is None or decode_binding(held, self._build) != binding:
                 self._refuse("are stores of two locations: give two that belong together")
             self._newer = self._blob.stat(epoch_key(binding.epoch + 1)) is not None
+        if self._binding is None and self._fence_after_s is None:
+            self._tried_s = self._looked_s = started_s
         self._binding, self._confirmed_s = binding, started_s
         return binding
 

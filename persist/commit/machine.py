@@ -141,6 +141,7 @@ class Machine(CachedState):
             won, _ = self._log.compare_and_set(1, data, self._deadline())
             if won:
                 self._log.settled(named.commit_id, data)
+                self._versions.check_begun(self.name)
             existing = named if won else self._versions.load(self.name)
         if existing is None:
             raise Unavailable(f"shard {self.name!r} could not be created: the store lost the race and shows no winner")

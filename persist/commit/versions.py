@@ -20,7 +20,7 @@ from persist.commit.identity import Identity
 from persist.commit.levels import raise_level, read_level
 from persist.commit.receipts import Receipts
 from persist.core import state_diff
-from persist.core.errors import Corruption, HistoryLost, InvalidUsage, Unavailable
+from persist.core.errors import Corruption, HistoryLost, Indeterminate, InvalidUsage, Unavailable
 from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
 from persist.core.keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.loans import LentKeys
@@ -88,7 +88,7 @@ class Versions:
     def encode(self, change: StateDiff, ends: bool = False) -> bytes:
         """The log entry of a state diff, for `check_readable`. `ends`: the shard is dropped after it.
 
-        InvalidUsage: this process may only read, which takes holds all the same.
+        ReadOnly: this process may only read, which takes holds all the same.
         """
         if not state_diff.only_holds(change):
             self._identity.check_writable()
@@ -260,7 +260,22 @@ class Versions:
             named = replace(state, rollups={state.seqno: Rollup(key, 0)})
             self.blob.put(key, encode_state(named, self.level, self.build))
             data = self._beginning(named)
-            return self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
+            begun = self.consensus.begin(state.name, int(state.seqno), data) or self._is_begun(state)
+        if begun:
+            self.check_begun(state.name)
+        return begun
+
+    def check_begun(self, name: str) -> None:
+        """After the first commit of a log: look whether another home has taken over.
+
+        It may have listed the logs before that commit, and would not know of it. Raises Indeterminate: that cannot be
+        told now; ReadOnly: one has. Then the shard may be there, and goes on nowhere.
+        """
+        try:
+            self._identity.look()
+        except Unavailable as error:
+            raise Indeterminate(f"shard {name!r} may have been created; look, then retry: {error}") from error
+        self._identity.check_writable()
 
     def _beginning(self, named: State) -> bytes:
         """The log entry with which a log begins at this State. That of v1 stands for its rollup, as in `create`.
@@ -381,7 +396,7 @@ class Versions:
                 return
             entry = self.consensus.head(name)  # others may have gone on meanwhile
         if entry is None or entry.seqno < newest:
-            self._identity.confirm()  # raises InvalidUsage, where another consensus store has taken over
+            self._identity.confirm()  # raises ReadOnly, where another consensus store has taken over
             ends = f"ends at v{entry.seqno}" if entry is not None else "is empty"
             raise Corruption(
                 f"the log of shard {name!r} {ends}, but the blob store has a rollup of v{newest}: the consensus store "

@@ -38,6 +38,7 @@ def carried(state: State, commit_id: str) -> State:
         claims={},
         rollups={},
         long_diffs={},
+        handed_over=0,
     )
 
 

@@ -115,6 +115,9 @@ class _Unbound(Identity):
     def confirm(self) -> None:
         return
 
+    def look(self) -> None:
+        return
+
 
 def plan(location: Location, gap: int = GAP, older: Consensus | None = None) -> Recovered:
     """What a recovery would bring back. Writes nothing. Raises as `recover`."""

@@ -59,6 +59,8 @@ from persist.core.loan_commands import Returned as Returned
 from persist.core.loan_commands import ShrinkLoan as ShrinkLoan
 from persist.core.outcomes import DIGEST_BYTES, OutcomeFile
 from persist.core.record import Meta, Record
+from persist.core.region_commands import HandOver as HandOver
+from persist.core.region_commands import TakeBack as TakeBack
 from persist.core.results import Appended as Appended
 from persist.core.results import AttributeValues as AttributeValues
 from persist.core.results import Bundled as Bundled

@@ -61,6 +61,9 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.ShrinkLoan: EVER,
     c.EndLoan: EVER,
     c.Returned: EVER,
+    # What there is goes on elsewhere in the phase that it is in.
+    c.HandOver: EVER,
+    c.TakeBack: EVER,
     **dict.fromkeys(GIVING_BACK, EVER),
 }
 

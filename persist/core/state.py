@@ -38,7 +38,7 @@ LATER_4 = (
     "cuts", "retention",
     "erasures",
 )  # and with level 4  # fmt: skip
-LATER_5 = ("loans", "borrowed")  # and with level 5
+LATER_5 = ("loans", "borrowed", "handed_over")  # and with level 5
 
 
 class Policy(Record, frozen=True):
@@ -193,7 +193,8 @@ class State(Record, frozen=True):
     `drops` are those by a drop that some readable time comes before, ascending. No row before `floor` is there as of
     any readable time. `cuts` are those by which the policy of rows will truncate, by the instant whose upper they are;
     `retention` tells how far it has come. `erasures` are rows that were to go for good, by id. `loans` say which of
-    its blobs clones may name, `borrowed` from which shards it may name blobs itself, as a clone.
+    its blobs clones may name, `borrowed` from which shards it may name blobs itself, as a clone. `handed_over` is the
+    epoch of the home at which the shard goes on, and it does not change here any more; 0: it goes on here.
 
     `entries` are the recent ones of the commit history, by seqno, in which callers have said `info_bytes`;
     `entry_files` have the older ones, in order.
@@ -259,6 +260,7 @@ class State(Record, frozen=True):
     erasures: Mapping[str, Erasure] = {}
     loans: Mapping[LoanId, Loan] = {}
     borrowed: Mapping[LoanId, str] = {}
+    handed_over: int = 0
 
     @property
     def truncated(self) -> Truncation:

@@ -90,6 +90,7 @@ SCALARS = (
     "drops",
     "floor",
     "retention",
+    "handed_over",
 )
 
 _NAMING_BLOBS = ("rollups", "claims", "attribute_chunks", "outcome_files", "entry_files", "long_diffs", "loans")
@@ -184,6 +185,7 @@ class StateDiff(Record, frozen=True):
     erasures: MapDiff[str, Erasure] | None = None
     loans: MapDiff[LoanId, Loan] | None = None
     borrowed: MapDiff[LoanId, str] | None = None
+    handed_over: int | None = None
 
 
 def diff(

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
+from persist.commit.system import Clock
+from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
+from persist.regions.asking import asked
 from persist.regions.opening import check_region
 
 VERSION = 1
 REGIONS_MAX = 1_000
 URLS_MAX = 256
+EPOCH_MAX = 2**31
+FETCH_S = 5.0  # between requests for an index, and for how long one may take
 FILE_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -27,16 +34,20 @@ FILE_BYTES_MAX = 4 * 1024 * 1024
 class Entry:
     """`write`: servers at the region's home. `read`: servers near here that read it; where it is home these are both.
 
-    `home_blob` and `copy_blob`: URLs of its blob store at home, and of the copy near here. "": not told.
+    `home_blob` and `copy_blob`: URLs of its blob store at home, and of the copy near here. "": not told. `epoch`: that
+    of its home, at least. A home of an earlier one only reads. 0: not told.
     """
 
     write: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     home_blob: str = ""
     copy_blob: str = ""
+    epoch: int = 0
 
     def check(self) -> None:
-        """Raises InvalidUsage where a URL is none of a server, or there are too many."""
+        """Raises InvalidUsage where a URL is none of a server, or there are too many, or the epoch is none."""
+        if type(self.epoch) is not int or not 0 <= self.epoch <= EPOCH_MAX:
+            raise InvalidUsage(f"epoch is {self.epoch!r:.60}; it must be in [0, {EPOCH_MAX}]")
         for urls in (self.write, self.read):
             if len(urls) > URLS_MAX:
                 raise InvalidUsage(f"a region has at most {URLS_MAX} servers, not {len(urls)}")
@@ -70,10 +81,7 @@ def region_of(name: str) -> str:
 def encode_index(index: Index) -> bytes:
     """The bytes of the file. Raises InvalidUsage."""
     index.check()
-    body = {
-        name: {"write": entry.write, "read": entry.read, "home_blob": entry.home_blob, "copy_blob": entry.copy_blob}
-        for name, entry in sorted(index.regions.items())
-    }
+    body = index_json(index)
     told = {"persist": "regions", "version": VERSION, "regions": body, "crc32": _crc(body)}
     return (json.dumps(told, indent=1) + "\n").encode()
 
@@ -92,15 +100,9 @@ def decode_index(data: bytes, where: str) -> Index:
     if not isinstance(body, dict) or told.get("crc32") != _crc(body):
         raise Corruption(f"{where} fails its checksum: set it by `persist regions`, not by hand")
     try:
-        regions = {
-            name: Entry(tuple(one["write"]), tuple(one["read"]), one["home_blob"], one["copy_blob"])
-            for name, one in body.items()
-        }
-    except (KeyError, TypeError) as error:
-        raise Corruption(f"{where} does not make sense: {error!r}") from error
-    index = Index(regions)
-    index.check()
-    return index
+        return index_of(body)
+    except Corruption as error:
+        raise Corruption(f"{where}: {error.message}") from error
 
 
 def read_index(path: str | Path) -> Index:
@@ -147,6 +149,100 @@ class IndexFile:
         except (OSError, InvalidUsage, Corruption, UpgradeNeeded) as error:
             self.failed = str(error)
         return self.index
+
+    def fetch(self) -> Index:
+        """As `now`. Raises Unavailable: the file does not tell now."""
+        index = self.now()
+        if self.failed:
+            raise Unavailable(self.failed)
+        return index
+
+
+class IndexUrl:
+    """The index that another server tells, such as one of another region. What it told last stays.
+
+    `now` has it fetched in the background, when that was long ago.
+    """
+
+    def __init__(self, url: str, token: str | None, clock: Clock) -> None:
+        self.index = Index()
+        self.failed = "it was not fetched yet"
+        self._url = url
+        self._token = token
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._due_s = clock.monotonic()
+
+    def now(self) -> Index:
+        """The index that was told last. Asks nobody."""
+        with self._lock:
+            if self._clock.monotonic() < self._due_s:
+                return self.index
+            self._due_s = self._clock.monotonic() + 2 * FETCH_S
+        threading.Thread(target=self._fetch_quietly, name="persist-index", daemon=True).start()
+        return self.index
+
+    def _fetch_quietly(self) -> None:
+        with suppress(PersistError):
+            self.fetch()
+
+    def fetch(self) -> Index:
+        """Ask now. Raises Unavailable: the server does not answer, or tells no index."""
+        self._due_s = self._clock.monotonic() + FETCH_S
+        try:
+            self.index = self._asked()
+        except Unavailable as error:
+            self.failed = error.message
+            raise
+        self.failed = ""
+        return self.index
+
+    def _asked(self) -> Index:
+        told = asked(self._url, self._token, FETCH_S).get("index")
+        try:
+            if not isinstance(told, dict):
+                raise InvalidUsage("it has none")
+            return index_of(told)
+        except (InvalidUsage, Corruption) as error:
+            raise Unavailable(f"{self._url} tells no index of regions: {error.message}") from error
+
+
+def open_index(where: str, token: str | None, clock: Clock) -> IndexFile | IndexUrl:
+    """The index in a file, or the one that the server at a URL tells. Raises what `read_index` raises."""
+    if where.startswith(("http://", "https://")):
+        Entry((where,)).check()
+        return IndexUrl(where, token, clock)
+    return IndexFile(where)
+
+
+def index_json(index: Index) -> dict[str, Any]:
+    """As a file has it, and a server tells it."""
+    return {name: _entry_json(entry) for name, entry in sorted(index.regions.items())}
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    told: dict[str, Any] = {"write": list(entry.write), "read": list(entry.read)}
+    return {**told, "home_blob": entry.home_blob, "copy_blob": entry.copy_blob, "epoch": entry.epoch}
+
+
+def index_of(told: dict[str, Any]) -> Index:
+    """The index of what `index_json` has made, or an earlier build. Raises Corruption, InvalidUsage."""
+    try:
+        regions = {
+            name: Entry(
+                tuple(one["write"]),
+                tuple(one["read"]),
+                one.get("home_blob", ""),
+                one.get("copy_blob", ""),
+                one.get("epoch", 0),
+            )
+            for name, one in told.items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Corruption(f"an index of regions does not make sense: {error!r}") from error
+    index = Index(regions)
+    index.check()
+    return index
 
 
 def _crc(body: object) -> int:

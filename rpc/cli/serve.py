@@ -22,6 +22,8 @@ from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
 from persist.core.errors import InvalidUsage
+from persist.regions.fencing import HomeWatch
+from persist.regions.index import open_index
 from persist.regions.opening import open_replica
 from persist.regions.replica import Home
 from rpc.auth import Tokens, maintenance_token
@@ -55,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--region", metavar="NAME", help="the region in which this server is")
     parser.add_argument("--of", metavar="NAME", help="with --read-only: the region that is home to the copy")
-    parser.add_argument("--index", metavar="FILE", help="the index of regions, told to clients (persist regions)")
+    parser.add_argument("--index", metavar="FILE", help="the index of regions: a file, or the URL of another server")
+    parser.add_argument(
+        "--self-fence", type=int, metavar="S", help="stop writing after S seconds in which nothing told who is home"
+    )
     parser.add_argument("--home", metavar="URLS", help="with --read-only: servers there, told to who would write")
     parser.add_argument(
         "--no-holds", action="store_true", help="with --home: do not hold there what readers here still need"
@@ -104,6 +109,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "of": arguments.of,
         "home": arguments.home,
         "index": arguments.index,
+        "self_fence": arguments.self_fence,
         "holds": False if arguments.no_holds else None,
         "maintenance": False if arguments.no_maintenance else None,
     }
@@ -123,9 +129,12 @@ def _serve(
     except BaseException:
         listener.close()
         raise
+    watch = _watch(location, settings)
     children: list[subprocess.Popen[bytes]] = []
 
     def ready() -> None:
+        if watch is not None:
+            watch.start()
         if announce:
             print(url_of(listener, settings), flush=True)
             children.extend(_maintenance(arguments, settings, listener))
@@ -134,8 +143,18 @@ def _serve(
         serve(location, settings, listener, ready)
     finally:
         _stop(children, settings)
+        if watch is not None:
+            watch.close()
         location.close()
     return 0
+
+
+def _watch(location: Location, settings: ServerSettings) -> HomeWatch | None:
+    """What looks whether another home has taken over, besides who commits; None: nothing tells but the stores."""
+    if settings.read_only or not (settings.self_fence or (settings.region and settings.index)):
+        return None
+    index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
+    return HomeWatch(location.identity, settings.region, index, float(settings.self_fence))
 
 
 def _opened(arguments: argparse.Namespace, settings: ServerSettings, served: LocationSettings) -> Location:
@@ -166,7 +185,10 @@ def _maintenance(
     supervise = importlib.import_module("compactor.supervise")
     where = where_of(arguments)
     url = None if settings.tls_certificate else local_url_of(listener, settings)
-    command = supervise.child_command(directory=where.directory, blob=where.blob, consensus=where.consensus, url=url)
+    extra = [f"--{name}={value}" for name in ("region", "index") if (value := getattr(settings, name))]
+    command = supervise.child_command(
+        directory=where.directory, blob=where.blob, consensus=where.consensus, url=url, extra=extra
+    )
     environment = _environment(arguments)
     if settings.maintenance_token is not None:
         environment["PERSIST_TOKEN"] = settings.maintenance_token
@@ -225,7 +247,11 @@ def _spawn(
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}
     own |= {f"PERSIST_{name.upper()}": getattr(settings, name) for name in ("region", "of", "home", "index")}
-    own |= {"PERSIST_READ_ONLY": str(int(settings.read_only)), "PERSIST_HOLDS": str(int(settings.holds))}
+    own |= {
+        "PERSIST_SELF_FENCE": str(settings.self_fence),
+        "PERSIST_READ_ONLY": str(int(settings.read_only)),
+        "PERSIST_HOLDS": str(int(settings.holds)),
+    }
     if settings.maintenance_token is not None:
         own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
     return subprocess.Popen(command, pass_fds=(listener.fileno(),), env={**_environment(arguments), **own})

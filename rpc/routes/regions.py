@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from persist.client.wall_clock import instant_text
 from persist.core.commands import READ
+from persist.regions.index import index_json
 from persist.regions.replica import Replica
 from rpc.service import principal_of, service_of
 
@@ -30,8 +31,7 @@ async def regions(request: Request) -> dict[str, Any]:
     binding = await service.work.run(location.identity.check)
     told |= {"location": binding.location_id, "epoch": binding.epoch}
     if service.index is not None:
-        known = service.index.now().regions
-        told["index"] = {name: {"write": list(one.write), "read": list(one.read)} for name, one in known.items()}
+        told["index"] = index_json(service.index.now())
         told["index_failed"] = service.index.failed or None
     if not isinstance(location, Replica):
         return told

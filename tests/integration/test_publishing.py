@@ -10,7 +10,7 @@ from persist.commit.publishing import FAILED_TRIES_MAX, Publisher, PublishSettin
 from persist.commit.rollups import rolled_up
 from persist.copies.bucket import Bucket
 from persist.core import commands as c
-from persist.core.errors import Corruption, Indeterminate, InvalidUsage
+from persist.core.errors import Corruption, Indeterminate, InvalidUsage, ReadOnly
 from persist.core.ids import SeqNo
 from persist.core.keys import is_rollup_key
 from persist.core.publications import BEATS, CATALOGUES, JOURNALS, is_journal_key
@@ -122,11 +122,11 @@ def test_a_process_of_an_older_epoch_publishes_nothing(world: World) -> None:
     one.add(NAME, entry(world, 1))
     world.blob.put("epoch/2", b"another consensus store has taken over")
     user.identity._confirmed_s = -1e9
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         user.identity.confirm()
     other = Publisher(user.blob, user.identity, world.clock, user.ids, SETTINGS)
     other.add(NAME, entry(world, 1))
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         other.publish()
     assert journals(world) == []
 

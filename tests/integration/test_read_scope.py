@@ -172,6 +172,8 @@ def commands(place: Place) -> list[c.Command]:
         c.EndLoan(LOAN),
         c.Returned(LOAN),
         c.BeginClone(place.state),
+        c.HandOver(2),
+        c.TakeBack(2),
         c.EvolveSchema(1, schema),
         c.Drop(True),
         c.Recreate(schema),

@@ -25,7 +25,7 @@ from persist.commit.published import Published
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.copies.recovering import GAP, SEQNO_GAP, Recovered, plan, recover
 from persist.copies.verify import How, verified
-from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, UpperMismatch
+from persist.core.errors import Conflict, Corruption, InvalidUsage, PersistError, ReadOnly, UpperMismatch
 from persist.core.ids import PartId, mint, shard_id_of
 from persist.core.keys import COMPACTOR, is_part_key, part_key
 from tests.support.crashing import Crash, CrashingBlob, CrashingConsensus, Fuse
@@ -279,13 +279,13 @@ def test_processes_of_the_old_epoch_write_and_delete_nothing(world: World) -> No
     recover(empty(world), accept_loss=True)
     before = {stat.key for stat in world.blob.list("")}
     world.clock.advance_ms(60_000)
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         old.identity.confirm()
-    with pytest.raises(InvalidUsage):
+    with pytest.raises(ReadOnly):
         Collector(old).run(NAME)
     assert before <= {stat.key for stat in world.blob.list("")}
     fresh = world.process()
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         Client(EmbeddedTransport(fresh)).shard(NAME).insert([{"k": "late", "v": 1}])
 
 
@@ -301,9 +301,9 @@ def test_a_server_of_the_old_epoch_stops_once_it_publishes(world: World) -> None
     head = world.consensus.head(NAME)
     assert head is not None
     publisher.add(NAME, head.data)
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         publisher.publish(now=True)
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         shard.insert([{"k": "late", "v": 1}])
 
 
@@ -364,7 +364,7 @@ def test_two_recoveries_at_once(world: World) -> None:
     recover(one, gap=SOON)
     recover(two, gap=SOON)
     world.clock.advance_ms(60_000)
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         one.identity.confirm()
     log = MemoryConsensus("mem:third")
     with suppress(Crash):  # killed before the epoch was written, while another recovery takes that epoch

@@ -578,6 +578,8 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "shrink-loan": lambda a: c.ShrinkLoan(_loan(a), _list(a), list_name(a.named("to")), a.number("keys", 1)),
     "end-loan": lambda a: c.EndLoan(_loan(a)),
     "returned": lambda a: c.Returned(_loan(a)),
+    "hand-over": lambda a: c.HandOver(a.number("epoch", 2)),
+    "take-back": lambda a: c.TakeBack(a.number("epoch", 2)),
     "begin-clone": _begin_clone,
     "of-life": _of_life,
     "add-rollup": _add_rollup,

@@ -19,6 +19,7 @@ from persist.core.transitions import (
     bundling,
     dropping,
     erasures,
+    handing,
     history,
     leases,
     lifecycle,
@@ -99,6 +100,8 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.EndLoan: loans.end,
     c.Returned: loans.returned,
     c.BeginClone: loans.begin_clone,
+    c.HandOver: handing.hand_over,
+    c.TakeBack: handing.take_back,
     c.AddRollup: maintenance.add_rollup,
     c.RemoveRollups: maintenance.remove_rollups,
     c.TakeClaim: maintenance.take_claim,
@@ -128,5 +131,7 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
         return state, again
     phases.check(state, command, phase)
     following, result = _TRANSITIONS[type(command)](state, command, context)
+    if following is not state and not isinstance(command, handing.HANDING):
+        handing.check_here(state)
     phases.check_end(state, following, command)
     return following, result

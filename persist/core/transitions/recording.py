@@ -47,6 +47,8 @@ _MENDING: Mapping[type[c.Command], str] = {c.MergeResult: MERGE, c.BundleParts: 
 _OTHERS: Mapping[type[c.Command], str] = {
     c.Recreate: "create",
     c.BeginClone: CLONE,
+    c.HandOver: "hand_over",
+    c.TakeBack: "take_back",
     c.EvolveSchema: "evolve_schema",
     c.SetSettings: "set_settings",
     c.ForgetHistory: "forget",

@@ -21,7 +21,7 @@ from persist.commit.collector import Collector
 from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, LOG_KEY
 from persist.commit.location import Location
 from persist.copies.recovering import recover
-from persist.core.errors import Conflict, Corruption, InvalidUsage
+from persist.core.errors import Conflict, Corruption, InvalidUsage, ReadOnly
 from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.keys import is_rollup_key, part_key, shard_prefix
 from persist.core.state import Policy
@@ -314,10 +314,10 @@ def test_a_log_of_a_lower_epoch_only_reads() -> None:
         lambda: old.client().create_shard("new", SCHEMA, ["id"]),
         lambda: shard.drop(),
     ):
-        with pytest.raises(InvalidUsage, match="this process only reads"):
+        with pytest.raises(ReadOnly, match="this process only reads"):
             call()
     old.clock.advance_ms(HOUR_MS)
-    with pytest.raises(InvalidUsage, match="this process only reads"):
+    with pytest.raises(ReadOnly, match="this process only reads"):
         running.identity.confirm()  # it was open when the epoch was raised
     assert set(before) <= set(old.keys())
     assert not any(is_rollup_key(key) for key in set(old.keys()) - set(before))
@@ -333,7 +333,7 @@ def test_a_raise_that_was_killed_between_the_stores_is_repeated() -> None:
     location = memory_location(blob=stores.blob, consensus=Dead(stores.log), ids=AscendingIds(next(_origins)))
     with pytest.raises(SystemExit):
         location.identity.raise_epoch()
-    with pytest.raises(InvalidUsage, match="only reads"):
+    with pytest.raises(ReadOnly, match="only reads"):
         stores.open().identity.check_writable()
     assert stores.open().identity.raise_epoch() == 3
     stores.open().identity.check_writable()
