@@ -48,14 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     for shard in found.shards:
         print(json.dumps(shard.to_json()))
     print(json.dumps(_sum(found, dry_run=arguments.dry_run)))
-    return EXIT_LOST if arguments.dry_run and _lacking(found) else 0
-
-
-def _lacking(found: Recovered) -> int:
-    return sum(1 for shard in found.shards if not shard.is_whole)
+    return EXIT_LOST if arguments.dry_run and found.lacking else 0
 
 
 def _sum(found: Recovered, *, dry_run: bool) -> dict[str, object]:
     beat = None if found.beat_ms is None else instant_text(found.beat_ms)
-    told = {"epoch": found.epoch, "shards": len(found.shards), "not_whole": _lacking(found)}
+    told = {"epoch": found.epoch, "shards": len(found.shards), "not_whole": len(found.lacking)}
     return {**told, "last_heartbeat": beat, "dry_run": dry_run}

@@ -10,7 +10,7 @@ from typing import Any
 
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.regions.asking import asked
-from persist.regions.index import Entry, Index, read_index, write_index
+from persist.regions.index import Entry, Index, read_index, urls_of, write_index
 from persist.regions.opening import check_region
 
 EXIT_FOUND = 1
@@ -48,7 +48,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _set(arguments: argparse.Namespace) -> int:
     name = check_region(arguments.region)
-    write, read = _urls(arguments.write), _urls(arguments.read)
+    write, read = urls_of(arguments.write), urls_of(arguments.read)
     if not write and not read:
         raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
     known = read_index(arguments.index).regions if Path(arguments.index).exists() else {}
@@ -99,7 +99,3 @@ def _line(name: str, entry: Entry) -> dict[str, Any]:
     told = {"region": name, "write": list(entry.write), "read": list(entry.read)}
     blobs = {"home_blob": entry.home_blob or None, "copy_blob": entry.copy_blob or None}
     return {**told, **blobs, "epoch": entry.epoch or None}
-
-
-def _urls(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",") if url.strip()))

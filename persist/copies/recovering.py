@@ -8,7 +8,7 @@ Until that is there no process opens the location. So nobody makes a shard anew,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,29 @@ NAMED_MAX = 5  # shards that one message names
 MINUTE_MS = 60_000
 
 Told = Callable[[int, int], object]  # shards that are done, of so many
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """`accept_loss`: also where the newest version that was published is not whole.
+
+    `gap`: times that are left out after the last known one. `older`: an older copy of the lost consensus store; what it
+    knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: that
+    home has handed every shard over to the new epoch, so nothing comes after what is known, and no time is left out.
+    `note` is called with what is planned, and with the names whose logs an earlier try has begun, before any other is.
+    """
+
+    accept_loss: bool = False
+    gap: int = GAP
+    older: Consensus | None = None
+    fenced: Sequence[Blob] = ()
+    handed_over: bool = False
+    note: Callable[[Recovered, frozenset[str]], object] = lambda found, begun: None
+
+    def check(self) -> None:
+        """Raises InvalidUsage."""
+        if not 1 <= self.gap <= GAP_MAX:
+            raise InvalidUsage(f"the gap is {self.gap}; it must be in [1, {GAP_MAX}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +119,11 @@ class Recovered:
     shards: tuple[ShardRecovered, ...]
     beat_ms: int | None
 
+    @property
+    def lacking(self) -> list[str]:
+        """The shards of which the newest version would not come back, by name, or by what their keys begin with."""
+        return [one.name or one.family for one in self.shards if not one.is_whole]
+
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
@@ -126,7 +154,7 @@ def plan(location: Location, gap: int = GAP, older: Consensus | None = None) -> 
     if older is not None:
         _check_older(blob, older, location.settings.build)
     epoch = _last_epoch(blob) + 1 if mark is None else mark.epoch
-    told = tuple(one.told for one in _planned(location, gap, "0" * 32, older))
+    told = tuple(one.told for one in _planned(location, How(gap=gap, older=older), Binding("", epoch, "0" * 32)))
     return Recovered(epoch, told, _beat_ms(blob))
 
 
@@ -146,21 +174,28 @@ def recover(
     Conflict (another recovery has taken over), Corruption (without `accept_loss`: something of a shard is missing;
     nothing was written).
     """
-    if not 1 <= gap <= GAP_MAX:
-        raise InvalidUsage(f"the gap is {gap}; it must be in [1, {GAP_MAX}]")
-    before = plan(location, gap, older)
-    if not accept_loss:
+    return begin_anew(location, How(accept_loss, gap, older), told)
+
+
+def begin_anew(location: Location, how: How, told: Told = lambda done, of: None) -> Recovered:
+    """As `recover`. Raises Conflict also where a shard was not handed over, though all are to be."""
+    how.check()
+    before = plan(location, how.gap, how.older)
+    if not how.accept_loss:
         _check_whole(before)
-    binding = _marked(location)
-    _fence(location.blob, binding)
-    planned = list(_planned(location, gap, binding.pair, older))  # what was published until the fence
+    binding = marked(location)
+    for blob in (*how.fenced, location.blob):
+        fence(blob, binding)
+    planned = list(_planned(location, how, binding))  # what was published until the fence
     found = Recovered(binding.epoch, tuple(one.told for one in planned), before.beat_ms)
-    if not accept_loss:
+    if not how.accept_loss:
         _check_whole(found)
     versions = _versions(location)
     goes = {one.state.name: one.state for one in planned if one.state is not None}
     fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
+    with translated():
+        how.note(found, frozenset(name for name in states if location.consensus.head(name) is not None))
     for number, state in enumerate(states.values()):
         with translated():
             there = location.consensus.head(state.name)
@@ -211,10 +246,12 @@ def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
             )
 
 
-def _planned(location: Location, gap: int, pair: str, older: Consensus | None) -> Iterator[_Plan]:
-    bucket = Bucket(location.blob, location.settings.build, older)
+def _planned(location: Location, how: How, binding: Binding) -> Iterator[_Plan]:
+    bucket = Bucket(location.blob, location.settings.build, how.older)
     for found in bucket.found():
-        yield _plan(found, gap, pair)
+        if how.handed_over and not found.unborn and (found.state is None or found.state.handed_over != binding.epoch):
+            raise Conflict(f"shard {found.name or found.family!r} was not handed over to epoch {binding.epoch}")
+        yield _plan(found, 0 if how.handed_over else how.gap, binding.pair)
 
 
 def _plan(found: Found, gap: int, pair: str) -> _Plan:
@@ -252,8 +289,7 @@ def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
 
 
 def _check_whole(found: Recovered) -> None:
-    lacking = [one.name or one.family for one in found.shards if not one.is_whole]
-    if lacking:
+    if lacking := found.lacking:
         more = ", …" if len(lacking) > NAMED_MAX else ""
         raise Corruption(
             f"the newest version of {len(lacking)} shards is not whole: {', '.join(lacking[:NAMED_MAX])}{more}. A dry "
@@ -278,8 +314,11 @@ def _last_epoch(blob: Blob) -> int:
 # --- step by step
 
 
-def _marked(location: Location) -> Binding:
-    """The binding that is to be, which the new consensus store keeps until it is there."""
+def marked(location: Location) -> Binding:
+    """The binding that is to be, which the new consensus store keeps until it is there.
+
+    Repeating it gives the same one. Raises InvalidUsage, Conflict (another store has taken over).
+    """
     blob, consensus = location.blob, location.consensus
     mark = _look(blob, consensus, location.settings.build)
     if mark is not None and _held(blob, mark) in (None, encode_binding(mark)):
@@ -299,8 +338,8 @@ def _marked(location: Location) -> Binding:
     return binding
 
 
-def _fence(blob: Blob, binding: Binding) -> None:
-    """Write the epoch: processes of the old one only read, once they see it."""
+def fence(blob: Blob, binding: Binding) -> None:
+    """Write the epoch: processes of the old one only read, once they see it. Repeating it is safe. Raises Conflict."""
     data = encode_binding(binding)
     with translated():
         try:

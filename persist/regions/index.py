@@ -78,6 +78,11 @@ def region_of(name: str) -> str:
     return region if slash else ""
 
 
+def urls_of(text: str) -> tuple[str, ...]:
+    """URLs that are given with commas between them."""
+    return tuple(dict.fromkeys(url.strip().rstrip("/") for url in text.split(",") if url.strip()))
+
+
 def encode_index(index: Index) -> bytes:
     """The bytes of the file. Raises InvalidUsage."""
     index.check()
