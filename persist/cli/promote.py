@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         opened.callback(location.close)
         if arguments.dry_run:
             check_copy(location)
-            found = plan(location, arguments.gap)
+            found = plan(location, arguments.gap, fenced=[blob for blob in (home.blob,) if blob is not None])
         else:
             found = promote(location, arguments.region, arguments.of, home, how)
             indexed.set(found.epoch)
@@ -99,7 +99,7 @@ def _home(arguments: argparse.Namespace, indexed: Indexed, opened: ExitStack) ->
     urls = urls_of(arguments.home) or tuple(url for url in indexed.entry().write if url not in indexed.servers)
     Entry(urls).check()
     blob: Blob | None = None
-    if arguments.home_blob and not arguments.dry_run:
+    if arguments.home_blob:
         check_there(arguments.home_blob)
         with translated():
             blob = open_blob(arguments.home_blob)

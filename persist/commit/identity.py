@@ -35,6 +35,7 @@ from persist.formats.store_errors import translated
 
 ID_KEY = "location-id"
 LOG_KEY = HIDDEN + "binding"
+EPOCHS = "epoch/"
 COPY_KEY = "copy-of"  # in a store to which another one is copied: who deletes there deletes nothing of a home
 FIRST_EPOCH = 1
 SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
@@ -148,8 +149,7 @@ class Identity:
             before = self._compare()
             last = before.epoch
             with translated():
-                while self._blob.stat(epoch_key(last + 1)) is not None:
-                    last += 1
+                last = max(last, *epochs_in(self._blob))
                 entry = self._consensus.head(LOG_KEY)
             assert entry is not None
             binding = Binding(before.location_id, last + 1, self._ids.uuid7())
@@ -252,6 +252,12 @@ class Identity:
         raise InvalidUsage(f"{self._blob.url} and {self._consensus.url} {why}")
 
 
+def epochs_in(blob: Blob) -> list[int]:
+    """The epochs of which the blob store has the binding, ascending. A copy may lack some. Raises BlobError."""
+    numbers = (stat.key.removeprefix(EPOCHS) for stat in blob.list(EPOCHS))
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
 def _offer_key(binding: Binding) -> str:
     """What tells, once the log has taken a binding, that it was made for this very blob store."""
     return f"offer/{binding.pair}"
@@ -259,4 +265,4 @@ def _offer_key(binding: Binding) -> str:
 
 def epoch_key(epoch: int) -> str:
     """Where the blob store keeps the binding of this epoch."""
-    return f"epoch/{epoch}"
+    return f"{EPOCHS}{epoch}"

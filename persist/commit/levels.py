@@ -15,6 +15,8 @@ from persist.core.errors import UpgradeNeeded
 from persist.formats.state_frames import FIRST_LEVEL, Build
 from persist.formats.store_errors import translated
 
+LEVELS = "level/"
+
 
 def read_level(blob: Blob, build: Build) -> int:
     """The level of the location. Raises UpgradeNeeded when the build does not know it."""
@@ -37,4 +39,4 @@ def raise_level(blob: Blob, build: Build) -> tuple[int, int]:
 
 
 def _key(level: int) -> str:
-    return f"level/{level}"
+    return f"{LEVELS}{level}"

@@ -263,7 +263,7 @@ class Published:
             self._read_journals()
             unsettled = self._unsettled(now_s)
         for name in unsettled:
-            with suppress(UnknownShard):
+            with suppress(UnknownShard, Corruption):  # one that was lost holds up no other
                 self._look_at_rollup(name, self._location.machine(name).refresh())
         with self._lock:
             self._tidy(now_s)

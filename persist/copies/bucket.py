@@ -21,7 +21,7 @@ from persist.core.publications import catalogue_number, is_catalogue_key, is_jou
 from persist.core.state import State, blank_state
 from persist.core.state_diff import StateDiff
 from persist.formats.publication_frames import decode_catalogue, decode_journal
-from persist.formats.state_frames import THIS_BUILD, Build, decode_diff, decode_state
+from persist.formats.state_frames import THIS_BUILD, Build, decode_diff, decode_state, level_of
 from persist.formats.store_errors import translated, translated_but_missing
 
 MISSING_TOLD_MAX = 20  # keys that are told of one shard
@@ -119,6 +119,8 @@ class Bucket:
         self._older = older
         self.sizes = _listed(blob) if sizes is None else sizes
         self.problems: list[str] = []  # with what is of no shard in particular
+        self.epoch = 0  # the last one that anything that was published tells of
+        self.level = 0  # the highest of any State or log entry that was read
         self._names_are_told = False  # the newest catalogue could be read: what it lacks was begun since, or never
 
     def found(self) -> Iterator[Found]:
@@ -165,12 +167,14 @@ class Bucket:
         except Corruption as error:
             self.problems.append(f"{key}: {error.message}")
             return
+        self.epoch = max(self.epoch, 0 if journal is None else journal.epoch)
         for shard in journal.shards if journal is not None else ():
             evidence = of(family_of(shard_id_of(shard.name)))
             evidence.name = shard.name
             for entry in shard.entries:
                 try:
                     evidence.add(decode_diff(entry, self._build))
+                    self.level = max(self.level, level_of(entry))
                 except Corruption as error:
                     evidence.why.append(f"an entry in {key}: {error.message}")
 
@@ -224,6 +228,7 @@ class Bucket:
             try:
                 data = self._get(key)
                 state = None if data is None else decode_state(data, self._build)
+                self.level = max(self.level, 0 if data is None else level_of(data))
             except Corruption as error:
                 why.append(f"{key}: {error.message}")
                 continue

@@ -8,15 +8,15 @@ Until that is there no process opens the location. So nobody makes a shard anew,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blob import Blob, BlobExists, BlobNotFound
 from consensus import HIDDEN, Consensus
 from persist.client.wall_clock import instant_text
-from persist.commit.identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key
-from persist.commit.levels import read_level
+from persist.commit.identity import COPY_KEY, FIRST_EPOCH, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
+from persist.commit.levels import raise_level, read_level
 from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
@@ -78,7 +78,7 @@ class ShardRecovered:
     committer's clock. `lost`: versions that were published after it, and are not whole. `missing`: blobs that these
     lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `family`:
     what the keys of its blobs begin with. `unborn`: blobs are there, and the first commit was not published, if there
-    was one: it does not come back.
+    was one: it does not come back. `handed_over`: the epoch of the home to which the version that is there was handed.
     """
 
     name: str
@@ -93,6 +93,7 @@ class ShardRecovered:
     why: tuple[str, ...]
     dropped: bool
     unborn: bool = False
+    handed_over: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -147,15 +148,18 @@ class _Unbound(Identity):
         return
 
 
-def plan(location: Location, gap: int = GAP, older: Consensus | None = None) -> Recovered:
-    """What a recovery would bring back. Writes nothing. Raises as `recover`."""
+def plan(location: Location, gap: int = GAP, older: Consensus | None = None, fenced: Sequence[Blob] = ()) -> Recovered:
+    """What a recovery would bring back. Writes nothing. `fenced` is as for `How`. Raises as `recover`."""
     blob, consensus = location.blob, location.consensus
     mark = _look(blob, consensus, location.settings.build)
     if older is not None:
         _check_older(blob, older, location.settings.build)
-    epoch = _last_epoch(blob) + 1 if mark is None else mark.epoch
-    told = tuple(one.told for one in _planned(location, How(gap=gap, older=older), Binding("", epoch, "0" * 32)))
-    return Recovered(epoch, told, _beat_ms(blob))
+    bucket = Bucket(blob, location.settings.build, older)
+    planned = _planned(bucket, How(gap=gap, older=older), Binding("", 0, "0" * 32))
+    with translated():  # a copy may lack an epoch of which something else tells
+        last = max(FIRST_EPOCH, bucket.epoch, *epochs_in(blob), *(e for other in fenced for e in epochs_in(other)))
+    epoch = last + 1 if mark is None else mark.epoch
+    return Recovered(epoch, tuple(one.told for one in planned), _beat_ms(blob))
 
 
 def recover(
@@ -180,17 +184,18 @@ def recover(
 def begin_anew(location: Location, how: How, told: Told = lambda done, of: None) -> Recovered:
     """As `recover`. Raises Conflict also where a shard was not handed over, though all are to be."""
     how.check()
-    before = plan(location, how.gap, how.older)
+    before = plan(location, how.gap, how.older, how.fenced)
     if not how.accept_loss:
         _check_whole(before)
-    binding = marked(location)
+    binding = marked(location, before.epoch)
     for blob in (*how.fenced, location.blob):
         fence(blob, binding)
-    planned = list(_planned(location, how, binding))  # what was published until the fence
+    bucket = Bucket(location.blob, location.settings.build, how.older)
+    planned = _planned(bucket, how, binding)  # what was published until the fence
     found = Recovered(binding.epoch, tuple(one.told for one in planned), before.beat_ms)
     if not how.accept_loss:
         _check_whole(found)
-    versions = _versions(location)
+    versions = _versions(location, bucket.level)
     goes = {one.state.name: one.state for one in planned if one.state is not None}
     fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
@@ -246,12 +251,13 @@ def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
             )
 
 
-def _planned(location: Location, how: How, binding: Binding) -> Iterator[_Plan]:
-    bucket = Bucket(location.blob, location.settings.build, how.older)
+def _planned(bucket: Bucket, how: How, binding: Binding) -> list[_Plan]:
+    planned = []
     for found in bucket.found():
         if how.handed_over and not found.unborn and (found.state is None or found.state.handed_over != binding.epoch):
             raise Conflict(f"shard {found.name or found.family!r} was not handed over to epoch {binding.epoch}")
-        yield _plan(found, 0 if how.handed_over else how.gap, binding.pair)
+        planned.append(_plan(found, 0 if how.handed_over else how.gap, binding.pair))
+    return planned
 
 
 def _plan(found: Found, gap: int, pair: str) -> _Plan:
@@ -262,6 +268,7 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
         told = ShardRecovered(
             found.name, found.family, int(state.seqno), int(max(found.known, state.seqno)), state.upper.to_json(),
             goes.upper.to_json(), state.walltime_ms, lost, found.missing, found.why, found.dropped,
+            handed_over=state.handed_over,
         )  # fmt: skip
         return _Plan(told, goes)
     lost = int(found.known)
@@ -303,21 +310,13 @@ def _beat_ms(blob: Blob) -> int | None:
     return int(beats[-1].removeprefix(BEATS)) * MINUTE_MS if beats else None
 
 
-def _last_epoch(blob: Blob) -> int:
-    last = 0
-    with translated():
-        while blob.stat(epoch_key(last + 1)) is not None:
-            last += 1
-    return last
-
-
 # --- step by step
 
 
-def marked(location: Location) -> Binding:
-    """The binding that is to be, which the new consensus store keeps until it is there.
+def marked(location: Location, epoch: int) -> Binding:
+    """The binding that is to be, of this epoch, which the new consensus store keeps until it is there.
 
-    Repeating it gives the same one. Raises InvalidUsage, Conflict (another store has taken over).
+    Repeating it gives the same one, whatever the epoch. Raises InvalidUsage, Conflict (another store has taken over).
     """
     blob, consensus = location.blob, location.consensus
     mark = _look(blob, consensus, location.settings.build)
@@ -330,7 +329,7 @@ def marked(location: Location) -> Binding:
         )
     with translated():
         location_id = blob.get(ID_KEY).decode("ascii", "replace")
-        binding = Binding(location_id, _last_epoch(blob) + 1, location.ids.uuid7())
+        binding = Binding(location_id, epoch, location.ids.uuid7())
         consensus.begin(MARK_KEY, 1, encode_binding(binding))
         entry = consensus.head(MARK_KEY)
     if entry is None or entry.data != encode_binding(binding):
@@ -347,8 +346,8 @@ def fence(blob: Blob, binding: Binding) -> None:
         except BlobExists:
             if blob.get(epoch_key(binding.epoch)) != data:
                 raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch}") from None
-        if blob.stat(epoch_key(binding.epoch + 1)) is not None:
-            raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch + 1}")
+        if (last := epochs_in(blob)[-1]) > binding.epoch:
+            raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
 
 
 def _held(blob: Blob, binding: Binding) -> bytes | None:
@@ -359,10 +358,15 @@ def _held(blob: Blob, binding: Binding) -> bytes | None:
         return None
 
 
-def _versions(location: Location) -> Versions:
-    """Those of stores that are not bound yet, at the level that the blob store has."""
+def _versions(location: Location, least: int) -> Versions:
+    """Those of stores that are not bound yet, at the level that the blob store has.
+
+    A copy may lack that of a level of which something else tells: it is raised to `least`.
+    """
     blob, consensus, build = location.blob, location.consensus, location.settings.build
     level = read_level(blob, build)
+    if level < least:
+        _, level = raise_level(blob, Build(tuple(known for known in build.levels if known <= least), build.features))
     kept = Build(tuple(known for known in build.levels if known <= level), build.features)
     return Versions(blob, consensus, location.ids, kept, _Unbound(blob, consensus, location.ids, location.clock, kept))
 

@@ -5,13 +5,13 @@ Then `persist replicate` brings what the new home has, and deletes what it does 
 
 from __future__ import annotations
 
-from blob import Blob, BlobNotFound
-from persist.commit.identity import COPY_KEY, ID_KEY, epoch_key
+from blob import Blob
+from persist.commit.identity import COPY_KEY, ID_KEY, epoch_key, epochs_in
 from persist.commit.location import Location
 from persist.core.errors import Conflict, InvalidUsage
 from persist.core.keys import belongs_to, is_rollup_key, shard_of
 from persist.core.publications import CATALOGUES, JOURNALS
-from persist.formats.store_errors import translated, translated_but_missing
+from persist.formats.store_errors import translated
 from persist.regions.promotion import Promotion
 from persist.regions.salvaging import diverged
 
@@ -39,7 +39,7 @@ def demote(old: Location, new: Blob, promotion: Promotion, *, drop_diverged: boo
                 f"the old home has something of {len(names)} shards that the new one does not have: "
                 f"{', '.join(names[:NAMED_MAX])}{more}. `persist salvage` writes it to files; then --drop-diverged"
             )
-    _fence(old.blob, new, promotion.epoch)
+    _fence(old.blob, new)
     with translated():
         if not _is_marked(old.blob):
             old.blob.put(COPY_KEY, new.get(ID_KEY))
@@ -51,19 +51,18 @@ def demote(old: Location, new: Blob, promotion: Promotion, *, drop_diverged: boo
     return len(gone)
 
 
-def _fence(old: Blob, new: Blob, last: int) -> None:
+def _fence(old: Blob, new: Blob) -> None:
     """Bring the epochs of the new home to the old one, which ends it, if it has not ended yet."""
     with translated():
-        epoch = 1
-        while epoch <= last or new.stat(epoch_key(epoch)) is not None:
-            data, held = new.get(epoch_key(epoch)), _held(old, epoch_key(epoch))
+        known, own = epochs_in(new), epochs_in(old)
+        if own and own[-1] > known[-1]:
+            raise Conflict(f"{old.url} has an epoch {own[-1]}, which {new.url} does not have: it has taken over since")
+        for epoch in known:
+            data, held = new.get(epoch_key(epoch)), old.get(epoch_key(epoch)) if epoch in own else None
             if held is None:
                 old.put(epoch_key(epoch), data)
             elif held != data:
                 raise Conflict(f"{old.url} has an epoch {epoch} of its own: it has taken over as well")
-            epoch += 1
-        if old.stat(epoch_key(epoch)) is not None:
-            raise Conflict(f"{old.url} has an epoch {epoch}, which {new.url} does not have: it has taken over since")
 
 
 def _is_marked(blob: Blob) -> bool:
@@ -73,11 +72,3 @@ def _is_marked(blob: Blob) -> bool:
 
 def _is_own_rollup(key: str) -> bool:
     return belongs_to(key, shard_of(key)) and is_rollup_key(key)
-
-
-def _held(blob: Blob, key: str) -> bytes | None:
-    try:
-        with translated_but_missing():
-            return blob.get(key)
-    except BlobNotFound:
-        return None

@@ -20,7 +20,7 @@ from consensus.notify import Notifier
 from persist.client.transport import Transport
 from persist.commit.command_queue import Pending
 from persist.commit.commit_plan import Outcome
-from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key
+from persist.commit.identity import CONFIRM_EVERY_S, ID_KEY, Identity, epoch_key, epochs_in
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.system import Clock, System, SystemClock
@@ -35,11 +35,10 @@ from persist.core.state import State
 from persist.core.transitions.context import SOUND, Verdict
 from persist.core.view import Seen
 from persist.formats.state_frames import Build, decode_binding
-from persist.formats.store_errors import translated, translated_but_missing
+from persist.formats.store_errors import translated
 from persist.regions.following import Follower, FollowSettings
 from persist.regions.holding import HomeHolds
 
-EPOCHS_MAX = 10_000
 HOLD_EVERY_S = 5.0  # between rounds of holds at home
 log = logging.getLogger("persist.regions")
 
@@ -149,12 +148,10 @@ class ReplicaIdentity(Identity):
 
     def _last(self) -> Binding:
         binding: Binding | None = None
-        for epoch in range(1, EPOCHS_MAX):
-            try:
-                with translated_but_missing():
-                    binding = decode_binding(self._blob.get(epoch_key(epoch)), self._build)
-            except BlobNotFound:
-                break
+        with translated():
+            epochs = epochs_in(self._blob)
+            if epochs:
+                binding = decode_binding(self._blob.get(epoch_key(epochs[-1])), self._build)
         if binding is None:
             raise Unavailable(f"{self._blob.url} has no location yet: nothing has come from home")
         return binding

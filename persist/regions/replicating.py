@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from blob import Blob, BlobNotFound
-from persist.commit.identity import COPY_KEY, ID_KEY
+from persist.commit.identity import COPY_KEY, EPOCHS, ID_KEY, epochs_in
+from persist.commit.levels import LEVELS
 from persist.commit.system import Clock
 from persist.copies.pace import PacedBlob, check_rate
 from persist.core.errors import Conflict, Corruption, InvalidUsage
@@ -22,7 +23,6 @@ from persist.core.publications import CATALOGUES, JOURNALS, is_journal_key
 from persist.formats.publication_frames import decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
 
-EPOCHS, LEVELS = "epoch/", "level/"
 AT_ONCE_MAX = 64
 DELETED_AT_ONCE = 500
 
@@ -105,10 +105,9 @@ class Replicator:
             own, other = self._id_of(self._home), self._id_of(self._copy)
             if own is None:
                 raise InvalidUsage(f"{self._home.url} has no location: give the blob store of one")
-            known = {stat.key for stat in self._home.list(EPOCHS)}
-            later = [stat.key for stat in self._copy.list(EPOCHS) if stat.key not in known]
-            if other == own and later:
-                raise Conflict(f"{self._copy.url} has gone on by itself, at {later[-1]}: nothing is copied over it")
+            last, there = max(epochs_in(self._home), default=0), max(epochs_in(self._copy), default=0)
+            if other == own and there > last:
+                raise Conflict(f"{self._copy.url} has gone on by itself, at epoch {there}: nothing is copied over it")
             self._check_marked(own, other)
 
     def _check_marked(self, own: bytes, other: bytes | None) -> None:

@@ -17,18 +17,19 @@ from persist.commit.identity import LOG_KEY, Identity, epoch_key
 from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
-from persist.copies.recovering import How, Recovered, begin_anew, fence, marked, plan
+from persist.copies.recovering import MARK_KEY, How, Recovered, begin_anew, fence, marked, plan
 from persist.core import commands as c
 from persist.core.binding import Binding
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.core.transitions.context import HANDOVERS_LEVEL
-from persist.formats.state_frames import encode_binding
+from persist.formats.state_frames import decode_binding, encode_binding
 from persist.formats.store_errors import translated
 from persist.regions.promoting import Note, check_copy
 from persist.regions.replicating import Replicator
 
 AT_ONCE = 8  # shards that are handed over at a time
 PUBLISHED_AT_ONCE = 1_000  # of which one publication tells
+NAMED_MAX = 5  # shards that one message names
 ARRIVES_S = 600.0  # for so long the copy may take to have all
 LOOK_S = 1.0
 
@@ -56,10 +57,10 @@ class Switch:
         Where it fails, and is not to be repeated, `undo` lets home go on.
         """
         self._check()
-        plan(self.copy)  # whether the new consensus store can be used at all
+        epoch = plan(self.copy, fenced=(self.home.blob,)).epoch  # the new consensus store can be used at all
         told("the copy is brought up to date, while home goes on")
         self._replicate()
-        binding = marked(self.copy)
+        binding = marked(self.copy, epoch)
         fence(self.home.blob, binding)
         told(f"home ends: no shard is made there any more, and each is handed over to epoch {binding.epoch}")
         ending = _as_owner(self.home, binding)
@@ -68,7 +69,7 @@ class Switch:
             list(pool.map(lambda name: _hand_over(ending, name, binding.epoch), names))
         _publish(ending, names)
         told(f"{len(names)} shards are handed over; the copy gets what was written last")
-        self._arrived(len(names), sleep)
+        self._arrived(frozenset(names), binding.epoch, sleep)
         how = How(handed_over=True, note=Note(self.copy, self.region, self.of))
         return begin_anew(self.copy, how)
 
@@ -78,8 +79,11 @@ class Switch:
         Raises InvalidUsage: the stores do not fit. Conflict: the copy has become home. Unavailable.
         """
         self._check()
-        binding = marked(self.copy)
         with translated():
+            mark = self.copy.consensus.head(MARK_KEY)
+            if mark is None:
+                raise InvalidUsage(f"no switch to {self.copy.consensus.url} was begun: there is nothing to undo")
+            binding = decode_binding(mark.data, self.copy.settings.build)
             if self.copy.consensus.head(LOG_KEY) is not None or self.copy.consensus.keys("", "", 1):
                 raise Conflict(f"{self.copy.consensus.url} has begun as home: repeat the switch; it cannot be undone")
         told("the copy is no home any more; home takes its shards back")
@@ -110,19 +114,19 @@ class Switch:
         if self.replicator is not None:
             self.replicator.round(whole=True)
 
-    def _arrived(self, shards: int, sleep: Callable[[float], object]) -> None:
+    def _arrived(self, names: frozenset[str], epoch: int, sleep: Callable[[float], object]) -> None:
         """Wait until the copy has every shard as it was handed over."""
-        lacking: list[str] = []
+        lacking = names
         for _ in range(int(ARRIVES_S / LOOK_S)):
             self._replicate()
             found = plan(self.copy)
-            lacking = found.lacking
-            if not lacking and sum(1 for one in found.shards if not one.unborn) >= shards:
+            lacking = names - {one.name for one in found.shards if one.is_whole and one.handed_over == epoch}
+            if not lacking:
                 return
             sleep(LOOK_S)
         raise Unavailable(
-            f"in {ARRIVES_S:.0f} s the copy did not get all that home has handed over ({', '.join(lacking[:5])}): "
-            "repeat the switch, or take it back by --undo"
+            f"in {ARRIVES_S:.0f} s the copy did not get all that home has handed over "
+            f"({', '.join(sorted(lacking)[:NAMED_MAX])}): repeat the switch, or take it back by --undo"
         )
 
 
