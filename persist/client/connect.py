@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -20,6 +20,7 @@ from persist.client.cloned import Asked as CloneAsked
 from persist.client.cloned import clone
 from persist.client.cut import Cut
 from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, CutTruncated, Wanted, take, truncate
+from persist.client.far import FarShard
 from persist.client.keeping import kept_by_itself
 from persist.client.shard import HandleSettings, Shard
 from persist.client.telling import Info
@@ -225,21 +226,20 @@ class Client:
         """
         check_shard_name(name)
         near = self._at(name, writes=False)
-        if near is not self:
-            return near._far_shard(name, lambda: self._at(name, writes=True).shard(name))
-        view = self.transport.view(name, ViewRequest(with_batches=False))
+        view = near.transport.view(name, ViewRequest(with_batches=False))
         if view.is_dropped:
             raise UnknownShard(dropped(name))
-        return Shard(self.transport, name, view, self._settings)
+        is_here = near is self and not (self.transport.shows_copy and self.transport.knows_regions)
+        if is_here or "/" not in name:
+            return Shard(near.transport, name, view, self._settings)
+        return FarShard(near.transport, name, view, self._settings, lambda: self._at_home(name))
 
-    def _far_shard(self, name: str, home: Callable[[], Shard]) -> Shard:
-        """Open a shard of another region, of which this client reads a copy."""
-        from persist.client.far import FarShard
-
-        view = self.transport.view(name, ViewRequest(with_batches=False))
-        if view.is_dropped:
-            raise UnknownShard(dropped(name))
-        return FarShard(self.transport, name, view, self._settings, home)
+    def _at_home(self, name: str) -> Shard:
+        """The shard as the servers at its home show it; those of this client, where nothing tells of others."""
+        home = self._at(name, writes=True)
+        if home is not self:
+            return home.shard(name)
+        return Shard(self.transport, name, self.transport.view(name, ViewRequest(with_batches=False)), self._settings)
 
     def _at(self, name: str, *, writes: bool) -> Client:
         """The client by which this shard is read, or written: this one, or one of another region's servers."""
