@@ -17,6 +17,7 @@ from tests.support.disaster import NAMES, Disaster, Stores, free_port
 from tests.support.waiting import wait_until
 
 SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof])
+ADVERSARY = pytest.param("postgres-s3-adversary", marks=[pytest.mark.services, pytest.mark.proof])
 
 
 def files(root: Path) -> Stores:
@@ -28,17 +29,18 @@ def files(root: Path) -> Stores:
     )
 
 
-def servers(request: pytest.FixtureRequest) -> Stores:
+def servers(request: pytest.FixtureRequest, name: str) -> Stores:
     s3: str = request.getfixturevalue("s3_url")
     postgres: str = request.getfixturevalue("postgres_url")
     server: Postgres = request.getfixturevalue("postgres_server")
-    return Stores(with_path(s3, "home"), postgres, with_path(s3, "copy"), server.create_database("promoted"))
+    return Stores(with_path(s3, "home"), postgres, with_path(s3, "copy"), server.create_database(name))
 
 
 @pytest.fixture
 def disaster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disaster]:
-    stores = servers(request) if request.param == "postgres-s3" else files(tmp_path)
-    made = Disaster(tmp_path, stores, adversary=request.param == "adversary")
+    fresh = tmp_path.name.replace("-", "_")
+    stores = servers(request, fresh) if request.param.startswith("postgres") else files(tmp_path)
+    made = Disaster(tmp_path, stores, adversary=request.param.endswith("adversary"))
     yield made
     made.close()
 
@@ -55,7 +57,7 @@ def promoted(disaster: Disaster, *more: str) -> tuple[int, str]:
     return lines[-1]["epoch"], url
 
 
-@pytest.mark.parametrize("disaster", ["files", "adversary", SERVERS], indirect=True)
+@pytest.mark.parametrize("disaster", ["files", "adversary", SERVERS, ADVERSARY], indirect=True)
 def test_a_lost_home_comes_back_and_all_rows_are_accounted_for(disaster: Disaster) -> None:
     stores, where = disaster.stores, ("--blob", disaster.stores.copy, "--consensus", disaster.stores.fresh)
     disaster.arrived()
