@@ -38,7 +38,10 @@ COMMANDS = {
     "switch": ("persist.cli.switch", "make a copy home as planned: nothing is lost"),
     "salvage": ("persist.cli.salvage", "write what only an old home has to files"),
     "demote": ("persist.cli.demote", "turn an old home into a copy of the new one"),
-    "regions": ("persist.cli.regions", "the index of regions, by which clients find servers"),
+    "regions": (
+        "persist.cli.regions",
+        "the index by which clients find servers, and what regions hold at a home",
+    ),
     "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
     "token": ("rpc.cli.token", "mint a bearer token for a server"),
 }

@@ -1,16 +1,20 @@
-"""`persist regions show|set|remove|check`: the index of regions, a file by which clients find servers."""
+"""`persist regions`: the index of regions, a file by which clients find servers; and what regions hold at a home."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from persist.cli.where import add_arguments as add_where
+from persist.cli.where import where_of
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.regions.asking import asked
 from persist.regions.index import Entry, Index, read_index, urls_of, write_index
+from persist.regions.letting_go import held_by_regions, let_go
 from persist.regions.opening import check_region
 
 EXIT_FOUND = 1
@@ -30,6 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove.add_argument("region", metavar="REGION")
     check = actions.add_parser("check", help="ask every server", description="ask every server of the index")
     check.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
+    holds = actions.add_parser("holds", help="what regions hold here", description="what regions hold at this home")
+    let_go = actions.add_parser(
+        "let-go", help="end what a region holds here", description="end what a region holds here"
+    )
+    let_go.add_argument("region", metavar="REGION")
+    for action, run_it in ((holds, _holds), (letting_go, _let_go)):
+        add_where(action)
+        action.set_defaults(act=run_it)
     for action, run_it in ((show, _show), (put, _set), (remove, _remove), (check, _check)):
         action.add_argument("--index", required=True, metavar="FILE", help="the file")
         action.set_defaults(act=run_it)
@@ -93,6 +105,21 @@ def _asked(url: str, token: str | None) -> tuple[dict[str, Any], str]:
         return asked(url, token), ""
     except Unavailable as error:
         return {}, error.message
+
+
+def _holds(arguments: argparse.Namespace) -> int:
+    with closing(where_of(arguments).open(must_exist=True)) as location:
+        for hold in held_by_regions(location):
+            print(json.dumps(hold.to_json()))
+    return 0
+
+
+def _let_go(arguments: argparse.Namespace) -> int:
+    region = check_region(arguments.region)
+    with closing(where_of(arguments).open(must_exist=True)) as location:
+        for hold in let_go(location, region):
+            print(json.dumps(hold.to_json()))
+    return 0
 
 
 def _line(name: str, entry: Entry) -> dict[str, Any]:

@@ -27,6 +27,7 @@ SHARDS_MAX = 10_000  # that are held at a time
 READERS_MAX = 100_000  # that are remembered, of all shards together
 IDLE_S = 600.0  # for so long a shard is held after the last who read it
 PER_ROUND_MAX = 500  # shards of which one round asks home
+PURPOSE = "region:"  # what holds of regions are called, before the name of the region
 LEASE = ReadSettings(lease_ms=900_000, retry_s=0.0)
 
 
@@ -57,7 +58,7 @@ class HomeHolds:
         clock: Clock,
     ) -> None:
         self.failed: PersistError | None = None  # why the last round could not reach home
-        self._purpose = f"region:{region}"
+        self._purpose = PURPOSE + region
         self._home = home
         self._shown = shown
         self._clock = clock
@@ -147,9 +148,10 @@ class HomeHolds:
                 del held.readers[reader]
             self._readers -= len(lapsed)
             readers, lease = list(held.readers.values()), held.lease
-            if not readers and now_s - held.used_s > IDLE_S:
+            is_idle = not readers and now_s - held.used_s > IDLE_S
+            if is_idle:
                 del self._held[name]
-        if not readers and now_s - held.used_s > IDLE_S:
+        if is_idle:
             if lease is not None:
                 lease.close()
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from persist.client.transport import Transport
 from persist.commit.collector import Collector
 from persist.core.errors import Expired, Unavailable
 from persist.regions.holding import IDLE_S
+from persist.regions.letting_go import held_by_regions, let_go
 from persist.regions.replicating import ReplicateSettings, Replicator
 from tests.integration.test_regions import Place, rows
 
@@ -165,3 +166,33 @@ def test_a_reader_that_came_from_another_server_is_held_too(held: Held) -> None:
     expected = rows(held.shard, 4)
     changed(held)
     assert sorted(map(repr, snapshot.to_arrow().to_pylist())) == expected
+
+
+def test_what_a_region_holds_is_shown_with_its_age_and_let_go() -> None:
+    held = Held()
+    location = held.world.machine().location
+    [hold] = held_by_regions(location)
+    assert (hold.shard, hold.region) == ("orders", "us")
+    held.world.pass_ms(60_000)
+    [later] = held_by_regions(held.world.machine().location, "us")
+    assert later.silent_s >= hold.silent_s + 60
+    assert later.lapses_s <= hold.lapses_s - 60
+    assert not list(held_by_regions(location, "jp"))
+    assert not let_go(location, "jp")
+    assert [one.shard for one in let_go(location, "us")] == ["orders"]
+    assert held.purposes() == []
+    assert not let_go(location, "us")
+
+
+def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows() -> None:
+    held = Held()
+    before = held.there.snapshot().as_of
+    shown = rows(held.there, before)
+    location = held.world.machine().location
+    let_go(location, "us")
+    held.maintained()
+    held.follow()
+    with suppress(Expired):
+        assert rows(held.there, before) == shown
+    held.round()  # it takes its hold anew
+    assert held.purposes() == ["region:us"]
