@@ -35,10 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="ask every server", description="ask every server of the index")
     check.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
     holds = actions.add_parser("holds", help="what regions hold here", description="what regions hold at this home")
-    let_go = actions.add_parser(
-        "let-go", help="end what a region holds here", description="end what a region holds here"
-    )
-    let_go.add_argument("region", metavar="REGION")
+    ends = "end what a region holds here"
+    letting_go = actions.add_parser("let-go", help=ends, description=ends)
+    letting_go.add_argument("region", metavar="REGION")
     for action, run_it in ((holds, _holds), (letting_go, _let_go)):
         add_where(action)
         action.set_defaults(act=run_it)

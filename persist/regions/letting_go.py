@@ -22,7 +22,7 @@ from persist.regions.holding import PURPOSE
 class RegionHold:
     """A hold of `region` on a shard: `since`, and version `seqno`, of a shard that is at `upper`.
 
-    `silent_s`: for so long home has not heard of it; `lapses_s`: in so long it ends by itself.
+    `silent_s`: for so long, at least, home has not heard of it, as far as commits tell; `lapses_s`: in so long it ends.
     """
 
     shard: str

@@ -170,11 +170,11 @@ def test_a_reader_that_came_from_another_server_is_held_too(held: Held) -> None:
 
 def test_what_a_region_holds_is_shown_with_its_age_and_let_go() -> None:
     held = Held()
-    location = held.world.machine().location
+    location = held.machine.location  # which watches the shard
     [hold] = held_by_regions(location)
     assert (hold.shard, hold.region) == ("orders", "us")
     held.world.pass_ms(60_000)
-    [later] = held_by_regions(held.world.machine().location, "us")
+    [later] = held_by_regions(location, "us")
     assert later.silent_s >= hold.silent_s + 60
     assert later.lapses_s <= hold.lapses_s - 60
     assert not list(held_by_regions(location, "jp"))
