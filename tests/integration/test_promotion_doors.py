@@ -1,0 +1,397 @@
+"""The commands by which another home is made, with what is wrong as docs/promotion.md tells it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from blob import open_blob
+from persist.cli.__main__ import COMMANDS, main
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.identity import epoch_key
+from persist.commit.location import LocationSettings, open_stores
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
+from persist.core.binding import Binding
+from persist.formats.state_frames import Build, encode_binding
+from persist.regions.index import read_index
+from persist.regions.promotion import last_promotion
+from rpc.settings import ServerSettings
+from tests.support.pages import page
+from tests.support.server import Server
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+NAMES = ("eu/clicks", "eu/orders")
+
+
+def run(*arguments: str) -> int:
+    """One command in this process; raises the error that the command line would print."""
+    module = importlib.import_module(COMMANDS[arguments[0]][0])
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(arguments[1:])))
+
+
+class Place:
+    """A home with two shards, and a copy of its blob store."""
+
+    def __init__(self, root: Path, levels: tuple[int, ...] | None = None) -> None:
+        self.root = root
+        for name in ("home", "copy"):
+            (root / name).mkdir(parents=True)
+        self.blob, self.consensus = f"file://{root}/home/blob", f"sqlite:///{root}/home/log.db"
+        self.copy, self.fresh = f"file://{root}/copy/blob", f"sqlite:///{root}/new.db"
+        self.index = str(root / "regions.json")
+        assert main(["regions", "set", "eu", "--write", "http://127.0.0.1:9", "--index", self.index]) == 0
+        if levels is not None:  # as an earlier build has made it
+            settings = LocationSettings(build=Build(levels, {}))
+            with closing(open_stores(self.blob, self.consensus, settings=settings)) as location:
+                Client(EmbeddedTransport(location)).create_shard("eu/old", SCHEMA, ["id"])
+        with persist.connect(blob=self.blob, consensus=self.consensus, collect=False) as client:
+            for name in NAMES:
+                client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "v": "first"}])
+        self.publish(self.blob, self.consensus)
+        self.replicate()
+
+    @property
+    def home(self) -> tuple[str, ...]:
+        return ("--blob", self.blob, "--consensus", self.consensus)
+
+    @property
+    def new(self) -> tuple[str, ...]:
+        return ("--blob", self.copy, "--consensus", self.fresh)
+
+    def publish(self, blob: str, consensus: str) -> None:
+        """What maintenance does until all is published."""
+        with closing(open_stores(blob, consensus)) as location:
+            published = Published(location, PublishSettings(), at_once=True)
+            names = {name: location.machine(name).refresh() for name in location.all_names(with_dropped=True)}
+            for name, state in names.items():
+                published.look(name, state)
+            published.round({name: state.is_closed for name, state in names.items()})
+            published.close()
+
+    def replicate(self) -> None:
+        assert run("replicate", "--from", self.blob, "--to", self.copy, "--once") == 0
+
+    def insert(self, number: int) -> None:
+        """Acknowledged at home, and not copied."""
+        with persist.connect(blob=self.blob, consensus=self.consensus, collect=False) as client:
+            client.shard("eu/orders").insert([{"id": number, "v": "alone"}])
+
+    def promote(self, *more: str) -> int:
+        return run("promote", "us", "--of", "eu", *self.new, *(more or ("--home-is-lost",)))
+
+    def switch(self, *more: str) -> int:
+        home = ("--home-blob", self.blob, "--home-consensus", self.consensus)
+        return run("switch", "us", "--of", "eu", *self.new, *home, *more)
+
+    def blobs(self) -> dict[str, list[str]]:
+        found = {}
+        for url in (self.blob, self.copy):
+            with closing(open_blob(url)) as blob:
+                found[url] = [f"{stat.key} {stat.size}" for stat in blob.list("")]
+        return found
+
+    def other(self) -> Place:
+        """Another location, beside this one."""
+        return Place(self.root / "other")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def ids(blob: str, consensus: str) -> list[int]:
+    with persist.connect(blob=blob, consensus=consensus, collect=False) as client:
+        return sorted(client.shard("eu/orders").snapshot().to_arrow().column("id").to_pylist())
+
+
+# --- what is refused
+
+
+def alive(place: Place) -> None:
+    with Server(place.root / "elsewhere") as server:
+        place.promote("--home", server.url)
+
+
+def alive_by_index(place: Place) -> None:
+    with Server(place.root / "elsewhere") as server:
+        run("regions", "set", "eu", "--write", server.url, "--index", place.index)
+        place.promote("--index", place.index, "--write", "http://us:1")
+
+
+def not_whole(place: Place) -> None:
+    with closing(open_blob(place.copy)) as copy:
+        copy.delete([stat.key for prefix in ("s", "pub/") for stat in copy.list(prefix)])
+    place.promote()
+
+
+def below_level_5(place: Place) -> None:
+    old = Place(place.root / "old", (2, 3, 4))
+    old.switch()
+
+
+def undone_late(place: Place) -> None:
+    place.switch()
+    place.switch("--undo")
+
+
+def salvaged_twice(place: Place) -> None:
+    place.promote()
+    for _ in range(2):
+        place.insert(7)
+        run("salvage", *place.home, "--of", place.copy, "--to", str(place.root / "files"))
+
+
+def of_another_location(place: Place) -> None:
+    other = place.other()
+    other.promote()
+    run("salvage", *place.home, "--of", other.copy, "--dry-run")
+
+
+def of_itself(place: Place) -> None:
+    place.promote()
+    run("salvage", *place.new, "--of", place.copy, "--dry-run")
+
+
+def demoted_of_another(place: Place) -> None:
+    other = place.other()
+    other.promote()
+    run("demote", *place.home, "--of", other.copy)
+
+
+def demoted_alone(place: Place) -> None:
+    place.insert(7)
+    place.promote()
+    run("demote", *place.home, "--of", place.copy)
+
+
+def demoted_after_taking_over(place: Place) -> None:
+    place.promote()
+    with closing(open_blob(place.blob)) as blob:
+        location_id = blob.get("location-id").decode()
+        blob.put(epoch_key(3), encode_binding(Binding(location_id, 3, "another")))
+    run("demote", *place.home, "--of", place.copy, "--drop-diverged")
+
+
+def stopped_after(seconds: int, **settings: bool) -> Callable[[Place], object]:
+    return lambda place: ServerSettings(blob="memory:", self_fence=seconds, **settings).check()  # type: ignore[arg-type]
+
+
+REFUSED: dict[str, list[Callable[[Place], object]]] = {
+    "`promote` while the old home answers, without `--home-blob`": [alive, alive_by_index],
+    "`promote` without `--home`, `--index`, `--home-blob` and `--home-is-lost`": [lambda p: p.promote("--gap", "5")],
+    "`promote` or `switch` with `--index` and no `--write`, or `--write` and no `--index`": [
+        lambda p: p.promote("--index", p.index),
+        lambda p: p.promote("--write", "http://us:1", "--home-is-lost"),
+        lambda p: p.switch("--index", p.index),
+        lambda p: p.switch("--write", "http://us:1"),
+    ],
+    "`promote` of a store that has no location": [
+        lambda p: ((p.root / "empty").mkdir(), run(
+            "promote", "us", "--of", "eu", "--home-is-lost", "--blob", f"file://{p.root}/empty", "--consensus", p.fresh
+        )),
+        lambda p: run(
+            "promote", "us", "--of", "eu", "--home-is-lost", "--blob", f"file://{p.root}/none", "--consensus", p.fresh
+        ),
+    ],
+    "`promote` or `switch` to a consensus store that is in use": [
+        lambda p: run(
+            "promote", "us", "--of", "eu", "--home-is-lost", "--blob", p.copy, "--consensus", p.consensus
+        ),
+        lambda p: run(
+            "switch", "us", "--of", "eu", "--blob", p.copy, "--consensus", p.consensus,
+            "--home-blob", p.blob, "--home-consensus", p.consensus,
+        ),
+    ],
+    "`--home-blob` of another location, or of one that is not there": [
+        lambda p: p.promote("--home-blob", p.other().blob),
+        lambda p: p.promote("--home-blob", f"file://{p.root}/none"),
+    ],
+    "a newest version that is not whole, without `--accept-loss`": [not_whole],
+    "a region, or a URL of a server, that is none": [
+        lambda p: run("promote", "US!", "--of", "eu", *p.new, "--home-is-lost"),
+        lambda p: run("promote", "us", "--of", "a/b", *p.new, "--home-is-lost"),
+        lambda p: p.promote("--index", p.index, "--write", "us:8787", "--home-is-lost"),
+        lambda p: p.promote("--home", "ftp://eu"),
+    ],
+    "`switch` without `--home-dir` or `--home-blob`": [lambda p: run("switch", "us", "--of", "eu", *p.new)],
+    "`switch` to a store that is no copy of this home, or is the home itself": [
+        lambda p: run(
+            "switch", "us", "--of", "eu", *p.new, "--home-dir", str(_dir(p.root / "third")),
+        ),
+        lambda p: run(
+            "switch", "us", "--of", "eu", "--blob", p.blob, "--consensus", p.fresh,
+            "--home-blob", p.blob, "--home-consensus", p.consensus,
+        ),
+    ],
+    "`switch` of a home below level 5": [below_level_5],
+    "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
+    "`switch --undo` once the new home has begun": [undone_late],
+    "`salvage` without `--to` and `--dry-run`, or with both": [
+        lambda p: run("salvage", *p.home, "--of", p.copy),
+        lambda p: run("salvage", *p.home, "--of", p.copy, "--dry-run", "--to", str(p.root / "files")),
+    ],
+    "`salvage --to` a directory that has files": [salvaged_twice],
+    "`salvage` or `demote` with `--of` a store that was never made home": [
+        lambda p: run("salvage", *p.home, "--of", p.copy, "--dry-run"),
+        lambda p: run("demote", *p.home, "--of", p.copy),
+        lambda p: run("demote", *p.home, "--of", f"file://{p.root}/none"),
+    ],
+    "`salvage` or `demote` of another location, or of the new home itself": [
+        of_another_location, of_itself, demoted_of_another,
+    ],
+    "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
+    "`demote` of a home that has taken over since": [demoted_after_taking_over],
+    "`--self-fence` below 20 or beyond 86400, or with `--read-only`": [
+        stopped_after(19), stopped_after(86_401), stopped_after(-1), stopped_after(60, read_only=True),
+    ],
+    "`compactor` or `gc` with `--index` and no `--region`": [
+        lambda p: run("compactor", *p.home, "--index", p.index, "--once"),
+        lambda p: run("gc", *p.home, "--index", p.index, "--once"),
+    ],
+}  # fmt: skip
+WRITES_FIRST = (undone_late, salvaged_twice, demoted_alone, demoted_after_taking_over, not_whole)
+
+
+def _dir(path: Path) -> Path:
+    with persist.connect(f"persist://{path}") as client:
+        client.create_shard("x", SCHEMA, ["id"])
+    return path
+
+
+def table() -> dict[str, str]:
+    text = page("docs/promotion.md").split("## What is refused")[1]
+    return dict(re.findall(r"^\| (.+?) \| `(\w+)` \|$", text, re.MULTILINE))
+
+
+CASES = [(row, number) for row, calls in REFUSED.items() for number in range(len(calls))]
+
+
+def test_the_page_tells_all_that_is_tried() -> None:
+    assert set(table()) == set(REFUSED)
+
+
+@pytest.mark.parametrize(("row", "number"), CASES, ids=lambda value: str(value)[:60])
+def test_what_is_refused_writes_nothing(place: Place, row: str, number: int) -> None:
+    call, before = REFUSED[row][number], place.blobs()
+    with pytest.raises(persist.PersistError) as refused:
+        call(place)
+    assert refused.value.kind == table()[row], refused.value
+    assert refused.value.message.count("\n") == 0
+    if call not in WRITES_FIRST and call not in (of_itself,):
+        assert place.blobs() == before
+    if "salvage" not in row and "demote" not in row and call is not undone_late:
+        place.insert(1_000)  # home goes on
+        assert 1_000 in ids(place.blob, place.consensus)
+
+
+# --- what is done
+
+
+def test_a_dry_run_writes_nothing_and_tells_every_shard(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    before = place.blobs()
+    assert place.promote("--dry-run") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line.get("shard") for line in lines[-3:]] == [*NAMES, None]
+    assert (lines[-1]["epoch"], lines[-1]["dry_run"]) == (2, True)
+    assert place.blobs() == before
+
+
+def test_a_promotion_sets_the_index_and_keeps_the_rest_of_it(place: Place) -> None:
+    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--read", "http://us:1", "--index", place.index)
+    assert place.promote("--index", place.index, "--write", "http://us:8787/") == 0
+    entry = read_index(place.index).regions["eu"]
+    assert (entry.write, entry.read, entry.epoch) == (("http://us:8787",), ("http://us:1",), 2)
+    run("regions", "set", "eu", "--write", "http://us:9", "--index", place.index)
+    assert read_index(place.index).regions["eu"].epoch == 2, "a fence is not taken away by the way"
+
+
+def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:
+    with Server(place.root / "elsewhere") as server:  # it answers, and its store is given
+        assert place.promote("--home", server.url, "--home-blob", place.blob) == 0
+    with pytest.raises(persist.ReadOnly, match="only reads"):
+        place.insert(7)
+
+
+def test_a_promotion_that_was_killed_is_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from persist.copies import recovering
+
+    def dies(location: object, binding: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovering, "_bind", dies)
+        with suppress(SystemExit):
+            place.promote()
+    assert place.promote() == 0
+    with closing(open_blob(place.copy)) as copy:
+        promotion = last_promotion(copy)
+    assert promotion is not None
+    assert sorted(promotion.shards) == list(NAMES)
+    assert ids(place.copy, place.fresh) == [1]
+
+
+def test_a_switch_there_and_back(place: Place) -> None:
+    assert place.switch() == 0
+    assert run("demote", *place.home, "--of", place.copy) == 0
+    with persist.connect(blob=place.copy, consensus=place.fresh, collect=False) as client:
+        client.shard("eu/orders").insert([{"id": 2, "v": "at the new home"}])
+        client.create_shard("eu/new", SCHEMA, ["id"])
+    place.publish(place.copy, place.fresh)
+    assert run("replicate", "--from", place.copy, "--to", place.blob, "--once") == 0
+    third = f"sqlite:///{place.root}/third.db"
+    home = ("--home-blob", place.copy, "--home-consensus", place.fresh)
+    assert run("switch", "eu", "--of", "eu", "--blob", place.blob, "--consensus", third, *home) == 0
+    assert ids(place.blob, third) == [1, 2]
+    with persist.connect(blob=place.blob, consensus=third, collect=False) as client:
+        assert client.shards() == [NAMES[0], "eu/new", NAMES[1]]
+    assert run("demote", *place.new, "--of", place.blob) == 0
+
+
+def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    from persist.regions import switching
+
+    def dies(home: object, names: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switching, "_publish", dies)
+        with suppress(SystemExit):
+            place.switch()
+    with pytest.raises(persist.ReadOnly):
+        place.insert(7)
+    assert place.switch("--undo") == 0
+    place.insert(8)
+    assert place.switch() == 0
+    assert ids(place.copy, place.fresh) == [1, 8]
+
+
+def test_salvage_tells_what_was_dropped_made_and_set_at_the_old_home(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.promote()
+    with persist.connect(blob=place.blob, consensus=place.consensus, collect=False) as client:
+        client.create_shard("eu/late", SCHEMA, ["id"]).insert([{"id": 5, "v": "late"}])
+        client.shard("eu/orders").tag("mine", 0)
+        client.shard("eu/clicks").drop(force=True)
+    capsys.readouterr()
+    assert run("salvage", *place.home, "--of", place.copy, "--to", str(place.root / "files")) == 0
+    lines = {line.get("shard"): line for line in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert lines["eu/late"]["kept"] is False
+    assert (lines["eu/late"]["updates"], lines["eu/orders"]["updates"], lines["eu/orders"]["commits"]) == (1, 0, 1)
+    assert lines["eu/clicks"]["dropped"] is True
+    assert lines[None] == {"epoch": 2, "region": "us", "of": "eu", "shards": 3, "lost": 0}
+    assert [path.name for path in (place.root / "files").iterdir()] == ["eu%2Flate.parquet"]
