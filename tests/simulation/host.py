@@ -106,6 +106,8 @@ class RecordingTransport(ForwardingTransport):
         if isinstance(command, c.Drop):
             truth.since_asked = EMPTY
         asked_ms = self._run.oracle.clock()
+        if isinstance(command, (c.RegisterReader, c.HoldPoint)):  # where the first try landed another renews nothing
+            asked_ms = self._run.oracle.registered.setdefault(command.reader, asked_ms)
         if isinstance(command, c.ExpireReader):
             self._run.oracle.retired.add(command.reader)
         if self._run.world.strikes("held_up"):

@@ -207,6 +207,7 @@ class Oracle:
         self.orphan_age_ms = 0
         self.clocks_off_ms = 0  # the most that a clock was off which may count as checked
         self.sent_ms: dict[str, int] = {}  # when the command of each token was sent first
+        self.registered: dict[str, int] = {}  # readers: when they were first asked for
         self.renewed: dict[str, tuple[int, int]] = {}  # readers: when they asked for what was granted, and the lease
         self.retired: set[str] = set()  # readers that asked to be
         self.definite: dict[str, Callable[[int], list[Update]]] = {}  # shards whose rows follow from their time
