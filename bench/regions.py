@@ -1,6 +1,7 @@
 """How far behind home a region is, and what it costs to have one.
 
-    python -m bench.regions [--seconds 300] [--rows 4000000] [--shards 10000] [--only lag publishing reads idle]
+    python -m bench.regions [--seconds 300] [--rows 4000000] [--shards 10000] [--moved 1000]
+                            [--only lag publishing reads idle moves]
 
 `lag`: 10 commits a second at home, which publishes every 5 s; `persist replicate`'s code copies its directory, each
 round --delay seconds late; a region looks once a second. From the acknowledgement at home to the time being readable
@@ -8,6 +9,7 @@ in the region, 95 of 100 commits.
 `publishing`: appends of a program that publishes, beside one that does not, in turns: requests, and CPU of the process.
 `reads`: a snapshot of --rows rows in the region, beside the same at home, in turns; both embedded, from files.
 `idle`: a region over --shards shards at rest: seconds until names are told and a shard is read, and its requests.
+`moves`: a copy of --moved shards becomes home: after a disaster, and as planned, without writes in between.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ from blob import open_blob
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
-from persist.commit.location import Location, LocationSettings, open_location
+from persist.commit.location import Location, LocationSettings, open_location, open_stores
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
 from persist.commit.system import SystemClock
+from persist.copies.recovering import How
 from persist.core.state import Policy
 from persist.regions.opening import open_replica
+from persist.regions.promoting import OldHome, promote
 from persist.regions.replica import Replica
 from persist.regions.replicating import ReplicateSettings, Replicator
+from persist.regions.switching import Switch
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PUBLISH = PublishSettings()
@@ -50,10 +55,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", nargs="*", default=["lag", "publishing", "reads", "idle"])
+    parser.add_argument("--moved", type=int, default=1_000)
+    parser.add_argument("--only", nargs="*", default=["lag", "publishing", "reads", "idle", "moves"])
     args = parser.parse_args()
     works: dict[str, Callable[[Path, argparse.Namespace], None]] = {
         "lag": lagging, "publishing": publishing, "reads": reading, "idle": idling,
+        "moves": moving,
     }  # fmt: skip
     for name in args.only:
         with tempfile.TemporaryDirectory() as directory:
@@ -170,13 +177,7 @@ def reading(root: Path, args: argparse.Namespace) -> None:
 
 
 def idling(root: Path, args: argparse.Namespace) -> None:
-    location, client = home_at(root)
-    for number in range(args.shards):
-        client.create_shard(f"s{number:05}", SCHEMA, ["id"]).insert([{"id": number, "v": "x"}])
-    location.publisher.publish(now=True) if location.publisher is not None else None
-    maintain(location)
-    replicator_of(root).round(whole=True)
-    location.close()
+    small_shards(root, args.shards)
 
     begun_s = time.perf_counter()
     replica, region = region_at(root, LocationSettings(metered=True))
@@ -192,6 +193,40 @@ def idling(root: Path, args: argparse.Namespace) -> None:
     bar(f"regions-start-{args.shards}-shards-seconds", started_s, "<= 5")
     bar(f"regions-idle-{args.shards}-shards-requests-a-second", asked / IDLE_ROUNDS, "<= 1")
     replica.close()
+
+
+def moving(root: Path, args: argparse.Namespace) -> None:
+    for name in ("lost", "moved"):
+        small_shards(root / name, args.moved)
+    copy = open_stores(f"file://{root}/lost/copy", f"sqlite:///{root}/lost.db")
+    begun_s = time.perf_counter()
+    promote(copy, "us", "eu", OldHome(is_lost=True), How())
+    promoted_s = time.perf_counter() - begun_s
+    copy.close()
+
+    steps: list[float] = []
+    home = open_location(f"persist://{root}/moved/home")
+    copy = open_stores(f"file://{root}/moved/copy", f"sqlite:///{root}/moved.db")
+    switch = Switch(home, copy, "us", "eu", replicator_of(root / "moved"))
+    switch.run(lambda step: steps.append(time.perf_counter()))
+    paused_s = time.perf_counter() - steps[1]  # from when home ends
+    home.close()
+    copy.close()
+    print(f"{args.moved} shards: home after {promoted_s:.2f} s; as planned without writes for {paused_s:.2f} s")
+    bar(f"regions-promote-{args.moved}-shards-seconds", promoted_s, "<= 60")
+    bar(f"regions-switch-{args.moved}-shards-pause-seconds", paused_s, "<= 10")
+
+
+def small_shards(root: Path, shards: int) -> None:
+    """A home with so many shards of one row each, and a whole copy of it."""
+    root.mkdir(exist_ok=True)
+    location, client = home_at(root)
+    for number in range(shards):
+        client.create_shard(f"s{number:05}", SCHEMA, ["id"]).insert([{"id": number, "v": "x"}])
+    location.publisher.publish(now=True) if location.publisher is not None else None
+    maintain(location)
+    replicator_of(root).round(whole=True)
+    location.close()
 
 
 def maintain(location: Location) -> None:

@@ -99,7 +99,7 @@ def _replace(location: Location, name: str, part_id: PartId, file: Path, is_mean
         data = file.read_bytes()
     except OSError as error:
         raise InvalidUsage(f"{file} cannot be read: {error.strerror}") from error
-    size = part.size if part.bundle is None else part.bundle.size
+    size = part.blob_size
     if len(data) != size or zlib.crc32(data) != part.checksum:
         raise InvalidUsage(f"{file} is no copy of part {part_id}, which has {size} bytes and another checksum")
     if not is_meant:

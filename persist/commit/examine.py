@@ -89,7 +89,7 @@ def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = 
             for named, what in zip(window, pool.map(look, window), strict=True):
                 if what is not None:
                     yield Fault(named.part.key or "inline", what, named.part, named.within, named.listed)
-    for key, what in auxiliary_faults(state, blob, build, deep=True):
+    for key, what in auxiliary_faults(state, blob, build):
         yield Fault(key, what)
 
 

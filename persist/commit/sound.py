@@ -19,14 +19,14 @@ from persist.formats.store_errors import translated, translated_but_missing
 Check = Callable[[bytes], object]
 
 
-def auxiliary_faults(state: State, blob: Blob, build: Build, *, deep: bool) -> Iterator[tuple[str, str]]:
-    """Of each blob that is missing or damaged its key, and what is wrong. `deep`: their bytes are read as well.
+def auxiliary_faults(state: State, blob: Blob, build: Build) -> Iterator[tuple[str, str]]:
+    """Of each blob that is missing or damaged its key, and what is wrong.
 
     Raises Unavailable, UpgradeNeeded. Memory: one such blob.
     """
     checks = dict(_checks(state, build))
     for key in dict.fromkeys(auxiliary_blob_keys(state)):
-        check = checks.get(key) if deep else None
+        check = checks.get(key)
         try:
             if check is not None:
                 with translated_but_missing():

@@ -289,7 +289,7 @@ class Bucket:
             part = named.part
             if part.key is None:
                 continue
-            size = part.size if part.bundle is None else part.bundle.size
+            size = part.blob_size
             if self.sizes.get(part.key) != size or named.failed is not None:
                 found.append(part.key)
         return found + [key for key in needed_blobs(state) if key not in self.sizes]

@@ -53,8 +53,7 @@ def blobs_of(state: State, blob: Blob) -> dict[str, tuple[int, int]]:
             raise named.failed
         part = named.part
         if part.key is not None:
-            listed = part.bundle
-            found[part.key] = part.size if listed is None else listed.size, part.checksum
+            found[part.key] = part.blob_size, part.checksum
     return found
 
 

@@ -79,7 +79,7 @@ class _Mending:
             if part is None:
                 size, crc = self._sum(fault.key)
             else:
-                size, crc = (part.size if part.bundle is None else part.bundle.size), part.checksum
+                size, crc = part.blob_size, part.checksum
             data = self._copy(fault.key, size, crc)
         except BlobNotFound:
             return Mended(fault, LEFT, why=f"no backup in {self._store.blob.url} has it")

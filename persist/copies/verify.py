@@ -205,7 +205,7 @@ class _Shard:
         for named in all_parts(state, self._location.blob):
             part = named.part
             if part.key is not None:
-                found[part.key] = part.size if part.bundle is None else part.bundle.size
+                found[part.key] = part.blob_size
             if isinstance(named.failed, Corruption):
                 self._note(named.failed.message, part.key or "")
         return found

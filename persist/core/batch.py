@@ -100,6 +100,11 @@ class Part(Record, frozen=True):
     rows_digest: int | None = None
 
     @property
+    def blob_size(self) -> int:
+        """Bytes of the blob at `key`: of a bundle those of the list, not of what it lists."""
+        return self.size if self.bundle is None else self.bundle.size
+
+    @property
     def updates(self) -> int:
         """The updates that an append of this part counts for: as they were given, and without those it hides."""
         return self.rows if self.given is None else self.given

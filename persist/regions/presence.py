@@ -55,7 +55,7 @@ class Presence:
         """The first few blobs without which the version is not whole. Raises Unavailable."""
         found = self._unseen(dict(_outside(state)))
         parts = list(state.trace.parts())
-        found |= self._unseen({part.key: _size(part) for part in parts if part.key is not None})
+        found |= self._unseen({part.key: part.blob_size for part in parts if part.key is not None})
         lacking = self._asked(found)
         for part in parts:
             if part.bundle is not None and part.key not in lacking:
@@ -98,12 +98,10 @@ class Presence:
             except (BlobNotFound, Corruption):
                 return {key}
             self._listing[key] = tuple(part for run in listed for part in run.parts)
-        inside: dict[str, int | None] = {part.key: _size(part) for part in self._listing[key] if part.key is not None}
+        inside: dict[str, int | None] = {
+            part.key: part.blob_size for part in self._listing[key] if part.key is not None
+        }
         return self._asked(self._unseen(inside))
-
-
-def _size(part: Part) -> int:
-    return part.size if part.bundle is None else part.bundle.size
 
 
 def _outside(state: State) -> Iterator[tuple[str, int | None]]:

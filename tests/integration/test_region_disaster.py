@@ -11,9 +11,9 @@ import pytest
 
 import persist
 from persist.regions.index import read_index
-from tests.integration.test_runbook import with_path
 from tests.services.postgres import Postgres
 from tests.support.disaster import NAMES, Disaster, Stores, free_port
+from tests.support.urls import with_path
 from tests.support.waiting import wait_until
 
 SERVERS = pytest.param("postgres-s3", marks=[pytest.mark.services, pytest.mark.proof])

@@ -20,8 +20,8 @@ from blob import open_blob
 from persist.cli.__main__ import main
 from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
-from tests.integration.test_runbook import with_path
 from tests.support.server import Server
+from tests.support.urls import with_path
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])

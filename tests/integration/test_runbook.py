@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pyarrow as pa
@@ -31,6 +30,7 @@ import persist
 from blob import open_blob
 from persist.core.errors import PersistError, UpperMismatch
 from tests.support.pages import page
+from tests.support.urls import with_path
 from tests.support.waiting import WAIT_S, wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -83,11 +83,6 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     prefixes = [with_path(s3, name) for name in ("home", "new", "backups")]
     logs = [schema_of(postgres, name) for name in ("home", "new")]
     return Home(tmp_path, (prefixes[0], logs[0]), (prefixes[1], logs[1]), prefixes[2])
-
-
-def with_path(url: str, name: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(path=f"{parts.path.rstrip('/')}/{name}").geturl()
 
 
 def schema_of(url: str, name: str) -> str:
