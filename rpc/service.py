@@ -92,17 +92,22 @@ class Service:
             body.release()
 
     def check_home(self, name: str) -> None:
-        """Raises ReadOnly where the index says that the shard is at home in another region: it is made there."""
+        """Raises ReadOnly where the shard is at home in another region: it is made there.
+
+        Its name tells, where this server is home of a region; elsewhere the index does. A read-only one makes none.
+        """
         region = region_of(name)
-        if self.index is None or not region or region == self.settings.region:
+        if not region or region == self.settings.region:
             return
-        found = self.index.now().regions.get(region)
-        if found is not None:
-            raise ReadOnly(
-                f"shard {name!r} is at home in region {region!r}: make it there, at {', '.join(found.write) or 'home'}",
-                home=list(found.write),
-                region=region,
-            )
+        found = None if self.index is None else self.index.now().regions.get(region)
+        if found is None and (self.settings.read_only or not self.settings.region):
+            return
+        home = found.write if found is not None else ()
+        raise ReadOnly(
+            f"shard {name!r} is at home in region {region!r}: make it there, at {', '.join(home) or 'home'}",
+            home=list(home),
+            region=region,
+        )
 
     def stop(self) -> None:
         """Let waits and streams end, so that the server can close."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +20,7 @@ from persist.regions.index import Entry, Index, IndexFile, decode_index, encode_
 from tests.integration import test_region_servers, test_regions
 from tests.integration.test_regions import WRITES
 from tests.support.pages import page
+from tests.support.server import Server
 from tests.support.two_regions import SCHEMA, TwoCentres
 
 
@@ -111,6 +114,26 @@ def test_a_shard_is_made_at_its_home_only(centres: TwoCentres) -> None:
         with pytest.raises(ReadOnly, match="is at home in region 'dc1'"):
             client.clone("dc2/own", "dc1/wrong")
         assert "dc1/wrong" not in client.shards()
+
+
+def test_a_home_makes_no_shard_of_another_region_where_it_has_no_index(tmp_path: Path) -> None:
+    """It knows its own region, and so by the name whether a shard is its own."""
+    server = Server(tmp_path / "home", "--region", "eu")
+    try:
+        with persist.connect(server.url) as client:
+            client.create_shard("eu/own", SCHEMA, ["id"])
+            client.create_shard("plain", SCHEMA, ["id"])
+            with pytest.raises(ReadOnly, match="'us/x' is at home in region 'us': make it there"):
+                client.create_shard("us/x", SCHEMA, ["id"])
+            with pytest.raises(ReadOnly, match="'us/x' is at home in region 'us'"):
+                client.clone("eu/own", "us/x")
+            assert client.shards() == ["eu/own", "plain"]
+        request = urllib.request.Request(f"{server.url}/v1/shards/us/x", data=b"{}", method="PUT")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        assert (refused.value.code, json.load(refused.value)["kind"]) == (403, "read_only")
+    finally:
+        server.stop()
 
 
 def test_every_verb_that_writes_goes_home() -> None:
