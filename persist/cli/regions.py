@@ -6,14 +6,14 @@ import argparse
 import json
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.regions.asking import asked
-from persist.regions.index import Entry, Index, read_index, urls_of, write_index
+from persist.regions.changing import change_index
+from persist.regions.index import Entry, Index, read_index, urls_of
 from persist.regions.letting_go import held_by_regions, let_go
 from persist.regions.opening import check_region
 
@@ -62,20 +62,25 @@ def _set(arguments: argparse.Namespace) -> int:
     write, read = urls_of(arguments.write), urls_of(arguments.read)
     if not write and not read:
         raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
-    known = read_index(arguments.index).regions if Path(arguments.index).exists() else {}
-    epoch = max(arguments.epoch, known[name].epoch if name in known else 0)  # a fence is not taken away by the way
-    entry = Entry(write, read, arguments.home_blob, arguments.copy_blob, epoch)
-    write_index(arguments.index, Index({**known, name: entry}))
+
+    def with_it(index: Index) -> Index:
+        before = index.regions.get(name, Entry())
+        epoch = max(arguments.epoch, before.epoch)  # a fence is not taken away by the way
+        return Index({**index.regions, name: Entry(write, read, arguments.home_blob, arguments.copy_blob, epoch)})
+
+    entry = change_index(arguments.index, with_it, makes=True).regions[name]
     print(json.dumps(_line(name, entry)))
     return 0
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    known = dict(read_index(arguments.index).regions)
-    if arguments.region not in known:
-        raise InvalidUsage(f"the index has no region {arguments.region!r:.60}; it has {', '.join(sorted(known))}")
-    del known[arguments.region]
-    write_index(arguments.index, Index(known))
+    def without(index: Index) -> Index:
+        known = dict(index.regions)
+        if known.pop(arguments.region, None) is None:
+            raise InvalidUsage(f"the index has no region {arguments.region!r:.60}; it has {', '.join(sorted(known))}")
+        return Index(known)
+
+    change_index(arguments.index, without)
     return 0
 
 

@@ -122,7 +122,10 @@ def read_index(path: str | Path) -> Index:
 
 
 def write_index(path: str | Path, index: Index) -> None:
-    """Put the file in its place in one step. Raises InvalidUsage."""
+    """Put the file in its place in one step, whatever was there: `change_index` keeps what others set.
+
+    Raises InvalidUsage: it cannot be written, or the index makes no sense.
+    """
     data = encode_index(index)
     fresh = f"{path}.{os.getpid()}"
     try:
@@ -132,6 +135,8 @@ def write_index(path: str | Path, index: Index) -> None:
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(fresh)
         raise InvalidUsage(f"the index {path} cannot be written: {error.strerror}") from error
 
 

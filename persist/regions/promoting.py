@@ -17,7 +17,8 @@ from persist.copies.recovering import How, Recovered, Told, begin_anew
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
 from persist.regions.asking import is_alive
-from persist.regions.index import Entry, Index, read_index, write_index
+from persist.regions.changing import change_index
+from persist.regions.index import Entry, Index
 from persist.regions.promotion import Promotion, kept_of, promotion_to, write_promotion
 
 log = logging.getLogger("persist.regions")
@@ -117,10 +118,12 @@ class Note:
 def moved_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> Entry:
     """Set in the index that region `of` is written at these servers from now on; its entry.
 
-    Raises InvalidUsage, Corruption (the file is damaged).
+    Raises InvalidUsage, Corruption (the file is damaged), Unavailable (another one changes it, and does not end).
     """
-    known = dict(read_index(path).regions)
-    before = known.get(of, Entry())
-    known[of] = replace(before, write=servers, epoch=max(epoch, before.epoch), home_blob="")
-    write_index(path, Index(known))
-    return known[of]
+
+    def moved(index: Index) -> Index:
+        before = index.regions.get(of, Entry())
+        entry = replace(before, write=servers, epoch=max(epoch, before.epoch), home_blob="")
+        return Index({**index.regions, of: entry})
+
+    return change_index(path, moved).regions[of]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import re
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +21,9 @@ import persist
 from persist.cli.__main__ import main
 from persist.client.far import AT_HOME
 from persist.core.errors import Corruption, InvalidUsage, ReadOnly, UpgradeNeeded
+from persist.regions import changing
 from persist.regions.index import Entry, Index, IndexFile, decode_index, encode_index, read_index, write_index
+from persist.regions.promoting import moved_home
 from tests.integration import test_region_servers, test_regions
 from tests.integration.test_regions import WRITES
 from tests.support.pages import page
@@ -224,6 +231,67 @@ def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.Capture
     capsys.readouterr()
     assert main(["regions", "show", "--index", index]) == 0
     assert [json.loads(line)["region"] for line in capsys.readouterr().out.splitlines()] == ["dc1"]
+
+
+# --- the file, which several change
+
+
+def test_commands_at_once_change_one_index_and_none_is_lost(tmp_path: Path) -> None:
+    """Each reads the file, changes its region, and writes the whole. One that came between was lost."""
+    path, names = tmp_path / "regions.json", [f"r{number}" for number in range(8)]
+    write_index(path, Index({"eu": Entry(("http://eu:1",)), "gone": Entry(("http://gone:1",))}))
+    begins = threading.Barrier(len(names) + 2)
+
+    def change(*arguments: str) -> int:
+        begins.wait()
+        return main(["regions", *arguments, "--index", str(path)])
+
+    def promoted() -> int:
+        begins.wait()
+        return moved_home(str(path), "eu", ("http://us:1",), 7).epoch
+
+    with ThreadPoolExecutor(len(names) + 2) as pool:
+        set_them = [pool.submit(change, "set", name, "--write", f"http://{name}:1") for name in names]
+        removed, moved = pool.submit(change, "remove", "gone"), pool.submit(promoted)
+    assert [one.result() for one in (*set_them, removed, moved)] == [*(0 for _ in names), 0, 7]
+    assert sorted(read_index(path).regions) == ["eu", *names]
+    assert read_index(path).regions["eu"] == Entry(("http://us:1",), epoch=7)
+
+
+def test_a_change_waits_for_another_one_for_so_long_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "regions.json"
+    assert main(["regions", "set", "eu", "--write", "http://eu:1", "--index", str(path)]) == 0
+    before = path.read_bytes()
+    monkeypatch.setattr(changing, "LOCK_S", 0.1)
+    with open(f"{path}.lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
+    assert "another command has been changing the index" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 0
+
+
+def test_a_change_that_fails_leaves_nothing_beside_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",))}))
+    before = path.read_bytes()
+    for arguments in (["set", "EU", "--write", "http://a:1"], ["set", "us", "--write", "a:1"], ["remove", "us"]):
+        assert main(["regions", *arguments, "--index", str(path)]) == 1
+    assert os.listdir(tmp_path) == ["regions.json"]
+
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert main(["regions", "set", "us", "--write", "http://us:1", "--index", str(path)]) == 1
+    assert capsys.readouterr().err.endswith("cannot be written: No space left on device\n")
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["regions.json", "regions.json.lock"]
 
 
 ROWS = {
