@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from persist.cli.where import add_arguments as add_where
@@ -25,11 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="what the index says", description="what the index says")
     put = actions.add_parser("set", help="say how a region is reached", description="say how a region is reached")
     put.add_argument("region", metavar="REGION")
-    put.add_argument("--write", default="", metavar="URLS", help="servers at its home, with commas")
-    put.add_argument("--read", default="", metavar="URLS", help="servers near here that read it, with commas")
-    put.add_argument("--home-blob", default="", metavar="URL", help="its blob store at home")
-    put.add_argument("--epoch", type=int, default=0, metavar="N", help="that of its home: earlier homes only read")
-    put.add_argument("--copy-blob", default="", metavar="URL", help="the copy of it near here")
+    put.add_argument("--write", metavar="URLS", help="servers at its home, with commas")
+    put.add_argument("--read", metavar="URLS", help="servers near here that read it, with commas")
+    put.add_argument("--home-blob", metavar="URL", help="its blob store at home")
+    put.add_argument("--copy-blob", metavar="URL", help="the copy of it near here")
+    put.add_argument("--epoch", type=int, metavar="N", help="that of its home: earlier homes only read")
+    put.epilog = "What is not given stays as it was. An empty value takes it away. The epoch is only raised."
     remove = actions.add_parser("remove", help="forget a region", description="forget a region")
     remove.add_argument("region", metavar="REGION")
     check = actions.add_parser("check", help="ask every server", description="ask every server of the index")
@@ -59,14 +61,23 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _set(arguments: argparse.Namespace) -> int:
     name = check_region(arguments.region)
-    write, read = urls_of(arguments.write), urls_of(arguments.read)
-    if not write and not read:
+    given: dict[str, Any] = {"home_blob": arguments.home_blob, "copy_blob": arguments.copy_blob}
+    for option in ("write", "read"):
+        text = getattr(arguments, option)
+        given[option] = None if text is None else urls_of(text)
+    given = {option: value for option, value in given.items() if value is not None}
+    if not given and arguments.epoch is None:
         raise InvalidUsage(f"say by --write or --read how region {name!r} is reached")
+
+    Entry(epoch=arguments.epoch or 0).check()
 
     def with_it(index: Index) -> Index:
         before = index.regions.get(name, Entry())
-        epoch = max(arguments.epoch, before.epoch)  # a fence is not taken away by the way
-        return Index({**index.regions, name: Entry(write, read, arguments.home_blob, arguments.copy_blob, epoch)})
+        epoch = max(arguments.epoch or 0, before.epoch)  # a fence is not taken away by the way
+        entry = replace(before, **given, epoch=epoch)
+        if not entry.write and not entry.read:
+            raise InvalidUsage(f"say by --write or --read how region {name!r} is reached: it would have no server")
+        return Index({**index.regions, name: entry})
 
     entry = change_index(arguments.index, with_it, makes=True).regions[name]
     print(json.dumps(_line(name, entry)))

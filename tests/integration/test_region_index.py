@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,9 @@ def test_a_file_that_is_none_is_refused(data: bytes, kind: type[Exception]) -> N
     [
         (["set", "EU", "--write", "http://a:1"], "is no name of a region"),
         (["set", "eu"], "say by --write or --read"),
+        (["set", "us", "--home-blob", "s3://us"], "say by --write or --read"),
+        (["set", "eu", "--write", ""], "it would have no server"),
+        (["set", "eu", "--epoch", "-1"], "epoch is -1"),
         (["set", "eu", "--write", "ftp://a"], "is no URL of a server"),
         (["set", "eu", "--write", "http://a:1/path"], "is no URL of a server"),
         (["remove", "us"], "the index has no region 'us'"),
@@ -205,6 +209,23 @@ def test_what_is_wrong_with_the_command_is_a_sentence(
     assert main(["regions", *arguments, "--index", str(path)]) == 1
     assert said in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+def test_what_is_not_given_of_a_region_stays_and_an_empty_value_takes_it_away(tmp_path: Path) -> None:
+    path = str(tmp_path / "regions.json")
+
+    def entry_after(*arguments: str) -> Entry:
+        assert main(["regions", "set", "eu", *arguments, "--index", path]) == 0
+        return read_index(path).regions["eu"]
+
+    blobs = ["--home-blob", "s3://eu", "--copy-blob", "s3://us-eu"]
+    entry_after("--write", "http://eu:1", "--read", "http://us:1", *blobs, "--epoch", "3")
+    expected = Entry(("http://eu:1",), ("http://us:2",), "s3://eu", "s3://us-eu", 3)
+    assert entry_after("--read", "http://us:2") == expected
+    assert entry_after("--epoch", "4") == replace(expected, epoch=4)
+    assert entry_after("--epoch", "0") == replace(expected, epoch=4), "a fence is not taken away by the way"
+    assert entry_after("--home-blob", "", "--write", "") == replace(expected, epoch=4, home_blob="", write=())
+    assert entry_after("--write", "http://eu:9").write == ("http://eu:9",)
 
 
 def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,6 +334,8 @@ ROWS = {
         "test_settings_that_make_no_sense_are_refused",
     "a region that the index does not have, or without a server for that":
         "test_a_region_that_is_not_in_the_index_is_refused_by_name",
+    "`regions set` of a region that would have no server, or with no option":
+        "test_what_is_wrong_with_the_command_is_a_sentence",
     "making a shard of another region at this home":
         "test_a_shard_is_made_at_its_home_only",
     "an index that is none, or of a URL that is none":
