@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from blob import without_secrets
 from persist.commit.system import Clock
 from persist.core.errors import Corruption, InvalidUsage, PersistError, Unavailable, UpgradeNeeded
 from persist.regions.asking import asked
@@ -52,9 +53,10 @@ class Entry:
             if len(urls) > URLS_MAX:
                 raise InvalidUsage(f"a region has at most {URLS_MAX} servers, not {len(urls)}")
             for url in urls:
-                parts = urlsplit(url)
-                if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or parts.query:
-                    raise InvalidUsage(f"{url[:200]!r} is no URL of a server: http(s)://host:port")
+                check_server(url)
+        for note in (self.home_blob, self.copy_blob):
+            if not isinstance(note, str):
+                raise InvalidUsage(f"{note!r:.60} is no URL of a blob store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,25 @@ class Index:
         for name, entry in self.regions.items():
             check_region(name)
             entry.check()
+
+
+def check_server(url: object) -> None:
+    """Raises InvalidUsage where that is no URL by which a client can ask a server."""
+    told = without_secrets(url)[:200] if isinstance(url, str) else url
+    refused = InvalidUsage(f"{told!r:.210} is no URL of a server: http(s)://host:port")
+    if not isinstance(url, str) or not url.isprintable() or " " in url or "\\" in url:
+        raise refused
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # none that is no number, or beyond 65535
+    except ValueError:
+        raise refused from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise refused
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise refused
+    if "@" in parts.netloc:
+        raise InvalidUsage(f"{told!r:.210}: the URL of a server takes no user and password; give a token")
 
 
 def region_of(name: str) -> str:
@@ -95,7 +116,7 @@ def decode_index(data: bytes, where: str) -> Index:
     """Read the file. Raises Corruption (it was damaged, or changed by hand), InvalidUsage, UpgradeNeeded."""
     try:
         told = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"{where} is no index of regions: it is no JSON") from error
     if not isinstance(told, dict) or told.get("persist") != "regions":
         raise InvalidUsage(f"{where} is no index of regions; `persist regions set` makes one")
@@ -106,8 +127,8 @@ def decode_index(data: bytes, where: str) -> Index:
         raise Corruption(f"{where} fails its checksum: set it by `persist regions`, not by hand")
     try:
         return index_of(body)
-    except Corruption as error:
-        raise Corruption(f"{where}: {error.message}") from error
+    except (Corruption, InvalidUsage) as error:
+        raise type(error)(f"{where}: {error.message}") from error
 
 
 def read_index(path: str | Path) -> Index:

@@ -10,11 +10,13 @@ import re
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +171,47 @@ def test_an_index_is_read_back_as_it_was_written() -> None:
     assert decode_index(encode_index(index), "x") == index
 
 
+def told(regions: dict[str, Any]) -> bytes:
+    """An index with the right checksum, whatever it says."""
+    body = json.dumps(regions, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps({"persist": "regions", "version": 1, "regions": regions, "crc32": zlib.crc32(body)}).encode()
+
+
+NO_URLS = [
+    "eu:8787", "ftp://eu", "http://", "http://eu:1/path", "http://eu?x", "http://eu#x", "http://eu:abc", "http://eu:0",
+    "http://eu:99999999", "http://[::1", "http://a b:1", "http://a\nb:1", "http://\x01x:1", "http://a\\b:1",
+    "http://:8787",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", NO_URLS, ids=repr)
+def test_an_address_that_no_client_could_ask_is_refused_where_it_is_given(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = str(tmp_path / "regions.json")
+    for option in ("--write", "--read"):
+        assert main(["regions", "set", "eu", option, url, "--index", index]) == 1
+        said = capsys.readouterr().err
+        assert "is no URL of a server: http(s)://host:port" in said
+        assert len(said.splitlines()) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_address_with_a_password_is_refused_and_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = str(tmp_path / "regions.json")
+    assert main(["regions", "set", "eu", "--write", "http://user:hush@eu:1", "--index", index]) == 1
+    said = capsys.readouterr().err
+    assert "takes no user and password; give a token" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize("url", ["http://eu", "https://eu:8787/", "http://[::1]:8787", "http://127.0.0.1:1"])
+def test_an_address_that_a_client_can_ask_is_taken(url: str) -> None:
+    Entry((url,)).check()
+
+
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
@@ -180,7 +223,18 @@ def test_an_index_is_read_back_as_it_was_written() -> None:
         (b'{"persist": "regions", "version": 1, "regions": {}, "crc32": 7}', Corruption),
         (b'{"persist": "regions", "version": 1, "regions": [], "crc32": 7}', Corruption),
         (encode_index(Index({"eu": Entry(("http://eu:1",))})).replace(b"eu:1", b"eu:2"), Corruption),
+        (b"[" * 100_000, InvalidUsage),
+        (b"", InvalidUsage),
+        (b"\xff\xfe", InvalidUsage),
+        (b'{"persist": "regions", "version": 1e400}', UpgradeNeeded),
+        (told({"eu": {"write": [5], "read": []}}), InvalidUsage),
+        (told({"eu": {"write": ["http://eu:abc"], "read": []}}), InvalidUsage),
+        (told({"eu": {"write": ["http://eu:1"], "read": [], "home_blob": 5}}), InvalidUsage),
+        (told({"eu": {"write": 5, "read": []}}), Corruption),
+        (told({"eu": [5]}), Corruption),
+        (told({"eu": {"read": []}}), Corruption),
     ],
+    ids=lambda value: repr(value)[:50],
 )
 def test_a_file_that_is_none_is_refused(data: bytes, kind: type[Exception]) -> None:
     with pytest.raises(kind):
@@ -338,7 +392,7 @@ ROWS = {
         "test_what_is_wrong_with_the_command_is_a_sentence",
     "making a shard of another region at this home":
         "test_a_shard_is_made_at_its_home_only",
-    "an index that is none, or of a URL that is none":
+    "an index that is none, or of a server's URL that is none, or has a password":
         "test_a_file_that_is_none_is_refused",
     "an index that was changed by hand":
         "test_a_file_that_is_none_is_refused",
