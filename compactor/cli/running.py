@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--end-with-parent", type=int, metavar="PID", help="end when the process PID, which starts this one, ends"
     )
-    parser.add_argument("--region", default="", metavar="NAME", help="with --index: the region that this is home of")
+    parser.add_argument("--region", metavar="NAME", help="with --index: the region that this is home of")
     parser.add_argument(
         "--index",
         metavar="FILE",
@@ -55,6 +55,7 @@ def prepare(arguments: argparse.Namespace) -> None:
 def open_location(arguments: argparse.Namespace) -> Location:
     """The location that the arguments name, without small merges after commits: those are the writers' own."""
     settings = LocationSettings(machine=MachineSettings(small_merges=False))
+    where.check_given(arguments, "region", "index")
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:
         raise InvalidUsage("--index needs --region, of which this is the home")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from blob import Blob, open_blob
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_there, where_of
+from persist.cli.where import check_given, check_there, where_of
 from persist.client.wall_clock import instant_text
 from persist.copies.recovering import GAP, How, Recovered, plan
 from persist.core.errors import InvalidUsage
@@ -23,7 +23,7 @@ EXIT_LOST = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_region_arguments(parser)
-    parser.add_argument("--home", default="", metavar="URLS", help="servers of the lost home, which must not answer")
+    parser.add_argument("--home", metavar="URLS", help="servers of the lost home, which must not answer")
     parser.add_argument("--home-blob", metavar="URL", help="its blob store, so that it stops if it is still there")
     parser.add_argument(
         "--home-is-lost", action="store_true", help="go on although nothing tells whether it is, or it answers"
@@ -41,7 +41,7 @@ def add_region_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--of", required=True, metavar="NAME", help="the region whose home it becomes")
     add_where(parser)
     parser.add_argument("--index", metavar="FILE", help="the index of regions, which is set to the new home")
-    parser.add_argument("--write", default="", metavar="URLS", help="with --index: servers of the new home")
+    parser.add_argument("--write", metavar="URLS", help="with --index: servers of the new home")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,9 @@ class Indexed:
     @classmethod
     def of_arguments(cls, arguments: argparse.Namespace) -> Indexed:
         """Raises InvalidUsage, Corruption: it cannot be read, or no servers are given for it."""
+        check_given(arguments, "index", "write")
         check_region(arguments.region)
-        servers = urls_of(arguments.write)
+        servers = urls_of(arguments.write or "")
         Entry(servers).check()
         if arguments.index and not servers:
             raise InvalidUsage("--index needs --write: the servers by which the new home is reached")
@@ -78,6 +79,7 @@ class Indexed:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: done. 1: `--dry-run` has found shards whose newest version would not go on."""
+    check_given(arguments, "home", "home_blob")
     indexed = Indexed.of_arguments(arguments)
     how = How(arguments.accept_loss, arguments.gap)
     how.check()
@@ -96,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _home(arguments: argparse.Namespace, indexed: Indexed, opened: ExitStack) -> OldHome:
-    urls = urls_of(arguments.home) or tuple(url for url in indexed.entry().write if url not in indexed.servers)
+    urls = urls_of(arguments.home or "") or tuple(url for url in indexed.entry().write if url not in indexed.servers)
     Entry(urls).check()
     blob: Blob | None = None
     if arguments.home_blob:

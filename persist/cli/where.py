@@ -50,6 +50,16 @@ def check_there(url: str) -> None:
         raise InvalidUsage(f"{url} does not exist")
 
 
+def check_given(arguments: argparse.Namespace, *names: str) -> None:
+    """Raises InvalidUsage where one of these arguments is given and empty, as by a variable of a shell that is not set.
+
+    Then who gave it would not get what was asked for, and not be told.
+    """
+    for name in names:
+        if getattr(arguments, name) == "":
+            raise InvalidUsage(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --dir, --blob and --consensus; PERSIST_DIRECTORY, PERSIST_BLOB, PERSIST_CONSENSUS are their defaults."""
     parser.add_argument(

@@ -32,7 +32,7 @@ def change_index(path: str | Path, change: Change, *, makes: bool = False) -> In
 
 
 def _read(path: str | Path, makes: bool) -> Index:
-    return Index() if makes and not Path(path).exists() else read_index(path)
+    return Index() if makes and str(path) and not Path(path).exists() else read_index(path)
 
 
 @contextmanager

@@ -133,6 +133,8 @@ def decode_index(data: bytes, where: str) -> Index:
 
 def read_index(path: str | Path) -> Index:
     """The index in a file. Raises what `decode_index` raises, and InvalidUsage: there is no such file."""
+    if not str(path):
+        raise InvalidUsage("the name of the index is empty: give a file")
     try:
         data = Path(path).read_bytes()
     except OSError as error:

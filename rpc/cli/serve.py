@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from persist.cli.process import LEVELS, announce, configure_logs, end_with_parent, on_signals
 from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import check_given, where_of
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
@@ -93,7 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(arguments: argparse.Namespace) -> ServerSettings:
-    """Arguments over environment over defaults."""
+    """Arguments over environment over defaults. Raises InvalidUsage: one of them is empty, or cannot be read."""
+    check_given(arguments, "region", "of", "home", "index")
     given: dict[str, Any] = {
         "host": arguments.host,
         "port": arguments.port,

@@ -376,7 +376,7 @@ ROWS = {
         "test_what_is_wrong_is_told_in_a_sentence",
     "`--of` or `--home` without `--read-only`":
         "test_what_is_wrong_is_told_in_a_sentence",
-    "a region that is not 1 to 32 of `a-z 0-9 -`":
+    "a region that is not 1 to 32 of `a-z 0-9 -`, or `--region`, `--of`, `--home` or `--index` that is empty":
         "test_what_is_wrong_is_told_in_a_sentence",
     "a store that is not there, or has no location":
         "test_what_is_wrong_is_told_in_a_sentence",
