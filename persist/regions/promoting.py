@@ -52,11 +52,13 @@ class OldHome:
             )
 
     def stores(self, location_id: bytes) -> tuple[Blob, ...]:
-        """The stores that are to be fenced. Raises InvalidUsage: it is of another location; Unavailable."""
+        """The stores that are to be fenced. Raises InvalidUsage: it is of another location, or of none; Unavailable."""
         if self.blob is None:
             return ()
         try:
             with translated():
+                if self.blob.stat(ID_KEY) is None:
+                    raise InvalidUsage(f"{self.blob.url} has no location: give the blob store of the home that is lost")
                 if self.blob.get(ID_KEY) != location_id:
                     raise InvalidUsage(f"{self.blob.url} is of another location than the copy")
         except Unavailable as error:

@@ -216,8 +216,10 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
             "--home-blob", p.blob, "--home-consensus", p.consensus,
         ),
     ],
-    "`--home-blob` of another location, or of one that is not there": [
+    "`--home-blob` of another location, or of a store that is not there or has none": [
         lambda p: p.promote("--home-blob", p.other().blob),
+        lambda p: ((p.root / "empty").mkdir(), p.promote("--home-blob", f"file://{p.root}/empty")),
+        lambda p: ((p.root / "empty").mkdir(), p.promote("--home-blob", f"file://{p.root}/empty", "--home-is-lost")),
         lambda p: p.promote("--home-blob", f"file://{p.root}/none"),
     ],
     "a newest version that is not whole, without `--accept-loss`": [not_whole],
@@ -309,6 +311,13 @@ def test_what_is_refused_writes_nothing(place: Place, row: str, number: int) -> 
     if "salvage" not in row and "demote" not in row and call is not undone_late:
         place.insert(1_000)  # home goes on
         assert 1_000 in ids(place.blob, place.consensus)
+
+
+def test_a_store_of_the_old_home_without_a_location_is_told_as_that(place: Place) -> None:
+    """It was told as damage: "a blob that the shard names is missing: no blob location-id"."""
+    (place.root / "empty").mkdir()
+    with pytest.raises(persist.InvalidUsage, match="empty has no location: give the blob store of the home"):
+        place.promote("--home-blob", f"file://{place.root}/empty")
 
 
 # --- what is done
