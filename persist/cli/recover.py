@@ -11,6 +11,7 @@ from persist.cli.where import add_arguments as add_where
 from persist.cli.where import check_there, where_of
 from persist.client.wall_clock import instant_text
 from persist.copies.recovering import GAP, Recovered, plan, recover
+from persist.core.errors import InvalidUsage
 from persist.formats.store_errors import translated
 
 EXIT_LOST = 1
@@ -32,6 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0: done. 1: `--dry-run` has found shards whose newest version would not come back."""
+    try:
+        found = _found(arguments)
+    except InvalidUsage as error:
+        if arguments.older_consensus or not error.details.get("in_use"):
+            raise
+        raise InvalidUsage(
+            f"{error.message}; an older copy of the lost one is given by --older-consensus beside it"
+        ) from error
+    for shard in found.shards:
+        print(json.dumps(shard.to_json()))
+    print(json.dumps(_sum(found, dry_run=arguments.dry_run)))
+    return EXIT_LOST if arguments.dry_run and found.lacking else 0
+
+
+def _found(arguments: argparse.Namespace) -> Recovered:
     with ExitStack() as opened:
         location = where_of(arguments).open(must_exist=True)
         opened.callback(location.close)
@@ -42,13 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
                 older = open_consensus(arguments.older_consensus)
             opened.callback(older.close)
         if arguments.dry_run:
-            found = plan(location, arguments.gap, older)
-        else:
-            found = recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap, older=older)
-    for shard in found.shards:
-        print(json.dumps(shard.to_json()))
-    print(json.dumps(_sum(found, dry_run=arguments.dry_run)))
-    return EXIT_LOST if arguments.dry_run and found.lacking else 0
+            return plan(location, arguments.gap, older)
+        return recover(location, accept_loss=arguments.accept_loss, gap=arguments.gap, older=older)
 
 
 def _sum(found: Recovered, *, dry_run: bool) -> dict[str, object]:

@@ -226,8 +226,7 @@ def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
             raise InvalidUsage(f"the recovery to {consensus.url} has ended, at epoch {epoch}: nothing is left to do")
         if bound is not None:
             raise InvalidUsage(
-                f"{consensus.url} is the consensus store of a location. Give a new, empty one; an older copy of the "
-                "lost one is given by --older-consensus beside it"
+                f"{consensus.url} is, or was, the consensus store of a location: give a new, empty one", in_use=True
             )
         names = consensus.keys("", "", 1)
         if mark is None and names:

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import re
+import shlex
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from persist.formats.state_frames import Build, encode_binding
 from persist.regions.index import read_index
 from persist.regions.promotion import last_promotion
 from rpc.settings import ServerSettings
-from tests.support.pages import page
+from tests.support.pages import blocks, page
 from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -366,21 +367,48 @@ def test_a_promotion_that_was_killed_is_repeated(place: Place, monkeypatch: pyte
     assert ids(place.copy, place.fresh) == [1]
 
 
-def test_a_switch_there_and_back(place: Place) -> None:
-    assert place.switch() == 0
-    assert run("demote", *place.home, "--of", place.copy) == 0
+def as_the_page_says(place: Place, heading: str, third: str) -> list[list[str]]:
+    """The commands below this heading of the page, with the stores of this place."""
+    [block] = [block for block in blocks("docs/promotion.md") if block.heading == heading]
+    here = {"s3://us-copy": place.copy, "s3://eu": place.blob, "postgresql://us/persist": place.fresh}
+    here |= {"postgresql://eu/persist": place.consensus, "postgresql://eu/persist2": third}
+    here |= {"regions.json": place.index}
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [[here.get(word, word) for word in shlex.split(line)[1:]] for line in lines]
+
+
+def test_a_switch_there_and_back_by_the_commands_of_the_page(place: Place) -> None:
+    third = f"sqlite:///{place.root}/third.db"
+    [switch] = as_the_page_says(place, "As planned", third)
+    demote, replicate, switch_back, demote_again = as_the_page_says(place, "And back", third)
+    assert run(*switch) == 0
+    assert run(*demote) == 0
     with persist.connect(blob=place.copy, consensus=place.fresh, collect=False) as client:
         client.shard("eu/orders").insert([{"id": 2, "v": "at the new home"}])
         client.create_shard("eu/new", SCHEMA, ["id"])
     place.publish(place.copy, place.fresh)
-    assert run("replicate", "--from", place.copy, "--to", place.blob, "--once") == 0
-    third = f"sqlite:///{place.root}/third.db"
-    home = ("--home-blob", place.copy, "--home-consensus", place.fresh)
-    assert run("switch", "eu", "--of", "eu", "--blob", place.blob, "--consensus", third, *home) == 0
+    assert run(*replicate) == 0
+    assert run(*switch_back) == 0
     assert ids(place.blob, third) == [1, 2]
     with persist.connect(blob=place.blob, consensus=third, collect=False) as client:
         assert client.shards() == [NAMES[0], "eu/new", NAMES[1]]
-    assert run("demote", *place.new, "--of", place.blob) == 0
+    assert run(*demote_again) == 0
+    entry = read_index(place.index).regions["eu"]
+    assert (entry.write, entry.epoch) == (("http://eu:8787",), 3)
+
+
+@pytest.mark.parametrize("command", ["switch", "promote", "recover"])
+def test_a_store_that_is_in_use_is_refused_with_the_advice_that_fits_the_command(place: Place, command: str) -> None:
+    used = ("--blob", place.copy, "--consensus", place.consensus)
+    home = ("--home-blob", place.blob, "--home-consensus", place.consensus)
+    arguments = {
+        "switch": ["us", "--of", "eu", *used, *home],
+        "promote": ["us", "--of", "eu", *used, "--home-is-lost"],
+        "recover": list(used),
+    }
+    with pytest.raises(persist.InvalidUsage, match="is, or was, the consensus store of a location: give a new") as said:
+        run(command, *arguments[command])
+    assert ("--older-consensus" in said.value.message) == (command == "recover")
 
 
 def test_a_switch_is_undone_and_home_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
