@@ -271,8 +271,8 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     ],
     "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
     "`demote` of a home that has taken over since": [demoted_after_taking_over],
-    "`--self-fence` below 20 or beyond 86400, or with `--read-only`": [
-        stopped_after(19), stopped_after(86_401), stopped_after(-1), stopped_after(60, read_only=True),
+    "`--self-fence` below 20 and not 0, or beyond 86400, or with `--read-only`": [
+        stopped_after(1), stopped_after(19), stopped_after(86_401), stopped_after(-1), stopped_after(60, read_only=True),
     ],
     "`compactor` or `gc` with `--index` and no `--region`": [
         lambda p: run("compactor", *p.home, "--index", p.index, "--once"),
@@ -312,6 +312,30 @@ def test_what_is_refused_writes_nothing(place: Place, row: str, number: int) -> 
     if "salvage" not in row and "demote" not in row and call is not undone_late:
         place.insert(1_000)  # home goes on
         assert 1_000 in ids(place.blob, place.consensus)
+
+
+def test_a_home_never_stops_by_itself_after_0_seconds_and_the_bounds_are_in_it() -> None:
+    for seconds in (0, 20, 86_400):
+        ServerSettings(blob="mem:a", consensus="mem:b", self_fence=seconds).check()
+    ServerSettings(blob="mem:a", self_fence=0, read_only=True).check()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "promote us --of eu --gap x", "serve --self-fence 30.5", "serve --self-fence nan", "replicate --from mem:a "
+        "--to mem:b --every x", "replicate --from mem:a --to mem:b --at-once 1.5", "regions set eu --epoch x --index i",
+    ],
+)  # fmt: skip
+def test_what_is_no_number_is_told_with_the_usage_text(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_of_the_old_home_without_a_location_is_told_as_that(place: Place) -> None:
