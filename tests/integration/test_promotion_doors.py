@@ -272,7 +272,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
     "`demote` of a home that has taken over since": [demoted_after_taking_over],
     "`--self-fence` below 20 and not 0, or beyond 86400, or with `--read-only`": [
-        stopped_after(1), stopped_after(19), stopped_after(86_401), stopped_after(-1), stopped_after(60, read_only=True),
+        *(stopped_after(seconds) for seconds in (1, 19, 86_401, -1)), stopped_after(60, read_only=True),
     ],
     "`compactor` or `gc` with `--index` and no `--region`": [
         lambda p: run("compactor", *p.home, "--index", p.index, "--once"),
