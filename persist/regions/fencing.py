@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from persist.commit.identity import LOOK_EVERY_S, Identity
 from persist.core.errors import InvalidUsage, PersistError, ReadOnly
@@ -15,6 +16,7 @@ from persist.regions.index import Index, IndexFile, IndexUrl
 
 FENCE_S_MIN = 2 * LOOK_EVERY_S
 FENCE_S_MAX = 86_400.0
+PAUSE_S = 0.5  # between looks that take long
 log = logging.getLogger("persist.regions")
 
 
@@ -52,8 +54,11 @@ class HomeWatch:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ends.wait(LOOK_EVERY_S / 2):
+        took_s = 0.0
+        while not self._ends.wait(max(PAUSE_S, LOOK_EVERY_S / 2 - took_s)):
+            began_s = time.monotonic()
             self._look()
+            took_s = time.monotonic() - began_s
 
     def _look(self) -> None:
         try:
