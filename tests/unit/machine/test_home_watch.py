@@ -11,6 +11,7 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
+from consensus import Consensus, ConsensusUnavailable
 from consensus import Entry as LogEntry
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
@@ -19,17 +20,22 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
 from persist.commit.identity import LOOK_EVERY_S, epoch_key
 from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.attribute import AttributeUpdate, attribute_key
 from persist.core.binding import Binding
-from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from persist.core.errors import Indeterminate, InvalidUsage, ReadOnly, Unavailable
+from persist.core.ids import ReaderId, Token, mint, writer_of
 from persist.formats.state_frames import encode_binding
 from persist.regions.fencing import HomeWatch, check_fence
 from persist.regions.index import Entry, Index, IndexFile, write_index
 from tests.support.clocks import HOUR_MS, Machine, World
-from tests.support.location import TestClock, memory_location
+from tests.support.location import AscendingIds, TestClock, memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SELF_FENCE_S = 30.0
 LONG_S = 600.0
+KEY = attribute_key("ab" * 16)
+ONE_MORE = AttributeUpdate.accumulate(KEY, 1)
 NEW_HOME = "http://us:8787"
 
 
@@ -218,6 +224,19 @@ def test_who_is_fenced_by_its_store_names_the_new_home_of_the_index(tmp_path: Pa
     assert told.value.details == {"home": [NEW_HOME], "region": "eu"}
 
 
+def test_a_shard_that_was_handed_over_names_the_new_home_of_the_index(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.location.machine("eu/orders").apply(c.HandOver(2))
+    with pytest.raises(ReadOnly, match="epoch 2: write there$") as told:
+        home.insert()
+    assert told.value.details == {"home": [], "region": ""}, "the index does not know yet"
+    home.say(2)
+    home.watch._look()
+    with pytest.raises(ReadOnly, match="write there, at http://us:8787$") as told:
+        home.insert()
+    assert told.value.details == {"home": [NEW_HOME], "region": "eu"}
+
+
 def test_who_begins_asks_the_index_before_it_deletes(tmp_path: Path) -> None:
     """A command by hand has no thread that looks: opening the stores is not all."""
     home = Home(tmp_path)
@@ -248,6 +267,94 @@ def test_unless_the_home_is_to_stop_by_itself(tmp_path: Path) -> None:
     home.blob.down = False
     home.wait(LOOK_EVERY_S)
     home.insert()
+
+
+class Stalls(ForwardingConsensus):
+    """A log that takes long: it does not answer for a while, or answers late what it has done at once."""
+
+    def __init__(self, inner: Consensus, clock: TestClock) -> None:
+        super().__init__(inner)
+        self.clock = clock
+        self.away_until_s = 0.0
+        self.late_s = 0.0
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        if self.clock.monotonic() < self.away_until_s:
+            raise ConsensusUnavailable("it fails over")
+        won = super().compare_and_set(key, seqno, data, after)
+        self.clock.advance_ms(int(self.late_s * 1000))
+        return won
+
+
+class Stalled:
+    """A home that stops by itself, over such a log. From now on its blob store does not tell."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = home = Home(path, SELF_FENCE_S)
+        home.insert()
+        self.log = Stalls(home.consensus, home.clock)
+        location = memory_location(
+            blob=home.blob, consensus=self.log, clock=home.clock, ids=AscendingIds(7), retry_s=2 * SELF_FENCE_S
+        )
+        HomeWatch(location.identity, "eu", IndexFile(str(home.index)), SELF_FENCE_S)
+        location.identity.look()
+        self.token = mint(Token, location.ids)
+        self.machine = location.machine("eu/orders")
+        self.machine.refresh()
+        home.blob.down = True
+        self.began_s = home.clock.monotonic()
+
+    def write(self) -> c.Result:
+        return self.machine.apply(c.UpdateAttributes(writer_of(self.token), self.token, (ONE_MORE,)))
+
+    def landed(self) -> bool:
+        self.home.blob.down = False
+        told = self.home.open().machine("eu/orders").apply(c.ReadAttributes((KEY,)))
+        self.home.blob.down = True
+        return told == c.AttributeValues({KEY: 1})
+
+
+def test_a_write_that_waits_for_its_log_ends_with_the_home(tmp_path: Path) -> None:
+    """It began while the home could write. Its log is back only after that."""
+    stalled = Stalled(tmp_path)
+    stalled.log.away_until_s = stalled.began_s + SELF_FENCE_S + 10
+    with pytest.raises(Unavailable, match="could not look"):
+        stalled.write()
+    assert not stalled.landed()
+
+
+def test_a_write_that_is_answered_after_that_is_not_acknowledged(tmp_path: Path) -> None:
+    """It is in the log, and a promotion may not have it. So is what its token says later on."""
+    stalled = Stalled(tmp_path)
+    stalled.log.late_s = SELF_FENCE_S
+    with pytest.raises(Indeterminate, match="may have happened"):
+        stalled.write()
+    assert stalled.landed()
+    stalled.log.late_s = 0.0
+    with pytest.raises(Unavailable, match="could not look"):
+        stalled.write()
+    stalled.home.blob.down = False
+    stalled.home.wait(LOOK_EVERY_S)
+    assert stalled.write() == c.Done()
+    assert stalled.landed(), "once"
+
+
+def test_a_write_that_landed_before_another_home_is_not_acknowledged_after_it(tmp_path: Path) -> None:
+    """The new home may not have it: the caller is sent there, with the same token."""
+    stalled = Stalled(tmp_path)
+    stalled.home.blob.down = False
+    stalled.write()
+    stalled.home.taken_over()
+    stalled.home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly, match="only reads"):
+        stalled.write()
+
+
+def test_readers_go_on_where_nothing_may_be_written(tmp_path: Path) -> None:
+    stalled = Stalled(tmp_path)
+    stalled.home.wait(SELF_FENCE_S)
+    reader = mint(ReaderId, stalled.home.location.ids)
+    assert isinstance(stalled.machine.apply(c.RegisterReader(reader, None, 60_000)), c.ReaderRegistered)
 
 
 def test_an_index_that_does_not_tell_stops_it_as_well(tmp_path: Path) -> None:
