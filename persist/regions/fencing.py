@@ -11,7 +11,7 @@ import threading
 import time
 
 from persist.commit.identity import LOOK_EVERY_S, Identity
-from persist.core.errors import InvalidUsage, PersistError, ReadOnly
+from persist.core.errors import InvalidUsage, PersistError, ReadOnly, Unavailable
 from persist.regions.index import Index, IndexFile, IndexUrl
 
 FENCE_S_MIN = 2 * LOOK_EVERY_S
@@ -45,7 +45,13 @@ class HomeWatch:
         """Why this process only reads, by the index; None: it may write. Raises Unavailable."""
         if self._index is None or not self._region:
             return None
-        return taken_over(self._index.fetch(), self._region, self._identity.check().epoch)
+        epoch = self._identity.check().epoch
+        try:
+            return taken_over(self._index.fetch(), self._region, epoch)
+        except Unavailable:
+            if (taken := taken_over(self._index.index, self._region, epoch)) is not None:
+                return taken  # an older index tells enough where it has a later epoch
+            raise
 
     def start(self) -> None:
         """Look now, and from now on in the background."""

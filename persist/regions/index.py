@@ -140,7 +140,7 @@ class IndexFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self.index = read_index(path)
         self.failed = ""
 
@@ -148,11 +148,11 @@ class IndexFile:
         """The index as the file has it now."""
         try:
             stat = os.stat(self._path)
-            stamp = stat.st_mtime_ns, stat.st_size
+            stamp = stat.st_mtime_ns, stat.st_size, stat.st_ino
             if stamp != self._stamp:
                 self.index, self._stamp, self.failed = read_index(self._path), stamp, ""
         except (OSError, InvalidUsage, Corruption, UpgradeNeeded) as error:
-            self.failed = str(error)
+            self.failed, self._stamp = str(error), None  # it may come back just as it was
         return self.index
 
     def fetch(self) -> Index:
@@ -192,22 +192,26 @@ class IndexUrl:
             self.fetch()
 
     def fetch(self) -> Index:
-        """Ask now. Raises Unavailable: the server does not answer, or tells no index."""
+        """Ask now. Raises Unavailable: the server does not answer, tells no index, or cannot read it now."""
         self._due_s = self._clock.monotonic() + FETCH_S
         try:
-            self.index = self._asked()
+            self.index, failed = self._asked()
+            if failed:
+                raise Unavailable(f"{self._url} has only an older index of regions: {failed}")
         except Unavailable as error:
             self.failed = error.message
             raise
         self.failed = ""
         return self.index
 
-    def _asked(self) -> Index:
-        told = asked(self._url, self._token, FETCH_S).get("index")
+    def _asked(self) -> tuple[Index, str]:
+        """The index that the server tells, and why that is not the one of now."""
+        answer = asked(self._url, self._token, FETCH_S)
+        told = answer.get("index")
         try:
             if not isinstance(told, dict):
                 raise InvalidUsage("it has none")
-            return index_of(told)
+            return index_of(told), str(answer.get("index_failed") or "")
         except (InvalidUsage, Corruption) as error:
             raise Unavailable(f"{self._url} tells no index of regions: {error.message}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,10 +14,22 @@ import pytest
 import persist
 from persist.cli.__main__ import main
 from persist.client.far import AT_HOME
-from persist.core.errors import Corruption, InvalidUsage, ReadOnly, UpgradeNeeded
-from persist.regions.index import Entry, Index, IndexFile, decode_index, encode_index, read_index, write_index
+from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
+from persist.regions import index as index_module
+from persist.regions.index import (
+    Entry,
+    Index,
+    IndexFile,
+    IndexUrl,
+    decode_index,
+    encode_index,
+    index_json,
+    read_index,
+    write_index,
+)
 from tests.integration import test_region_servers, test_regions
 from tests.integration.test_regions import WRITES
+from tests.support.location import TestClock
 from tests.support.pages import page
 from tests.support.two_regions import SCHEMA, TwoCentres
 
@@ -129,6 +142,45 @@ def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) 
     write_index(path, Index({"us": Entry(("http://us:1",), ())}))
     assert list(file.now().regions) == ["us"]
     assert file.failed == ""
+
+
+def test_an_index_that_was_away_for_a_moment_counts_again(tmp_path: Path) -> None:
+    """It comes back as it was, with the stamps that it had."""
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    file = IndexFile(str(path))
+    file.fetch()
+    path.rename(tmp_path / "away")
+    with pytest.raises(Unavailable, match="No such file"):
+        file.fetch()
+    (tmp_path / "away").rename(path)
+    assert list(file.fetch().regions) == ["eu"]
+    assert file.failed == ""
+
+
+def test_an_index_of_the_same_size_and_second_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",), (), epoch=1)}))
+    file = IndexFile(str(path))
+    file.fetch()
+    stat = path.stat()
+    write_index(path, Index({"eu": Entry(("http://eu:1",), (), epoch=2)}))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.fetch().regions["eu"].epoch == 2
+
+
+def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That server goes on with its last good one. A home that counts on it does not know who is home now."""
+    answer = {"index": index_json(Index({"eu": Entry(("http://eu:1",))})), "index_failed": "it is gone"}
+    monkeypatch.setattr(index_module, "asked", lambda url, token, timeout_s: answer)
+    index = IndexUrl("http://us:1", None, TestClock())
+    with pytest.raises(Unavailable, match="has only an older index of regions: it is gone"):
+        index.fetch()
+    assert list(index.now().regions) == ["eu"]
+    assert index.failed
+    answer["index_failed"] = None  # type: ignore[assignment]
+    index.fetch()
+    assert not index.failed
 
 
 def test_an_index_is_read_back_as_it_was_written() -> None:

@@ -54,6 +54,7 @@ class Links:
     """An index of another region, as long as the link is up."""
 
     down = False
+    index = Index({})
 
     def fetch(self) -> Index:
         if self.down:
@@ -118,6 +119,16 @@ def test_the_index_may_take_it_back(tmp_path: Path) -> None:
     home.say(1)
     home.wait(LOOK_EVERY_S)
     home.insert()
+
+
+def test_an_older_index_that_has_a_later_epoch_tells_enough(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.say(2)
+    home.watch._index.now()  # type: ignore[union-attr]
+    home.index.unlink()
+    home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly, match="at home elsewhere since epoch 2"):
+        home.insert()
 
 
 def test_a_home_of_that_epoch_goes_on(tmp_path: Path) -> None:
