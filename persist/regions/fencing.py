@@ -11,8 +11,8 @@ import threading
 import time
 
 from persist.commit.identity import LOOK_EVERY_S, Identity
-from persist.core.errors import InvalidUsage, PersistError, ReadOnly, Unavailable
-from persist.regions.index import Index, IndexFile, IndexUrl
+from persist.core.errors import InvalidUsage, PersistError, ReadOnly
+from persist.regions.index import Index, IndexFile, IndexUrl, OlderIndex
 
 FENCE_S_MIN = 2 * LOOK_EVERY_S
 FENCE_S_MAX = 86_400.0
@@ -48,9 +48,9 @@ class HomeWatch:
         epoch = self._identity.check().epoch
         try:
             return taken_over(self._index.fetch(), self._region, epoch)
-        except Unavailable:
-            if (taken := taken_over(self._index.index, self._region, epoch)) is not None:
-                return taken  # an older index tells enough where it has a later epoch
+        except OlderIndex as error:
+            if (taken := taken_over(error.index, self._region, epoch)) is not None:
+                return taken  # it tells enough where it has a later epoch
             raise
 
     def start(self) -> None:

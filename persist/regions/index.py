@@ -135,6 +135,14 @@ def write_index(path: str | Path, index: Index) -> None:
         raise InvalidUsage(f"the index {path} cannot be written: {error.strerror}") from error
 
 
+class OlderIndex(Unavailable):
+    """The index cannot be read now; this is the one that was told last."""
+
+    def __init__(self, message: str, index: Index) -> None:
+        super().__init__(message)
+        self.index = index
+
+
 class IndexFile:
     """The index in a file, read anew when the file changes. One that turns bad is told, and the last good one stays."""
 
@@ -156,10 +164,10 @@ class IndexFile:
         return self.index
 
     def fetch(self) -> Index:
-        """As `now`. Raises Unavailable: the file does not tell now."""
+        """As `now`. Raises OlderIndex: the file does not tell now."""
         index = self.now()
         if self.failed:
-            raise Unavailable(self.failed)
+            raise OlderIndex(self.failed, index)
         return index
 
 
@@ -197,7 +205,7 @@ class IndexUrl:
         try:
             self.index, failed = self._asked()
             if failed:
-                raise Unavailable(f"{self._url} has only an older index of regions: {failed}")
+                raise OlderIndex(f"{self._url} has only an older index of regions: {failed}", self.index)
         except Unavailable as error:
             self.failed = error.message
             raise

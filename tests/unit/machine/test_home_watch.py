@@ -54,7 +54,6 @@ class Links:
     """An index of another region, as long as the link is up."""
 
     down = False
-    index = Index({})
 
     def fetch(self) -> Index:
         if self.down:
