@@ -138,9 +138,9 @@ def write_index(path: str | Path, index: Index) -> None:
 class OlderIndex(Unavailable):
     """The index cannot be read now; this is the one that was told last."""
 
-    def __init__(self, message: str, index: Index) -> None:
+    def __init__(self, message: str, index: Index | None = None) -> None:
         super().__init__(message)
-        self.index = index
+        self.index = index or Index()
 
 
 class IndexFile:

@@ -117,10 +117,16 @@ class Note:
 def moved_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> Entry:
     """Set in the index that region `of` is written at these servers from now on; its entry.
 
-    Raises InvalidUsage, Corruption (the file is damaged).
+    Raises InvalidUsage, Corruption (the file is damaged), Conflict (it has a later epoch: this home would only read).
     """
     known = dict(read_index(path).regions)
     before = known.get(of, Entry())
-    known[of] = replace(before, write=servers, epoch=max(epoch, before.epoch), home_blob="")
+    if before.epoch > epoch:
+        raise Conflict(
+            f"the index {path} has epoch {before.epoch} of region {of!r}, and this home is of epoch {epoch}: it would "
+            "only read. Another home has taken over, or the index was set meanwhile; look, then set it by `persist "
+            "regions`, or promote to another empty consensus store"
+        )
+    known[of] = replace(before, write=servers, epoch=epoch, home_blob="")
     write_index(path, Index(known))
     return known[of]

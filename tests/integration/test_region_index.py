@@ -229,6 +229,22 @@ def test_what_is_wrong_with_the_command_is_a_sentence(
     assert path.read_bytes() == before
 
 
+def test_an_index_is_not_set_ahead_of_the_home_that_it_names(centres: TwoCentres, tmp_path: Path) -> None:
+    """It would only read, by its own index, and nobody else is home."""
+    index = tmp_path / "regions.json"
+    ahead = ["set", "dc1", "--write", f"http://127.0.0.1:9,{centres.dc1.url}", "--epoch", "2", "--index", str(index)]
+    assert main(["regions", *ahead]) == 1
+    assert not index.exists()
+    write_index(index, Index({"dc1": Entry(("http://127.0.0.1:9",), (), epoch=2)}))
+    before = index.read_bytes()
+    back = ["set", "dc1", "--write", centres.dc1.url, "--index", str(index)]
+    assert main(["regions", *back]) == 1, "the index has another home's epoch, which would be kept"
+    assert index.read_bytes() == before
+    assert main(["regions", "remove", "dc1", "--index", str(index)]) == 0
+    assert main(["regions", *back, "--epoch", "1"]) == 0
+    assert read_index(index).regions["dc1"].epoch == 1
+
+
 def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = str(tmp_path / "regions.json")
     assert (
@@ -280,6 +296,8 @@ ROWS = {
         "test_a_file_that_is_none_is_refused",
     "an index that was changed by hand":
         "test_a_file_that_is_none_is_refused",
+    "`regions set` with an epoch that is above that of the home which it names, and which answers":
+        "test_an_index_is_not_set_ahead_of_the_home_that_it_names",
     "an index of a later version":
         "test_a_file_that_is_none_is_refused",
     "`read_only` with a server's URL, or with a consensus location":
