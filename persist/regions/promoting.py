@@ -16,7 +16,7 @@ from persist.commit.location import Location
 from persist.copies.recovering import How, Recovered, Told, begin_anew
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
-from persist.regions.asking import is_alive
+from persist.regions.asking import presence
 from persist.regions.index import Entry, Index, read_index, write_index
 from persist.regions.promotion import Promotion, kept_of, promotion_to, write_promotion
 
@@ -35,7 +35,7 @@ class OldHome:
     is_lost: bool = False
 
     def check_gone(self, of: str) -> None:
-        """Raises Conflict: it answers. InvalidUsage: nothing is given by which it could be asked."""
+        """Raises Conflict: it answers, or may. InvalidUsage: nothing is given by which it could be asked."""
         if self.is_lost:
             return
         if not self.urls and self.blob is None:
@@ -43,12 +43,16 @@ class OldHome:
                 f"nothing tells whether the home of region {of!r} is lost: give its servers (--home, or --index), or "
                 "its blob store (--home-blob); or --home-is-lost, if you know that nobody writes there any more"
             )
-        answering = [url for url in self.urls if is_alive(url)]
+        found = [presence(url) for url in self.urls]
+        answering = [str(one) for one in found if not one.is_silent]
         if answering and self.blob is None:
             raise Conflict(
-                f"the home of region {of!r} answers at {', '.join(answering)}: what it acknowledges from now on would "
-                "be lost. `persist switch` loses nothing; or give --home-blob, so that it stops; or --home-is-lost"
+                f"the home of region {of!r} may be there: {', '.join(answering)}. What it acknowledges from now on "
+                "would be lost. `persist switch` loses nothing; or give --home-blob, so that it stops; or "
+                "--home-is-lost, if you know that nobody writes there any more"
             )
+        for one in found:
+            log.warning("the home of region %r %s: %s", of, "is silent" if one.is_silent else "may be there", one)
 
     def stores(self, location_id: bytes) -> tuple[Blob, ...]:
         """The stores that are to be fenced. Raises InvalidUsage: it is of another location; Unavailable."""
