@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     """0: done. 1: `--dry-run` has found shards whose newest version would not go on."""
     check_given(arguments, "home", "home_blob")
     indexed = Indexed.of_arguments(arguments)
-    how = How(arguments.accept_loss, arguments.gap)
+    least = indexed.entry().epoch
+    how = How(arguments.accept_loss, arguments.gap, least=least)
     how.check()
     with ExitStack() as opened:
         home = _home(arguments, indexed, opened)
@@ -89,7 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
         opened.callback(location.close)
         if arguments.dry_run:
             check_copy(location)
-            found = plan(location, arguments.gap, fenced=[blob for blob in (home.blob,) if blob is not None])
+            fenced = [blob for blob in (home.blob,) if blob is not None]
+            found = plan(location, arguments.gap, fenced=fenced, least=least)
         else:
             found = promote(location, arguments.region, arguments.of, home, how)
             indexed.set(found.epoch)

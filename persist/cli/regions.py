@@ -11,10 +11,10 @@ from typing import Any
 
 from persist.cli.where import add_arguments as add_where
 from persist.cli.where import where_of
-from persist.core.errors import InvalidUsage, Unavailable
-from persist.regions.asking import asked
+from persist.core.errors import Conflict, InvalidUsage, Unavailable
+from persist.regions.asking import ANSWER_S, asked
 from persist.regions.changing import change_index
-from persist.regions.index import Entry, Index, read_index, urls_of
+from persist.regions.index import FETCH_S, Entry, Index, read_index, urls_of
 from persist.regions.letting_go import held_by_regions, let_go
 from persist.regions.opening import check_region
 
@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     remove = actions.add_parser("remove", help="forget a region", description="forget a region")
     remove.add_argument("region", metavar="REGION")
     check = actions.add_parser("check", help="ask every server", description="ask every server of the index")
-    check.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
+    for action in (put, check):
+        action.add_argument("--token", default=os.environ.get("PERSIST_TOKEN"), help="a token of the scope read")
     holds = actions.add_parser("holds", help="what regions hold here", description="what regions hold at this home")
     ends = "end what a region holds here"
     letting_go = actions.add_parser("let-go", help=ends, description=ends)
@@ -77,11 +78,25 @@ def _set(arguments: argparse.Namespace) -> int:
         entry = replace(before, **given, epoch=epoch)
         if not entry.write and not entry.read:
             raise InvalidUsage(f"say by --write or --read how region {name!r} is reached: it would have no server")
+        _check_home(name, entry, arguments.token)
         return Index({**index.regions, name: entry})
 
     entry = change_index(arguments.index, with_it, makes=True).regions[name]
     print(json.dumps(_line(name, entry)))
     return 0
+
+
+def _check_home(name: str, entry: Entry, token: str | None) -> None:
+    """Raises Conflict where a home that the entry names answers, and is of an earlier epoch: it would only read."""
+    for url in entry.write if entry.epoch else ():
+        told, _ = _asked(url, token, FETCH_S)
+        found = told.get("epoch")
+        if told.get("role") == "home" and type(found) is int and found < entry.epoch:
+            raise Conflict(
+                f"the home at {url} is of epoch {found}, and the index would have epoch {entry.epoch} of region "
+                f"{name!r}: it would only read. Name the home of that epoch; or give its epoch, after `persist regions "
+                "remove` where the index has a later one"
+            )
 
 
 def _remove(arguments: argparse.Namespace) -> int:
@@ -114,10 +129,10 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT_FOUND if wrong else 0
 
 
-def _asked(url: str, token: str | None) -> tuple[dict[str, Any], str]:
+def _asked(url: str, token: str | None, timeout_s: float = ANSWER_S) -> tuple[dict[str, Any], str]:
     """What a server tells of its region; else what went wrong."""
     try:
-        return asked(url, token), ""
+        return asked(url, token, timeout_s), ""
     except Unavailable as error:
         return {}, error.message
 

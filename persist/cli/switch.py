@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         copy = where_of(arguments).open(must_exist=True)
         opened.callback(copy.close)
         replicator = None if arguments.replicated else Replicator(home.blob, copy.blob, home.clock)
-        switch = Switch(home, copy, arguments.region, arguments.of, replicator)
+        switch = Switch(home, copy, arguments.region, arguments.of, replicator, indexed.entry().epoch)
         if arguments.undo:
             print(json.dumps({"taken_back": switch.undo(_say)}))
             return 0

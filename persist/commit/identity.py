@@ -21,12 +21,15 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NoReturn
 
-from blob import Blob, BlobExists, BlobNotFound
+from blob import Blob, BlobExists, BlobNotFound, BlobStat
 from consensus import HIDDEN, Consensus, ConsensusIndeterminate, Entry
-from persist.commit.system import Clock
+from persist.commit.looks import LOOK_EVERY_S as LOOK_EVERY_S
+from persist.commit.looks import Looks
+from persist.commit.system import Clock, moment
 from persist.core.binding import Binding
 from persist.core.errors import Conflict, Corruption, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import IdSource
@@ -40,7 +43,7 @@ COPY_KEY = "copy-of"  # in a store to which another one is copied: who deletes t
 FIRST_EPOCH = 1
 SHARDS_TRIED = 10  # of a location that has no binding yet: one of these must have its rollup in the blob store
 CONFIRM_EVERY_S = 5.0  # how long a comparison lets deletions go on
-LOOK_EVERY_S = 10.0  # and how long commits; where the stores do not answer these go on, unless they are to stop then
+EPOCHS_MAX = 10_000  # of one location; each is of a recovery, or of another home
 _OF_A_SHARD = re.compile(r"s[0-9a-f]{32}/")
 
 
@@ -66,13 +69,13 @@ class Identity:
         self._build = build
         self._lock = threading.Lock()
         self._binding: Binding | None = None
-        self._confirmed_s = 0.0
         self._newer = False  # whether the blob store has a later epoch
-        self._tried_s = 0.0  # when it was last looked whether another home has taken over
-        self._looked_s = 0.0  # and when that told
-        self._elsewhere: Callable[[], ReadOnly | None] = lambda: None
+        self._newer_by = 0  # and which look has told
+        self._elsewhere: Callable[[], ReadOnly | None] | None = None
         self._taken: ReadOnly | None = None  # why this process only reads, by what was found elsewhere
+        self._taken_by = 0
         self._fence_after_s: float | None = None  # a process that could not look for so long stops writing
+        self._looks = Looks(self._look, clock)
 
     def check(self) -> Binding:
         """The binding of the stores. They are compared once, and bound if they are new.
@@ -81,35 +84,51 @@ class Identity:
         """
         binding = self._binding
         if binding is None:
-            with self._lock:
-                binding = self._binding or self._compare()
+            with self._looks.turn():
+                binding = self._binding
+                if binding is None:
+                    began = moment(self._clock)
+                    binding = self._compare(0)
+                    if self._elsewhere is None:
+                        self._looks.told(began)
         return binding
 
     def check_writable(self) -> None:
         """As `check`, and that no other home has taken over. That is looked at when it was not for LOOK_EVERY_S.
 
-        Raises also ReadOnly: one has. Unavailable: this process could not look for so long that it stops by
-        itself. Nothing was written.
+        Raises also ReadOnly: one has; it names its servers, as far as the index does. Unavailable: this process could
+        not look for so long that it stops by itself. Nothing was written.
         """
         binding = self.check()
-        if self._clock.monotonic() - self._tried_s >= LOOK_EVERY_S:
+        if self._looks.is_due:
             with contextlib.suppress(Unavailable):
-                self.look()
+                self._looks.if_due()
+        taken = self._taken
         if self._newer:
+            home = [] if taken is None else taken.details["home"]
+            there = f", or write at {', '.join(home)}" if home else ""
             raise ReadOnly(
                 f"{self._consensus.url} is at epoch {binding.epoch} and {self._blob.url} at a later one, so another "
-                "consensus store has taken over: this process only reads; give it the newer consensus store",
-                home=[],
-                region="",
+                f"consensus store has taken over: this process only reads; give it the newer consensus store{there}",
+                home=home,
+                region="" if taken is None else taken.details["region"],
             )
-        if self._taken is not None:
-            raise self._taken
-        silent_s = self._clock.monotonic() - self._looked_s
-        if self._fence_after_s is not None and silent_s >= self._fence_after_s:
+        if taken is not None:
+            raise ReadOnly(taken.message, **taken.details)
+        if self._fence_after_s is not None and (silent_s := self._looks.silent_s) >= self._fence_after_s:
+            for_long = f"for {silent_s:.0f} s" if self._looks.has_told else "since it began"
             raise Unavailable(
-                f"for {silent_s:.0f} s this process could not look whether another home of {self._blob.url} has taken "
-                "over: it stops writing until it can"
+                f"{for_long} this process could not look whether another home of {self._blob.url} has taken over: it "
+                "stops writing until it can"
             )
+
+    def named(self, error: ReadOnly) -> ReadOnly:
+        """This refusal of a write, with the servers of the home that has taken over, as far as they are known."""
+        taken = self._taken
+        if error.details.get("home") or taken is None or not taken.details["home"]:
+            return error
+        details = {**error.details, "home": taken.details["home"], "region": taken.details["region"]}
+        return ReadOnly(f"{error.message}, at {', '.join(taken.details['home'])}", **details)
 
     def look_elsewhere(self, look: Callable[[], ReadOnly | None], fence_after_s: float | None) -> None:
         """From now on `look` tells as well whether another home has taken over. It may raise Unavailable.
@@ -117,16 +136,18 @@ class Identity:
         `fence_after_s`: who could not look for so long stops writing, and who has just begun looks first. None: no.
         """
         self._elsewhere, self._fence_after_s = look, fence_after_s
-        self._tried_s = self._clock.monotonic() - LOOK_EVERY_S
-        self._looked_s = self._clock.monotonic() - (fence_after_s or 0.0)
+        self._looks.forget()
 
     def look(self) -> None:
         """Look whether another home has taken over. Raises Unavailable: that cannot be told now; InvalidUsage."""
-        started_s = self._tried_s = self._clock.monotonic()
+        self._looks.now()
+
+    def _look(self, number: int) -> None:
+        self._compare(number)
+        taken = None if self._elsewhere is None else self._elsewhere()
         with self._lock:
-            self._compare()
-        self._taken = self._elsewhere()
-        self._looked_s = started_s
+            if number >= self._taken_by:
+                self._taken, self._taken_by = taken, number
 
     def confirm(self) -> None:
         """Before anything is deleted: compare the stores again, unless that was done in the last seconds.
@@ -135,8 +156,7 @@ class Identity:
         another's, if the stores were exchanged in just that time.
         """
         self.check()
-        now_s = self._clock.monotonic()
-        if now_s - self._confirmed_s >= CONFIRM_EVERY_S:
+        if self._looks.silent_s >= CONFIRM_EVERY_S:
             self.look()
         self.check_writable()
 
@@ -145,8 +165,8 @@ class Identity:
 
         For recovery and promotion. Repeating it is safe, and raises it again. Conflict: another process raises it too.
         """
-        with self._lock:
-            before = self._compare()
+        with self._looks.turn():
+            before = self._compare(self._newer_by)
             last = before.epoch
             with translated():
                 last = max(last, *epochs_in(self._blob))
@@ -162,11 +182,10 @@ class Identity:
                     won = False
             if not won:
                 raise Conflict(f"another process raises the epoch of {self._blob.url} too; look, then retry")
-            return self._compare().epoch
+            return self._compare(self._newer_by).epoch
 
-    def _compare(self) -> Binding:
-        """Compare the stores, and bind them if neither was bound."""
-        started_s = self._clock.monotonic()
+    def _compare(self, number: int) -> Binding:
+        """Compare the stores, and bind them if neither was bound. `number`: that of the look."""
         entry = self._entry() or self._bound()
         binding = decode_binding(entry.data, self._build)
         known = self._binding
@@ -180,11 +199,18 @@ class Identity:
                 held = self._held(key)
             if held is None or decode_binding(held, self._build) != binding:
                 self._refuse("are stores of two locations: give two that belong together")
-            self._newer = self._blob.stat(epoch_key(binding.epoch + 1)) is not None
-        if self._binding is None and self._fence_after_s is None:
-            self._tried_s = self._looked_s = started_s
-        self._binding, self._confirmed_s = binding, started_s
+            newer = self._has_later(binding.epoch)
+        with self._lock:
+            if number >= self._newer_by:  # one that hung does not tell over a later one
+                self._newer, self._newer_by, self._binding = newer, number, binding
         return binding
+
+    def _has_later(self, epoch: int) -> bool:
+        """Whether the blob store has a later epoch, whichever: some between may never have been here."""
+        listed = list(islice(self._blob.list(EPOCHS), EPOCHS_MAX + 1))
+        if len(listed) > EPOCHS_MAX:
+            self._refuse(f"have more than {EPOCHS_MAX} blobs that are called {EPOCHS}…: no more than one a recovery")
+        return any(number > epoch for number in _numbers(listed))
 
     def _bound(self) -> Entry:
         """The binding of stores of which the log has none: made now, unless this log cannot be theirs."""
@@ -254,8 +280,12 @@ class Identity:
 
 def epochs_in(blob: Blob) -> list[int]:
     """The epochs of which the blob store has the binding, ascending. A copy may lack some. Raises BlobError."""
-    numbers = (stat.key.removeprefix(EPOCHS) for stat in blob.list(EPOCHS))
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    return sorted(_numbers(blob.list(EPOCHS)))
+
+
+def _numbers(listed: Iterable[BlobStat]) -> Iterator[int]:
+    numbers = (stat.key.removeprefix(EPOCHS) for stat in listed)
+    return (int(number) for number in numbers if number.isdecimal())
 
 
 def _offer_key(binding: Binding) -> str:

@@ -3,6 +3,10 @@
 A compare-and-set of unknown outcome is repeated with the same bytes at the same seqno until the store gives a definite
 answer. If that answer is that the race was lost, the winner may be an earlier try of our own: the commit id in the log
 tells. So callers hear of an unknown outcome only when the store stays away until their deadline.
+
+Before each try it is looked at whether this process may still write, and once more before what it wrote counts as
+done: while it waited for the store another home may have taken over, which does not know of it. What only moves holds
+is written all the same.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from persist.commit.counters import MachineMetrics
 from persist.commit.system import System, jittered
 from persist.commit.versions import Versions
 from persist.core.errors import Indeterminate, InvalidUsage, PersistError, Unavailable
-from persist.core.state_diff import StateDiff, standing_for
+from persist.core.state_diff import StateDiff, only_holds, standing_for
 from persist.formats.store_errors import translate, translated
 
 LONG_DIFF_BYTES_MAX = 256 * 1024 * 1024  # about a million parts
@@ -59,26 +63,46 @@ class LogWriter:
             with translated():
                 self._versions.blob.put(long_diff, data)
             data = self._versions.encode(standing_for(change, long_diff, len(data)), ends)
-        won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after)
+        holds = only_holds(change)
+        won, was_unknown = self.compare_and_set(change.seqno, data, deadline, after, holds=holds)
         if won or (was_unknown and self.is_ours(change, deadline)):
-            self.settled(change.commit_id, data)
+            self.settled(change.commit_id, data, holds=holds)
             return True
         return False
 
-    def settled(self, commit_id: str, data: bytes) -> None:
-        """This entry is the newest one of the log, and stays there."""
+    def settled(self, commit_id: str, data: bytes, *, holds: bool = False) -> None:
+        """This entry is the newest one of the log, and stays there.
+
+        Raises Indeterminate: it is there, and perhaps at a home that is none any more: nobody may be told that it is
+        done.
+        """
         self._versions.ends(self._name, commit_id, data)
         if self._system.publisher is not None:
             self._system.publisher.add(self._name, data)
+        if not holds:
+            try:
+                self._versions.check_writable()
+            except PersistError as error:
+                raise self._unsure(error) from error
 
-    def compare_and_set(self, seqno: int, data: bytes, deadline: float, after: bytes = b"") -> tuple[bool, bool]:
+    def compare_and_set(
+        self, seqno: int, data: bytes, deadline: float, after: bytes = b"", *, holds: bool = False
+    ) -> tuple[bool, bool]:
         """One compare-and-set, repeated while the store gives no definite answer. `after`: how the entry before begins.
 
-        Whether the last try won, and whether the outcome of an earlier one is unknown.
+        Whether the last try won, and whether the outcome of an earlier one is unknown. `holds`: the entry only moves
+        holds. Raises also what `Versions.check_writable` raises.
         """
         unknown: ConsensusError | None = None
         tries = 0
         while True:
+            if not holds:
+                try:
+                    self._versions.check_writable()
+                except PersistError as error:
+                    if unknown is None:
+                        raise
+                    raise self._unsure(error) from error
             try:
                 won = self._versions.consensus.compare_and_set(self._name, seqno, data, after)
                 return won, unknown is not None
@@ -94,8 +118,11 @@ class LogWriter:
                 self.back_off(tries)
             except ConsensusError as error:
                 if unknown is not None:  # this try did not happen, but an earlier one may have
-                    raise Indeterminate(f"a commit to shard {self._name!r} may have happened ({error})") from error
+                    raise self._unsure(error) from error
                 raise translate(error) from error
+
+    def _unsure(self, error: Exception) -> Indeterminate:
+        return Indeterminate(f"a commit to shard {self._name!r} may have happened ({error})")
 
     def is_ours(self, change: StateDiff, deadline: float) -> bool:
         """Whether the log entry at the diff's seqno is this very commit. Indeterminate if it cannot be read."""

@@ -52,6 +52,7 @@ from persist.core.errors import (
     Indeterminate,
     InvalidUsage,
     PersistError,
+    ReadOnly,
     Unavailable,
     UnknownShard,
 )
@@ -255,7 +256,7 @@ class Machine(CachedState):
         upkeep: State | None = None
         try:
             commit = self._commit_what_fits(group)
-            outcomes, upkeep = commit.outcomes, commit.upkeep
+            outcomes, upkeep = self._told(commit, group), commit.upkeep
         except Exception as error:  # even a bug: nobody may be left waiting
             failed = error
             if not isinstance(error, PersistError):
@@ -265,6 +266,27 @@ class Machine(CachedState):
             self._queue.hand_over()
         if upkeep is not None:
             self._begin_upkeep(upkeep)
+
+    def _told(self, commit: Commit, group: Sequence[Pending]) -> list[Outcome]:
+        """The outcomes as callers are told them: a refusal names the home that has taken over.
+
+        A write that landed before, or changes nothing, is no more than tried: another home may not have it.
+        """
+        told = [self._versions.named(one) if isinstance(one, ReadOnly) else one for one in commit.outcomes]
+        if commit.diff is not None:
+            return told
+        writes = [
+            index
+            for index, (outcome, pending) in enumerate(zip(told, group, strict=False))
+            if pending.command.scope == c.WRITE and not isinstance(outcome, Exception)
+        ]
+        if writes:
+            try:
+                self._versions.check_writable()
+            except PersistError as error:
+                for index in writes:
+                    told[index] = error
+        return told
 
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.

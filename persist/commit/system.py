@@ -13,6 +13,7 @@ from typing import Protocol
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 
+_UPTIME = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))  # macOS counts sleep by the latter
 _RANDOM_BITS = 62
 _RANDOM_BYTES = 8
 _RANDOM_IDS = 128  # whose random bytes are asked for at once: asking lets every other thread of the process go first
@@ -24,7 +25,11 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds from some fixed point; never goes back."""
+        """Seconds from some fixed point; never goes back. It may stand still while the machine is suspended."""
+        ...
+
+    def uptime(self) -> float:
+        """As `monotonic`, and it counts also while the machine is suspended, where the system tells that."""
         ...
 
     def sleep(self, seconds: float) -> None: ...
@@ -39,8 +44,31 @@ class SystemClock:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def uptime(self) -> float:
+        return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something was, by this machine's clocks. The wall clock tells of a pause that `uptime_s` has missed.
+
+    A virtual machine may be stopped and not know. Once its wall clock is set right, that counts as time that passed.
+    """
+
+    uptime_s: float
+    wall_ms: int
+
+    def passed_s(self, clock: Clock) -> float:
+        """For how long it has been over, by the clock that says more. A wall clock that was set back counts as well."""
+        return max(clock.uptime() - self.uptime_s, abs(clock.now_ms() - self.wall_ms) / 1000)
+
+
+def moment(clock: Clock) -> Moment:
+    """This very moment."""
+    return Moment(clock.uptime(), clock.now_ms())
 
 
 class OwnProcess:

@@ -20,7 +20,7 @@ from persist.commit.identity import Identity
 from persist.commit.levels import raise_level, read_level
 from persist.commit.receipts import Receipts
 from persist.core import state_diff
-from persist.core.errors import Corruption, HistoryLost, Indeterminate, InvalidUsage, Unavailable
+from persist.core.errors import Corruption, HistoryLost, Indeterminate, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import IdSource, SeqNo, ShardId, shard_id_of
 from persist.core.keys import is_rollup_key, loan_key, rollup_key, rollup_seqno, rollups_prefix
 from persist.core.loans import LentKeys
@@ -93,6 +93,14 @@ class Versions:
         if not state_diff.only_holds(change):
             self._identity.check_writable()
         return encode_diff(change, self.level, self.build, ends=ends)
+
+    def check_writable(self) -> None:
+        """Raises ReadOnly (this process may only read), Unavailable (it cannot tell). Nothing was written."""
+        self._identity.check_writable()
+
+    def named(self, error: ReadOnly) -> ReadOnly:
+        """This refusal, with the home that has taken over, as far as that is known."""
+        return self._identity.named(error)
 
     def check_readable(self, data: bytes) -> None:
         """InvalidUsage: nobody could read this log entry, since a value in it has a wrong type."""

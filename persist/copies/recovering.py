@@ -53,7 +53,8 @@ class How:
     `gap`: times that are left out after the last known one. `older`: an older copy of the lost consensus store; what it
     knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: that
     home has handed every shard over to the new epoch, so nothing comes after what is known, and no time is left out.
-    `note` is called with what is planned, and with the names whose logs an earlier try has begun, before any other is.
+    `least`: the new epoch is above this one as well, of which an index tells. `note` is called with what is planned,
+    and with the names whose logs an earlier try has begun, before any other is.
     """
 
     accept_loss: bool = False
@@ -61,6 +62,7 @@ class How:
     older: Consensus | None = None
     fenced: Sequence[Blob] = ()
     handed_over: bool = False
+    least: int = 0
     note: Callable[[Recovered, frozenset[str]], object] = lambda found, begun: None
 
     def check(self) -> None:
@@ -148,16 +150,25 @@ class _Unbound(Identity):
         return
 
 
-def plan(location: Location, gap: int = GAP, older: Consensus | None = None, fenced: Sequence[Blob] = ()) -> Recovered:
-    """What a recovery would bring back. Writes nothing. `fenced` is as for `How`. Raises as `recover`."""
+def plan(
+    location: Location, gap: int = GAP, older: Consensus | None = None, fenced: Sequence[Blob] = (), least: int = 0
+) -> Recovered:
+    """What a recovery would bring back. Writes nothing. `fenced` and `least` are as for `How`. Raises as `recover`."""
     blob, consensus = location.blob, location.consensus
     mark = _look(blob, consensus, location.settings.build)
+    if mark is not None and mark.epoch < least:
+        raise Conflict(
+            f"the recovery to {consensus.url} was begun for epoch {mark.epoch}, and the index has epoch {least}: this "
+            "home would only read. Use the home of that epoch, or give another empty consensus store"
+        )
     if older is not None:
         _check_older(blob, older, location.settings.build)
     bucket = Bucket(blob, location.settings.build, older)
     planned = _planned(bucket, How(gap=gap, older=older), Binding("", 0, "0" * 32))
     with translated():  # a copy may lack an epoch of which something else tells
-        last = max(FIRST_EPOCH, bucket.epoch, *epochs_in(blob), *(e for other in fenced for e in epochs_in(other)))
+        last = max(
+            FIRST_EPOCH, least, bucket.epoch, *epochs_in(blob), *(e for other in fenced for e in epochs_in(other))
+        )
     epoch = last + 1 if mark is None else mark.epoch
     return Recovered(epoch, tuple(one.told for one in planned), _beat_ms(blob))
 
@@ -184,7 +195,7 @@ def recover(
 def begin_anew(location: Location, how: How, told: Told = lambda done, of: None) -> Recovered:
     """As `recover`. Raises Conflict also where a shard was not handed over, though all are to be."""
     how.check()
-    before = plan(location, how.gap, how.older, how.fenced)
+    before = plan(location, how.gap, how.older, how.fenced, how.least)
     if not how.accept_loss:
         _check_whole(before)
     binding = marked(location, before.epoch)

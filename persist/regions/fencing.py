@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from persist.commit.identity import LOOK_EVERY_S, Identity
 from persist.core.errors import InvalidUsage, PersistError, ReadOnly
-from persist.regions.index import Index, IndexFile, IndexUrl
+from persist.regions.index import Index, IndexFile, IndexUrl, OlderIndex
 
 FENCE_S_MIN = 2 * LOOK_EVERY_S
 FENCE_S_MAX = 86_400.0
+PAUSE_S = 0.5  # between looks that take long
 log = logging.getLogger("persist.regions")
 
 
@@ -43,7 +45,13 @@ class HomeWatch:
         """Why this process only reads, by the index; None: it may write. Raises Unavailable."""
         if self._index is None or not self._region:
             return None
-        return taken_over(self._index.fetch(), self._region, self._identity.check().epoch)
+        epoch = self._identity.check().epoch
+        try:
+            return taken_over(self._index.fetch(), self._region, epoch)
+        except OlderIndex as error:
+            if (taken := taken_over(error.index, self._region, epoch)) is not None:
+                return taken  # it tells enough where it has a later epoch
+            raise
 
     def start(self) -> None:
         """Look now, and from now on in the background."""
@@ -52,8 +60,11 @@ class HomeWatch:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._ends.wait(LOOK_EVERY_S / 2):
+        took_s = 0.0
+        while not self._ends.wait(max(PAUSE_S, LOOK_EVERY_S / 2 - took_s)):
+            began_s = time.monotonic()
             self._look()
+            took_s = time.monotonic() - began_s
 
     def _look(self) -> None:
         try:

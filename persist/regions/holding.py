@@ -12,13 +12,14 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 from persist.client.snapshot import ReadLease, ReadSettings
 from persist.client.transport import Transport
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Expired, NotReadable, PersistError
+from persist.core.errors import Expired, NotReadable, PersistError, Unavailable, UnknownShard
 from persist.core.ids import ReaderId, SeqNo
 
 log = logging.getLogger("persist.regions")
@@ -27,6 +28,7 @@ SHARDS_MAX = 10_000  # that are held at a time
 READERS_MAX = 100_000  # that are remembered, of all shards together
 IDLE_S = 600.0  # for so long a shard is held after the last who read it
 PER_ROUND_MAX = 500  # shards of which one round asks home
+SILENT_MAX = 3  # shards in a row for which home did not answer, after which a round ends
 PURPOSE = "region:"  # what holds of regions are called, before the name of the region
 LEASE = ReadSettings(lease_ms=900_000, retry_s=0.0)
 
@@ -40,11 +42,12 @@ class _Reader:
 
 @dataclass
 class _Held:
-    """A shard that is read here. `used_s`: when somebody last asked."""
+    """A shard that is read here. `used_s`: when somebody last asked. `turn`: its last turn; 0: it had none."""
 
     readers: dict[ReaderId, _Reader] = field(default_factory=dict)
     lease: ReadLease | None = None
     used_s: float = 0.0
+    turn: int = 0
 
 
 class HomeHolds:
@@ -66,6 +69,7 @@ class HomeHolds:
         self._lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         self._readers = 0
+        self._turns = 0
 
     # --- what readers here do
 
@@ -115,19 +119,34 @@ class HomeHolds:
             return sum(held.lease is not None for held in self._held.values())
 
     def round(self) -> None:
-        """Take, keep, move and give back holds at home, as readers here need them. Raises nothing."""
+        """Take, keep, move and give back holds at home, as readers here need them. Raises nothing.
+
+        Shards have their turns one after the other. What goes wrong with one harms no other. Only where home does not
+        answer for several in a row the round ends; the next one begins with the others.
+        """
         with self._lock:
-            names = sorted(self._held, key=lambda name: self._held[name].used_s)[:PER_ROUND_MAX]
+            names = nsmallest(PER_ROUND_MAX, self._held, key=lambda name: self._held[name].turn)
+        failed: PersistError | None = None
         try:
             if names and self._transport is None:
                 self._transport = self._home()
+            silent = 0
             for name in names:
-                self._look_after(name)
-            self.failed = None
+                try:
+                    self._look_after(name)
+                    silent = 0
+                except UnknownShard:  # dropped there; here that is not known yet, and nothing can be held
+                    silent = 0
+                except PersistError as error:
+                    failed = error
+                    silent = silent + 1 if isinstance(error, Unavailable) else 0
+                    if silent >= SILENT_MAX:
+                        break
         except PersistError as error:
-            if self.failed is None:
-                log.warning("nothing is held at home: %s", error)
-            self.failed = error
+            failed = error
+        if failed is not None and self.failed is None:
+            log.warning("something is not held at home: %s", failed)
+        self.failed = failed
 
     def close(self) -> None:
         """Give everything back."""
@@ -142,7 +161,11 @@ class HomeHolds:
     def _look_after(self, name: str) -> None:
         now_s = self._clock.monotonic()
         with self._lock:
-            held = self._held[name]
+            held = self._held.get(name)
+            if held is None:  # closed meanwhile
+                return
+            self._turns += 1
+            held.turn = self._turns
             lapsed = [reader for reader, known in held.readers.items() if known.until_s < now_s]
             for reader in lapsed:
                 del held.readers[reader]
@@ -165,6 +188,9 @@ class HomeHolds:
             self._moved(lease, min(sinces, default=lease.since), min(seqnos, default=lease.seqno))
         except Expired:  # home has not heard of us for so long: what is needed is held from now on
             held.lease = self._taken(name, min(sinces, default=None))
+        except UnknownShard:
+            held.lease = None
+            raise
 
     def _taken(self, name: str, since: Antichain | None) -> ReadLease:
         assert self._transport is not None

@@ -163,12 +163,20 @@ def write_index(path: str | Path, index: Index) -> None:
         raise InvalidUsage(f"the index {path} cannot be written: {error.strerror}") from error
 
 
+class OlderIndex(Unavailable):
+    """The index cannot be read now; this is the one that was told last."""
+
+    def __init__(self, message: str, index: Index | None = None) -> None:
+        super().__init__(message)
+        self.index = index or Index()
+
+
 class IndexFile:
     """The index in a file, read anew when the file changes. One that turns bad is told, and the last good one stays."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self.index = read_index(path)
         self.failed = ""
 
@@ -176,18 +184,18 @@ class IndexFile:
         """The index as the file has it now."""
         try:
             stat = os.stat(self._path)
-            stamp = stat.st_mtime_ns, stat.st_size
+            stamp = stat.st_mtime_ns, stat.st_size, stat.st_ino
             if stamp != self._stamp:
                 self.index, self._stamp, self.failed = read_index(self._path), stamp, ""
         except (OSError, InvalidUsage, Corruption, UpgradeNeeded) as error:
-            self.failed = str(error)
+            self.failed, self._stamp = str(error), None  # it may come back just as it was
         return self.index
 
     def fetch(self) -> Index:
-        """As `now`. Raises Unavailable: the file does not tell now."""
+        """As `now`. Raises OlderIndex: the file does not tell now."""
         index = self.now()
         if self.failed:
-            raise Unavailable(self.failed)
+            raise OlderIndex(self.failed, index)
         return index
 
 
@@ -220,22 +228,26 @@ class IndexUrl:
             self.fetch()
 
     def fetch(self) -> Index:
-        """Ask now. Raises Unavailable: the server does not answer, or tells no index."""
+        """Ask now. Raises Unavailable: the server does not answer, tells no index, or cannot read it now."""
         self._due_s = self._clock.monotonic() + FETCH_S
         try:
-            self.index = self._asked()
+            self.index, failed = self._asked()
+            if failed:
+                raise OlderIndex(f"{self._url} has only an older index of regions: {failed}", self.index)
         except Unavailable as error:
             self.failed = error.message
             raise
         self.failed = ""
         return self.index
 
-    def _asked(self) -> Index:
-        told = asked(self._url, self._token, FETCH_S).get("index")
+    def _asked(self) -> tuple[Index, str]:
+        """The index that the server tells, and why that is not the one of now."""
+        answer = asked(self._url, self._token, FETCH_S)
+        told = answer.get("index")
         try:
             if not isinstance(told, dict):
                 raise InvalidUsage("it has none")
-            return index_of(told)
+            return index_of(told), str(answer.get("index_failed") or "")
         except (InvalidUsage, Corruption) as error:
             raise Unavailable(f"{self._url} tells no index of regions: {error.message}") from error
 

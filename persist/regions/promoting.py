@@ -16,7 +16,7 @@ from persist.commit.location import Location
 from persist.copies.recovering import How, Recovered, Told, begin_anew
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
-from persist.regions.asking import is_alive
+from persist.regions.asking import presence
 from persist.regions.changing import change_index
 from persist.regions.index import Entry, Index
 from persist.regions.promotion import Promotion, kept_of, promotion_to, write_promotion
@@ -36,7 +36,7 @@ class OldHome:
     is_lost: bool = False
 
     def check_gone(self, of: str) -> None:
-        """Raises Conflict: it answers. InvalidUsage: nothing is given by which it could be asked."""
+        """Raises Conflict: it answers, or may. InvalidUsage: nothing is given by which it could be asked."""
         if self.is_lost:
             return
         if not self.urls and self.blob is None:
@@ -44,12 +44,16 @@ class OldHome:
                 f"nothing tells whether the home of region {of!r} is lost: give its servers (--home, or --index), or "
                 "its blob store (--home-blob); or --home-is-lost, if you know that nobody writes there any more"
             )
-        answering = [url for url in self.urls if is_alive(url)]
+        found = [presence(url) for url in self.urls]
+        answering = [str(one) for one in found if not one.is_silent]
         if answering and self.blob is None:
             raise Conflict(
-                f"the home of region {of!r} answers at {', '.join(answering)}: what it acknowledges from now on would "
-                "be lost. `persist switch` loses nothing; or give --home-blob, so that it stops; or --home-is-lost"
+                f"the home of region {of!r} may be there: {', '.join(answering)}. What it acknowledges from now on "
+                "would be lost. `persist switch` loses nothing; or give --home-blob, so that it stops; or "
+                "--home-is-lost, if you know that nobody writes there any more"
             )
+        for one in found:
+            log.warning("the home of region %r %s: %s", of, "is silent" if one.is_silent else "may be there", one)
 
     def stores(self, location_id: bytes) -> tuple[Blob, ...]:
         """The stores that are to be fenced. Raises InvalidUsage: it is of another location, or of none; Unavailable."""
@@ -120,12 +124,18 @@ class Note:
 def moved_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> Entry:
     """Set in the index that region `of` is written at these servers from now on; its entry.
 
-    Raises InvalidUsage, Corruption (the file is damaged), Unavailable (another one changes it, and does not end).
+    Raises InvalidUsage, Corruption (the file is damaged), Conflict (it has a later epoch: this home would only read),
+    Unavailable (another one changes it, and does not end).
     """
 
     def moved(index: Index) -> Index:
         before = index.regions.get(of, Entry())
-        entry = replace(before, write=servers, epoch=max(epoch, before.epoch), home_blob="")
-        return Index({**index.regions, of: entry})
+        if before.epoch > epoch:
+            raise Conflict(
+                f"the index {path} has epoch {before.epoch} of region {of!r}, and this home is of epoch {epoch}: it "
+                "would only read. Another home has taken over, or the index was set meanwhile; look, then set it by "
+                "`persist regions`, or promote to another empty consensus store"
+            )
+        return Index({**index.regions, of: replace(before, write=servers, epoch=epoch, home_blob="")})
 
     return change_index(path, moved).regions[of]

@@ -40,7 +40,7 @@ Told = Callable[[str], object]  # a sentence for each step
 class Switch:
     """From `home` to `copy`, whose consensus store is empty; `region` becomes home of region `of`.
 
-    `replicator` brings the copy up to date. None: the store does that itself.
+    `replicator` brings the copy up to date. None: the store does that itself. `least`: the new epoch is above it.
     """
 
     home: Location
@@ -48,6 +48,7 @@ class Switch:
     region: str
     of: str
     replicator: Replicator | None
+    least: int = 0
 
     def run(self, told: Told = lambda step: None, sleep: Callable[[float], object] = time.sleep) -> Recovered:
         """Switch; what went on. Repeating it after an error goes on.
@@ -57,10 +58,10 @@ class Switch:
         Where it fails, and is not to be repeated, `undo` lets home go on.
         """
         self._check()
-        epoch = plan(self.copy, fenced=(self.home.blob,)).epoch  # the new consensus store can be used at all
+        before = plan(self.copy, fenced=(self.home.blob,), least=self.least)  # the new consensus store can be used
         told("the copy is brought up to date, while home goes on")
         self._replicate()
-        binding = marked(self.copy, epoch)
+        binding = marked(self.copy, before.epoch)
         fence(self.home.blob, binding)
         told(f"home ends: no shard is made there any more, and each is handed over to epoch {binding.epoch}")
         ending = _as_owner(self.home, binding)

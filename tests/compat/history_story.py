@@ -53,6 +53,9 @@ class ShiftedClock(SystemClock):
     def monotonic(self) -> float:
         return super().monotonic() + (self.off_ms - BEGIN_MS) / 1000
 
+    def uptime(self) -> float:
+        return super().uptime() + (self.off_ms - BEGIN_MS) / 1000
+
 
 class ShiftedBlob(ForwardingBlob):
     """Its clock is that of the process, or off from it by `apart_ms`."""

@@ -70,6 +70,9 @@ class WrongTime:
     def monotonic(self) -> float:
         return time.monotonic()
 
+    def uptime(self) -> float:
+        return time.monotonic()
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -55,6 +55,9 @@ class LaterClock(SystemClock):
     def monotonic(self) -> float:
         return super().monotonic() + self._ahead_ms / 1000
 
+    def uptime(self) -> float:
+        return super().uptime() + self._ahead_ms / 1000
+
 
 class LaterBlob(ForwardingBlob):
     """A store whose clock agrees with that of the machine: what is put now is so much younger than what was there."""

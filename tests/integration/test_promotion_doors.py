@@ -23,9 +23,12 @@ from persist.commit.identity import epoch_key
 from persist.commit.location import LocationSettings, open_stores
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
+from persist.copies.recovering import marked
 from persist.core.binding import Binding
 from persist.formats.state_frames import Build, encode_binding
-from persist.regions.index import read_index
+from persist.regions.fencing import HomeWatch
+from persist.regions.index import IndexFile, read_index
+from persist.regions.promoting import moved_home
 from persist.regions.promotion import last_promotion
 from rpc.settings import ServerSettings
 from tests.support.pages import blocks, page
@@ -133,6 +136,21 @@ def alive_by_index(place: Place) -> None:
         place.promote("--index", place.index, "--write", "http://us:1")
 
 
+def begun_below(place: Place) -> None:
+    """Another home has taken over while this one was begun."""
+    with closing(open_stores(place.copy, place.fresh)) as location:
+        marked(location, 2)
+    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    place.promote("--home-is-lost", "--index", place.index, "--write", "http://us:8787")
+
+
+def switched_below(place: Place) -> None:
+    with closing(open_stores(place.copy, place.fresh)) as location:
+        marked(location, 2)
+    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    place.switch("--index", place.index, "--write", "http://us:8787")
+
+
 def not_whole(place: Place) -> None:
     with closing(open_blob(place.copy)) as copy:
         copy.delete([stat.key for prefix in ("s", "pub/") for stat in copy.list(prefix)])
@@ -223,6 +241,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: ((p.root / "empty").mkdir(), p.promote("--home-blob", f"file://{p.root}/empty", "--home-is-lost")),
         lambda p: p.promote("--home-blob", f"file://{p.root}/none"),
     ],
+    "`promote` or `switch` that was begun for an epoch below that of the index": [begun_below, switched_below],
     "a newest version that is not whole, without `--accept-loss`": [not_whole],
     "an option that is given and empty": [
         lambda p: p.promote("--index", "", "--home-is-lost"),
@@ -364,6 +383,34 @@ def test_a_promotion_sets_the_index_and_keeps_the_rest_of_it(place: Place) -> No
     assert (entry.write, entry.read, entry.epoch) == (("http://us:8787",), ("http://us:1",), 2)
     run("regions", "set", "eu", "--write", "http://us:9", "--index", place.index)
     assert read_index(place.index).regions["eu"].epoch == 2, "a fence is not taken away by the way"
+
+
+@pytest.mark.parametrize("how", ["promote", "switch"])
+def test_the_new_epoch_is_above_that_of_the_index(place: Place, how: str) -> None:
+    """The copy may lack the last epochs of home. The new home would only read, by the index that it is set in."""
+    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    lost = ("--home-is-lost",) if how == "promote" else ()
+    assert getattr(place, how)(*lost, "--index", place.index, "--write", "http://us:8787") == 0
+    assert read_index(place.index).regions["eu"].epoch == 4
+    with closing(open_stores(place.copy, place.fresh)) as location:
+        assert location.identity.check().epoch == 4
+        HomeWatch(location.identity, "eu", IndexFile(place.index))._look()
+        Client(EmbeddedTransport(location)).shard("eu/orders").insert([{"id": 9, "v": "new"}])
+
+
+def test_a_dry_run_tells_the_epoch_above_that_of_the_index(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    assert place.promote("--dry-run", "--home-is-lost", "--index", place.index, "--write", "http://us:8787") == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["epoch"] == 4
+
+
+def test_an_index_that_is_ahead_is_not_set_to_a_home_of_before(place: Place) -> None:
+    """It was set while the promotion ran."""
+    run("regions", "set", "eu", "--write", "http://127.0.0.1:9", "--epoch", "3", "--index", place.index)
+    before = read_index(place.index)
+    with pytest.raises(persist.Conflict, match="has epoch 3 of region 'eu', and this home is of epoch 2"):
+        moved_home(place.index, "eu", ("http://us:8787",), 2)
+    assert read_index(place.index) == before
 
 
 def test_a_home_that_can_be_reached_is_stopped_first(place: Place) -> None:

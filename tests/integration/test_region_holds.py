@@ -12,11 +12,18 @@ from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import Transport
 from persist.commit.collector import Collector
+from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.antichain import Antichain
 from persist.core.errors import Expired, Unavailable
-from persist.regions.holding import IDLE_S
+from persist.core.ids import ReaderId, SeqNo, mint
+from persist.core.recorded import NOBODY, Caller
+from persist.regions import holding
+from persist.regions.holding import IDLE_S, SILENT_MAX, HomeHolds
 from persist.regions.letting_go import held_by_regions, let_go
 from persist.regions.replicating import ReplicateSettings, Replicator
 from tests.integration.test_regions import Place, rows
+from tests.support.clones import Shards
 
 
 class Held(Place):
@@ -196,3 +203,122 @@ def test_a_region_that_is_let_go_is_told_expired_or_goes_on_never_fewer_rows() -
         assert rows(held.there, before) == shown
     held.round()  # it takes its hold anew
     assert held.purposes() == ["region:us"]
+
+
+class Many:
+    """Holds on many shards at a home that is asked by commands, as a region's server does."""
+
+    def __init__(self, *names: str) -> None:
+        self.shards = Shards()
+        for name in names:
+            self.shards.create(name, 1)
+        self.home = Failing(self.shards.process())
+        self.readers = {name: mint(ReaderId, self.shards.process().ids) for name in names}
+        self.holds = HomeHolds("us", lambda: self.home, lambda name: (Antichain(0), SeqNo(1)), self.shards.clock)
+        for name, reader in self.readers.items():
+            self.holds.took(name, c.RegisterReader(reader, None, 900_000), Antichain(0), SeqNo(1))
+            self.pass_ms(1)
+
+    def pass_ms(self, ms: int) -> None:
+        self.shards.clock.advance_ms(ms)
+
+    def round(self) -> None:
+        """Five seconds later everybody has gone on reading."""
+        self.pass_ms(5_000)
+        for name, reader in self.readers.items():
+            self.holds.kept(name, c.HeartbeatReader(reader, SeqNo(1)))
+            self.pass_ms(1)
+        self.holds.round()
+
+    def held(self) -> list[str]:
+        return [name for name in self.readers if self.holds._held[name].lease is not None]
+
+
+class Failing(EmbeddedTransport):
+    """The way to a home that does not answer for some shards."""
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self.silent: set[str] = set()
+        self.asked: list[str] = []
+
+    def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        self.asked.append(name)
+        if name in self.silent:
+            raise Unavailable(f"home does not answer for {name}")
+        return super().apply(name, command, caller)
+
+
+def test_a_shard_that_was_dropped_at_home_ends_no_other_hold() -> None:
+    """Here that is not known yet, and it is read on."""
+    many = Many("a", "b", "c")
+    many.shards.client.shard("a").drop(force=True)
+    many.round()
+    assert many.held() == ["b", "c"]
+    assert many.holds.failed is None
+
+
+def test_a_shard_that_is_dropped_while_it_is_held_ends_no_other_hold() -> None:
+    many = Many("a", "b", "c")
+    many.round()
+    many.shards.client.shard("a").drop(force=True)
+    many.pass_ms(400_000)  # the holds are to be renewed
+    many.round()
+    assert many.held() == ["b", "c"]
+    assert many.holds.failed is None
+
+
+def test_what_goes_wrong_with_one_shard_is_told_and_harms_no_other() -> None:
+    many = Many("a", "b", "c")
+    many.home.silent = {"a"}
+    many.round()
+    assert many.held() == ["b", "c"]
+    assert many.holds.failed is not None
+    many.home.silent = set()
+    many.round()
+    assert many.held() == ["a", "b", "c"]
+    assert many.holds.failed is None
+
+
+def test_a_home_that_does_not_answer_is_not_asked_for_every_shard() -> None:
+    """Each request may take long. The next round begins with the others."""
+    names = [f"s{number}" for number in range(SILENT_MAX + 2)]
+    many = Many(*names)
+    many.home.silent = set(names[:SILENT_MAX])
+    many.round()
+    assert many.home.asked == names[:SILENT_MAX]
+    assert many.held() == []
+    many.round()
+    assert many.held() == names[SILENT_MAX:]
+
+
+def test_every_shard_has_its_turn_where_there_are_more_than_one_round_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that are read all the time are held too, though others were read less lately."""
+    monkeypatch.setattr(holding, "PER_ROUND_MAX", 2)
+    names = [f"s{number}" for number in range(5)]
+    many = Many(*names)
+    many.readers = {name: many.readers[name] for name in names[2:]}  # the first two are not read any more
+    for _ in range(3):
+        many.round()
+    many.readers = dict.fromkeys(names, many.readers[names[-1]])
+    assert many.held() == names
+    many.home.asked.clear()
+    many.pass_ms(400_000)
+    for _ in range(3):
+        many.holds.round()
+    assert sorted(set(many.home.asked)) == names, "and all are renewed"
+
+
+def test_a_round_that_holds_are_closed_under_ends_quietly() -> None:
+    many = Many("a", "b")
+    shown = many.holds._shown
+
+    def closing_first(name: str) -> tuple[Antichain, SeqNo] | None:
+        many.holds._held.clear()
+        return shown(name)
+
+    many.holds._shown = closing_first
+    many.round()
+    assert many.holds.failed is None

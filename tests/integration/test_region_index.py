@@ -23,12 +23,24 @@ import pytest
 import persist
 from persist.cli.__main__ import main
 from persist.client.far import AT_HOME
-from persist.core.errors import Corruption, InvalidUsage, ReadOnly, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, ReadOnly, Unavailable, UpgradeNeeded
 from persist.regions import changing
-from persist.regions.index import Entry, Index, IndexFile, decode_index, encode_index, read_index, write_index
+from persist.regions import index as index_module
+from persist.regions.index import (
+    Entry,
+    Index,
+    IndexFile,
+    IndexUrl,
+    decode_index,
+    encode_index,
+    index_json,
+    read_index,
+    write_index,
+)
 from persist.regions.promoting import moved_home
 from tests.integration import test_region_servers, test_regions
 from tests.integration.test_regions import WRITES
+from tests.support.location import TestClock
 from tests.support.pages import page
 from tests.support.server import Server
 from tests.support.two_regions import SCHEMA, TwoCentres
@@ -164,6 +176,45 @@ def test_an_index_that_turns_bad_is_told_and_the_last_one_stays(tmp_path: Path) 
     assert file.failed == ""
 
 
+def test_an_index_that_was_away_for_a_moment_counts_again(tmp_path: Path) -> None:
+    """It comes back as it was, with the stamps that it had."""
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",), ())}))
+    file = IndexFile(str(path))
+    file.fetch()
+    path.rename(tmp_path / "away")
+    with pytest.raises(Unavailable, match="No such file"):
+        file.fetch()
+    (tmp_path / "away").rename(path)
+    assert list(file.fetch().regions) == ["eu"]
+    assert file.failed == ""
+
+
+def test_an_index_of_the_same_size_and_second_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "regions.json"
+    write_index(path, Index({"eu": Entry(("http://eu:1",), (), epoch=1)}))
+    file = IndexFile(str(path))
+    file.fetch()
+    stat = path.stat()
+    write_index(path, Index({"eu": Entry(("http://eu:1",), (), epoch=2)}))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.fetch().regions["eu"].epoch == 2
+
+
+def test_an_index_that_its_server_cannot_read_now_tells_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That server goes on with its last good one. A home that counts on it does not know who is home now."""
+    answer = {"index": index_json(Index({"eu": Entry(("http://eu:1",))})), "index_failed": "it is gone"}
+    monkeypatch.setattr(index_module, "asked", lambda url, token, timeout_s: answer)
+    index = IndexUrl("http://us:1", None, TestClock())
+    with pytest.raises(Unavailable, match="has only an older index of regions: it is gone"):
+        index.fetch()
+    assert list(index.now().regions) == ["eu"]
+    assert index.failed
+    answer["index_failed"] = None  # type: ignore[assignment]
+    index.fetch()
+    assert not index.failed
+
+
 def test_an_index_is_read_back_as_it_was_written() -> None:
     index = Index(
         {"eu": Entry(("http://eu:1", "http://eu:2"), ("http://us:3",), "s3://eu", "s3://us-eu"), "us": Entry()}
@@ -282,6 +333,22 @@ def test_what_is_not_given_of_a_region_stays_and_an_empty_value_takes_it_away(tm
     assert entry_after("--write", "http://eu:9").write == ("http://eu:9",)
 
 
+def test_an_index_is_not_set_ahead_of_the_home_that_it_names(centres: TwoCentres, tmp_path: Path) -> None:
+    """It would only read, by its own index, and nobody else is home."""
+    index = tmp_path / "regions.json"
+    ahead = ["set", "dc1", "--write", f"http://127.0.0.1:9,{centres.dc1.url}", "--epoch", "2", "--index", str(index)]
+    assert main(["regions", *ahead]) == 1
+    assert not index.exists()
+    write_index(index, Index({"dc1": Entry(("http://127.0.0.1:9",), (), epoch=2)}))
+    before = index.read_bytes()
+    back = ["set", "dc1", "--write", centres.dc1.url, "--index", str(index)]
+    assert main(["regions", *back]) == 1, "the index has another home's epoch, which would be kept"
+    assert index.read_bytes() == before
+    assert main(["regions", "remove", "dc1", "--index", str(index)]) == 0
+    assert main(["regions", *back, "--epoch", "1"]) == 0
+    assert read_index(index).regions["dc1"].epoch == 1
+
+
 def test_the_command(centres: TwoCentres, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = str(tmp_path / "regions.json")
     assert (
@@ -396,6 +463,8 @@ ROWS = {
         "test_a_file_that_is_none_is_refused",
     "an index that was changed by hand":
         "test_a_file_that_is_none_is_refused",
+    "`regions set` with an epoch that is above that of the home which it names, and which answers":
+        "test_an_index_is_not_set_ahead_of_the_home_that_it_names",
     "an index of a later version":
         "test_a_file_that_is_none_is_refused",
     "`read_only` with a server's URL, or with a consensus location":

@@ -333,7 +333,7 @@ def hands_nothing_over(patch: pytest.MonkeyPatch) -> None:
 
 def never_looks_again(patch: pytest.MonkeyPatch) -> None:
     """A process that slept goes on by what it knew."""
-    patch.setattr(Identity, "look", lambda self: None)
+    patch.setattr(Identity, "_look", lambda self, number: None)
 
 
 def salvages_what_is_listed_first(patch: pytest.MonkeyPatch) -> None:

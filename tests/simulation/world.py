@@ -100,6 +100,9 @@ class SimClock:
     def monotonic(self) -> float:
         return (self._scheduler.now_us - self._process.stood_still_us) / 1e6
 
+    def uptime(self) -> float:
+        return self._scheduler.now_us / 1e6
+
     def sleep(self, seconds: float) -> None:
         self._scheduler.sleep(seconds)
 

@@ -43,18 +43,22 @@ class World:
 
 
 class Clock:
-    """The clocks of one machine. While it is suspended its monotonic clock stands still."""
+    """The clocks of one machine. While it is suspended its monotonic clock stands still; while it is paused both do."""
 
     def __init__(self, world: World, off_ms: int) -> None:
         self._world = world
         self.off_ms = off_ms
         self.stood_still_ms = 0
+        self.paused_ms = 0
 
     def now_ms(self) -> int:
         return self._world.true_ms + self.off_ms
 
     def monotonic(self) -> float:
         return (self._world.true_ms - START_MS - self.stood_still_ms) / 1000
+
+    def uptime(self) -> float:
+        return (self._world.true_ms - START_MS - self.paused_ms) / 1000
 
     def sleep(self, seconds: float) -> None:
         self._world.pass_ms(max(1, int(seconds * 1000)))
@@ -97,3 +101,8 @@ class Machine:
         """The machine is suspended while that time passes."""
         self.world.pass_ms(ms)
         self.clock.stood_still_ms += ms
+
+    def paused(self, ms: int) -> None:
+        """Who runs the machine stops it while that time passes, and sets its wall clock right after that."""
+        self.suspended(ms)
+        self.clock.paused_ms += ms

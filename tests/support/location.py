@@ -29,6 +29,9 @@ class TestClock:
     def monotonic(self) -> float:
         return self._now_ms / 1000
 
+    def uptime(self) -> float:
+        return self._now_ms / 1000
+
     def sleep(self, seconds: float) -> None:
         self.advance_ms(max(1, int(seconds * 1000)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,21 +11,31 @@ import pytest
 from blob.errors import BlobUnavailable
 from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
+from consensus import Consensus, ConsensusUnavailable
+from consensus import Entry as LogEntry
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
 from persist.commit.identity import LOOK_EVERY_S, epoch_key
 from persist.commit.location import Location
+from persist.core import commands as c
+from persist.core.attribute import AttributeUpdate, attribute_key
 from persist.core.binding import Binding
-from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
+from persist.core.errors import Indeterminate, InvalidUsage, ReadOnly, Unavailable
+from persist.core.ids import ReaderId, Token, mint, writer_of
 from persist.formats.state_frames import encode_binding
 from persist.regions.fencing import HomeWatch, check_fence
 from persist.regions.index import Entry, Index, IndexFile, write_index
-from tests.support.location import TestClock, memory_location
+from tests.support.clocks import HOUR_MS, Machine, World
+from tests.support.location import AscendingIds, TestClock, memory_location
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SELF_FENCE_S = 30.0
+LONG_S = 600.0
+KEY = attribute_key("ab" * 16)
+ONE_MORE = AttributeUpdate.accumulate(KEY, 1)
 NEW_HOME = "http://us:8787"
 
 
@@ -37,6 +48,22 @@ class Stores(ForwardingBlob):
         if self.down:
             raise BlobUnavailable("it is down")
         return super().get(key)
+
+
+class Links:
+    """An index of another region, as long as the link is up."""
+
+    down = False
+
+    def fetch(self) -> Index:
+        if self.down:
+            raise Unavailable("no link")
+        return Index({})
+
+
+def begun(world: World) -> tuple[Machine, Shard]:
+    machine = world.machine()
+    return machine, machine.client.create_shard("eu/orders", SCHEMA, ["id"])
 
 
 class Home:
@@ -57,9 +84,10 @@ class Home:
         """The administrator sets the index."""
         write_index(self.index, Index({"eu": Entry((NEW_HOME,), (), epoch=epoch)}))
 
-    def taken_over(self) -> None:
+    def taken_over(self, epoch: int = 2) -> None:
         """Another consensus store goes on with these blobs."""
-        self.blob.put(epoch_key(2), encode_binding(Binding(self.location.identity.check().location_id, 2, "other")))
+        location_id = self.location.identity.check().location_id
+        self.blob.put(epoch_key(epoch), encode_binding(Binding(location_id, epoch, "other")))
 
     def insert(self) -> None:
         self.shard.insert([{"id": 1}])
@@ -92,6 +120,16 @@ def test_the_index_may_take_it_back(tmp_path: Path) -> None:
     home.insert()
 
 
+def test_an_older_index_that_has_a_later_epoch_tells_enough(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.say(2)
+    home.watch._index.now()  # type: ignore[union-attr]
+    home.index.unlink()
+    home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly, match="at home elsewhere since epoch 2"):
+        home.insert()
+
+
 def test_a_home_of_that_epoch_goes_on(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.say(1)
@@ -107,6 +145,117 @@ def test_a_process_that_slept_looks_before_it_writes(tmp_path: Path) -> None:
     home.wait(LOOK_EVERY_S)
     with pytest.raises(ReadOnly, match="only reads"):
         home.insert()
+
+
+def test_a_later_epoch_counts_though_the_next_one_never_came_here(tmp_path: Path) -> None:
+    """A promotion that was given up took epoch 2 in the copy alone."""
+    home = Home(tmp_path)
+    home.insert()
+    home.taken_over(3)
+    home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly, match="only reads"):
+        home.insert()
+    with pytest.raises(ReadOnly, match="only reads"):
+        Client(EmbeddedTransport(home.open())).shard("eu/orders").insert([{"id": 2}])
+
+
+@pytest.mark.parametrize("how", ["suspended", "paused"])
+def test_a_machine_that_was_suspended_looks_before_it_writes(how: str) -> None:
+    """Its monotonic clock stood still."""
+    machine, shard = begun(World())
+    shard.insert([{"id": 1}])
+    location_id = machine.location.identity.check().location_id
+    machine.world.blob.put(epoch_key(2), encode_binding(Binding(location_id, 2, "other")))
+    getattr(machine, how)(HOUR_MS)
+    with pytest.raises(ReadOnly, match="only reads"):
+        shard.insert([{"id": 2}])
+
+
+@pytest.mark.parametrize("how", ["suspended", "paused"])
+def test_a_machine_that_was_suspended_has_not_been_told_anything_for_so_long(how: str) -> None:
+    machine, shard = begun(World())
+    links = Links()
+    watch = HomeWatch(machine.location.identity, "eu", links, SELF_FENCE_S)  # type: ignore[arg-type]
+    watch._look()
+    shard.insert([{"id": 1}])
+    links.down = True
+    getattr(machine, how)(int(SELF_FENCE_S * 1000))
+    with pytest.raises(Unavailable, match=r"for \d+ s this process could not look"):
+        shard.insert([{"id": 2}])
+
+
+def test_a_write_waits_for_the_look_that_is_under_way(tmp_path: Path) -> None:
+    """The process slept, and its thread wakes first: what that one is about to be told is not known yet."""
+    home = Home(tmp_path)
+    home.insert()
+    home.taken_over()
+    home.wait(LOOK_EVERY_S)
+    began, go_on = threading.Event(), threading.Event()
+    identity = home.location.identity
+    entry = identity._entry
+
+    def slowly() -> LogEntry | None:
+        found = entry()
+        began.set()
+        go_on.wait(LONG_S)
+        return found
+
+    identity._entry = slowly  # type: ignore[method-assign]
+    looking = threading.Thread(target=home.watch._look, daemon=True)
+    looking.start()
+    assert began.wait(LONG_S)
+    refused: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            home.insert()
+        except ReadOnly as error:
+            refused.append(error)
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    go_on.set()
+    writing.join(LONG_S)
+    looking.join(LONG_S)
+    assert len(refused) == 1
+
+
+def test_who_is_fenced_by_its_store_names_the_new_home_of_the_index(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.taken_over()
+    home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly) as told:
+        home.insert()
+    assert told.value.details == {"home": [], "region": ""}, "the index does not know yet"
+    home.say(2)
+    home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly, match="or write at http://us:8787") as told:
+        home.insert()
+    assert told.value.details == {"home": [NEW_HOME], "region": "eu"}
+
+
+def test_a_shard_that_was_handed_over_names_the_new_home_of_the_index(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.location.machine("eu/orders").apply(c.HandOver(2))
+    with pytest.raises(ReadOnly, match=r"epoch 2: write there$") as told:
+        home.insert()
+    assert told.value.details == {"home": [], "region": ""}, "the index does not know yet"
+    home.say(2)
+    home.watch._look()
+    with pytest.raises(ReadOnly, match=r"write there, at http://us:8787$") as told:
+        home.insert()
+    assert told.value.details == {"home": [NEW_HOME], "region": "eu"}
+
+
+def test_who_begins_asks_the_index_before_it_deletes(tmp_path: Path) -> None:
+    """A command by hand has no thread that looks: opening the stores is not all."""
+    home = Home(tmp_path)
+    home.say(2)
+    fresh = home.open()
+    HomeWatch(fresh.identity, "eu", home.watch._index)
+    fresh.identity.check()
+    with pytest.raises(ReadOnly, match="at home elsewhere"):
+        fresh.identity.confirm()
 
 
 def test_stores_that_do_not_tell_stop_nobody(tmp_path: Path) -> None:
@@ -128,6 +277,94 @@ def test_unless_the_home_is_to_stop_by_itself(tmp_path: Path) -> None:
     home.blob.down = False
     home.wait(LOOK_EVERY_S)
     home.insert()
+
+
+class Stalls(ForwardingConsensus):
+    """A log that takes long: it does not answer for a while, or answers late what it has done at once."""
+
+    def __init__(self, inner: Consensus, clock: TestClock) -> None:
+        super().__init__(inner)
+        self.clock = clock
+        self.away_until_s = 0.0
+        self.late_s = 0.0
+
+    def compare_and_set(self, key: str, seqno: int, data: bytes, after: bytes = b"") -> bool:
+        if self.clock.monotonic() < self.away_until_s:
+            raise ConsensusUnavailable("it fails over")
+        won = super().compare_and_set(key, seqno, data, after)
+        self.clock.advance_ms(int(self.late_s * 1000))
+        return won
+
+
+class Stalled:
+    """A home that stops by itself, over such a log. From now on its blob store does not tell."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = home = Home(path, SELF_FENCE_S)
+        home.insert()
+        self.log = Stalls(home.consensus, home.clock)
+        location = memory_location(
+            blob=home.blob, consensus=self.log, clock=home.clock, ids=AscendingIds(7), retry_s=2 * SELF_FENCE_S
+        )
+        HomeWatch(location.identity, "eu", IndexFile(str(home.index)), SELF_FENCE_S)
+        location.identity.look()
+        self.token = mint(Token, location.ids)
+        self.machine = location.machine("eu/orders")
+        self.machine.refresh()
+        home.blob.down = True
+        self.began_s = home.clock.monotonic()
+
+    def write(self) -> c.Result:
+        return self.machine.apply(c.UpdateAttributes(writer_of(self.token), self.token, (ONE_MORE,)))
+
+    def landed(self) -> bool:
+        self.home.blob.down = False
+        told = self.home.open().machine("eu/orders").apply(c.ReadAttributes((KEY,)))
+        self.home.blob.down = True
+        return told == c.AttributeValues({KEY: 1})
+
+
+def test_a_write_that_waits_for_its_log_ends_with_the_home(tmp_path: Path) -> None:
+    """It began while the home could write. Its log is back only after that."""
+    stalled = Stalled(tmp_path)
+    stalled.log.away_until_s = stalled.began_s + SELF_FENCE_S + 10
+    with pytest.raises(Unavailable, match="could not look"):
+        stalled.write()
+    assert not stalled.landed()
+
+
+def test_a_write_that_is_answered_after_that_is_not_acknowledged(tmp_path: Path) -> None:
+    """It is in the log, and a promotion may not have it. So is what its token says later on."""
+    stalled = Stalled(tmp_path)
+    stalled.log.late_s = SELF_FENCE_S
+    with pytest.raises(Indeterminate, match="may have happened"):
+        stalled.write()
+    assert stalled.landed()
+    stalled.log.late_s = 0.0
+    with pytest.raises(Unavailable, match="could not look"):
+        stalled.write()
+    stalled.home.blob.down = False
+    stalled.home.wait(LOOK_EVERY_S)
+    assert stalled.write() == c.Done()
+    assert stalled.landed(), "once"
+
+
+def test_a_write_that_landed_before_another_home_is_not_acknowledged_after_it(tmp_path: Path) -> None:
+    """The new home may not have it: the caller is sent there, with the same token."""
+    stalled = Stalled(tmp_path)
+    stalled.home.blob.down = False
+    stalled.write()
+    stalled.home.taken_over()
+    stalled.home.wait(LOOK_EVERY_S)
+    with pytest.raises(ReadOnly, match="only reads"):
+        stalled.write()
+
+
+def test_readers_go_on_where_nothing_may_be_written(tmp_path: Path) -> None:
+    stalled = Stalled(tmp_path)
+    stalled.home.wait(SELF_FENCE_S)
+    reader = mint(ReaderId, stalled.home.location.ids)
+    assert isinstance(stalled.machine.apply(c.RegisterReader(reader, None, 60_000)), c.ReaderRegistered)
 
 
 def test_an_index_that_does_not_tell_stops_it_as_well(tmp_path: Path) -> None:

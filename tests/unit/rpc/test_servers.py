@@ -23,6 +23,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def uptime(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
