@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blob import Blob, BlobExists, BlobNotFound
-from consensus import HIDDEN, Consensus
+from blob import Blob, BlobNotFound
+from consensus import Consensus
 from persist.client.wall_clock import instant_text
 from persist.commit.identity import COPY_KEY, FIRST_EPOCH, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
 from persist.commit.levels import raise_level, read_level
@@ -22,6 +22,7 @@ from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
 from persist.copies.bucket import Bucket, Found
 from persist.copies.carried import carried
+from persist.copies.marking import begin_marked, hold_epoch, is_bound, mark_of, set_mark
 from persist.copies.relending import relent
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, batch_of
@@ -36,7 +37,6 @@ from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated, translated_but_missing
 
-MARK_KEY = HIDDEN + "recovery"
 GAP = 1_000_000  # times that may have been given out after what is known
 SEQNO_GAP = 1_000_000  # commits that may have been made after what is known, or are yet by a process of the old epoch
 GAP_MAX = 2**48
@@ -51,8 +51,9 @@ class How:
     """`accept_loss`: also where the newest version that was published is not whole.
 
     `gap`: times that are left out after the last known one. `older`: an older copy of the lost consensus store; what it
-    knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: that
-    home has handed every shard over to the new epoch, so nothing comes after what is known, and no time is left out.
+    knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: the
+    mark to whose epoch that home has handed every shard over, so nothing comes after what is known, and no time is left
+    out.
     `note` is called with what is planned, and with the names whose logs an earlier try has begun, before any other is.
     """
 
@@ -60,7 +61,7 @@ class How:
     gap: int = GAP
     older: Consensus | None = None
     fenced: Sequence[Blob] = ()
-    handed_over: bool = False
+    handed_over: Binding | None = None
     note: Callable[[Recovered, frozenset[str]], object] = lambda found, begun: None
 
     def check(self) -> None:
@@ -151,13 +152,14 @@ class _Unbound(Identity):
 def plan(location: Location, gap: int = GAP, older: Consensus | None = None, fenced: Sequence[Blob] = ()) -> Recovered:
     """What a recovery would bring back. Writes nothing. `fenced` is as for `How`. Raises as `recover`."""
     blob, consensus = location.blob, location.consensus
-    mark = _look(blob, consensus, location.settings.build)
+    mark, after = _look(blob, consensus, location.settings.build)
     if older is not None:
         _check_older(blob, older, location.settings.build)
     bucket = Bucket(blob, location.settings.build, older)
     planned = _planned(bucket, How(gap=gap, older=older), Binding("", 0, "0" * 32))
     with translated():  # a copy may lack an epoch of which something else tells
-        last = max(FIRST_EPOCH, bucket.epoch, *epochs_in(blob), *(e for other in fenced for e in epochs_in(other)))
+        told = [epoch for other in (blob, *fenced) for epoch in epochs_in(other)]
+    last = max(FIRST_EPOCH, bucket.epoch, after, *told)
     epoch = last + 1 if mark is None else mark.epoch
     return Recovered(epoch, tuple(one.told for one in planned), _beat_ms(blob))
 
@@ -187,7 +189,7 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     before = plan(location, how.gap, how.older, how.fenced)
     if not how.accept_loss:
         _check_whole(before)
-    binding = marked(location, before.epoch)
+    binding = how.handed_over or marked(location, before.epoch)
     for blob in (*how.fenced, location.blob):
         fence(blob, binding)
     bucket = Bucket(location.blob, location.settings.build, how.older)
@@ -199,6 +201,7 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     goes = {one.state.name: one.state for one in planned if one.state is not None}
     fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
+    begin_marked(location.consensus, binding, location.settings.build)
     with translated():
         how.note(found, frozenset(name for name in states if location.consensus.head(name) is not None))
     for number, state in enumerate(states.values()):
@@ -215,14 +218,17 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
 # --- what is there
 
 
-def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
-    """Check that the consensus store is empty, or a recovery into it was begun: its mark."""
+def _look(blob: Blob, consensus: Consensus, build: Build) -> tuple[Binding | None, int]:
+    """Check that the consensus store is empty, or a recovery into it was begun: its mark.
+
+    Beyond the other number is the epoch of the next mark: one that was taken back left home at the epoch after it.
+    """
     with translated():
         if blob.stat(ID_KEY) is None:
             raise InvalidUsage(f"{blob.url} has no location: there is nothing to recover")
-        bound, mark = consensus.head(LOG_KEY), consensus.head(MARK_KEY)
-        if bound is not None and mark is not None and bound.data == mark.data:
-            epoch = decode_binding(mark.data, build).epoch
+        bound, mark = consensus.head(LOG_KEY), mark_of(consensus, build)
+        if mark is not None and is_bound(consensus, mark):
+            epoch = mark.binding.epoch
             raise InvalidUsage(f"the recovery to {consensus.url} has ended, at epoch {epoch}: nothing is left to do")
         if bound is not None:
             raise InvalidUsage(
@@ -230,14 +236,13 @@ def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
                 "lost one is given by --older-consensus beside it"
             )
         names = consensus.keys("", "", 1)
-        if mark is None and names:
+        if (mark is None or mark.is_taken_back) and names:
             raise InvalidUsage(f"{consensus.url} is not empty: it has shard {names[0]!r}. Give a new, empty one")
         if mark is None:
-            return None
-        binding = decode_binding(mark.data, build)
-        if blob.get(ID_KEY).decode("ascii", "replace") != binding.location_id:
+            return None, 0
+        if blob.get(ID_KEY).decode("ascii", "replace") != mark.binding.location_id:
             raise InvalidUsage(f"a recovery of another location into {consensus.url} was begun; give an empty one")
-        return binding
+        return (None, mark.binding.epoch + 1) if mark.is_taken_back else (mark.binding, 0)
 
 
 def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
@@ -319,7 +324,7 @@ def marked(location: Location, epoch: int) -> Binding:
     Repeating it gives the same one, whatever the epoch. Raises InvalidUsage, Conflict (another store has taken over).
     """
     blob, consensus = location.blob, location.consensus
-    mark = _look(blob, consensus, location.settings.build)
+    mark, _ = _look(blob, consensus, location.settings.build)
     if mark is not None and _held(blob, mark) in (None, encode_binding(mark)):
         return mark
     if mark is not None:
@@ -329,25 +334,18 @@ def marked(location: Location, epoch: int) -> Binding:
         )
     with translated():
         location_id = blob.get(ID_KEY).decode("ascii", "replace")
-        binding = Binding(location_id, epoch, location.ids.uuid7())
-        consensus.begin(MARK_KEY, 1, encode_binding(binding))
-        entry = consensus.head(MARK_KEY)
-    if entry is None or entry.data != encode_binding(binding):
-        raise Conflict(f"another recovery into {consensus.url} was begun; look, then retry")
+    binding = Binding(location_id, epoch, location.ids.uuid7())
+    set_mark(consensus, binding, location.settings.build)
     return binding
 
 
 def fence(blob: Blob, binding: Binding) -> None:
     """Write the epoch: processes of the old one only read, once they see it. Repeating it is safe. Raises Conflict."""
-    data = encode_binding(binding)
+    hold_epoch(blob, binding)
     with translated():
-        try:
-            blob.put(epoch_key(binding.epoch), data)
-        except BlobExists:
-            if blob.get(epoch_key(binding.epoch)) != data:
-                raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch}") from None
-        if (last := epochs_in(blob)[-1]) > binding.epoch:
-            raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
+        last = epochs_in(blob)[-1]
+    if last > binding.epoch:
+        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
 
 
 def _held(blob: Blob, binding: Binding) -> bytes | None:

@@ -143,6 +143,13 @@ def below_level_5(place: Place) -> None:
     old.switch()
 
 
+def taken_over(place: Place) -> None:
+    with closing(open_blob(place.blob)) as blob:
+        location_id = blob.get("location-id").decode()
+        blob.put(epoch_key(2), encode_binding(Binding(location_id, 2, "another")))
+    place.switch()
+
+
 def undone_late(place: Place) -> None:
     place.switch()
     place.switch("--undo")
@@ -238,6 +245,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         ),
     ],
     "`switch` of a home below level 5": [below_level_5],
+    "`switch` of a home that another one has taken over, or while a switch to another copy is under way": [taken_over],
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
     "`switch --undo` once the new home has begun": [undone_late],
     "`salvage` without `--to` and `--dry-run`, or with both": [
@@ -263,7 +271,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: run("gc", *p.home, "--index", p.index, "--once"),
     ],
 }  # fmt: skip
-WRITES_FIRST = (undone_late, salvaged_twice, demoted_alone, demoted_after_taking_over, not_whole)
+WRITES_FIRST = (taken_over, undone_late, salvaged_twice, demoted_alone, demoted_after_taking_over, not_whole)
 
 
 def _dir(path: Path) -> Path:
@@ -293,7 +301,7 @@ def test_what_is_refused_writes_nothing(place: Place, row: str, number: int) -> 
     assert refused.value.message.count("\n") == 0
     if call not in WRITES_FIRST and call not in (of_itself,):
         assert place.blobs() == before
-    if "salvage" not in row and "demote" not in row and call is not undone_late:
+    if "salvage" not in row and "demote" not in row and call not in (undone_late, taken_over):
         place.insert(1_000)  # home goes on
         assert 1_000 in ids(place.blob, place.consensus)
 

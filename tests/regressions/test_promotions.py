@@ -1,0 +1,248 @@
+"""What was found in promotions, switches and old homes: each test is a fault that was there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from blob import Blob
+from blob.memory import MemoryBlob
+from consensus import Consensus
+from consensus.memory import MemoryConsensus
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import Location
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
+from persist.copies.recovering import How
+from persist.core.errors import Conflict
+from persist.regions import switching
+from persist.regions.promoting import OldHome, promote
+from persist.regions.replicating import ReplicateSettings, Replicator
+from persist.regions.switching import Switch
+from tests.support.clones import ClockedIds, Shards
+from tests.support.location import memory_location
+from tests.support.regions import POLICY, Row
+
+
+class Dies(BaseException):
+    """A process is killed here."""
+
+
+class Region:
+    """A copy of home's blob store, and the consensus store that is to be."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.blob: Blob = MemoryBlob(name, now_ms=world.home.clock.now_ms)
+        self.consensus: Consensus = MemoryConsensus(f"mem:{name}")
+
+    def process(self, *, blob: Blob | None = None, consensus: Consensus | None = None) -> Location:
+        world, clock = self.world, self.world.home.clock
+        world.processes += 1
+        return memory_location(
+            blob=blob or self.blob,
+            consensus=consensus or self.consensus,
+            clock=clock,
+            ids=ClockedIds(clock, 5_000 + world.processes),
+            policy=POLICY,
+            small_merges=False,
+        )
+
+    def replicate(self, source: Blob | None = None) -> Replicator:
+        """Bring over all that home has."""
+        replicator = self.replicator(source)
+        replicator.round(whole=True)
+        return replicator
+
+    def replicator(self, source: Blob | None = None) -> Replicator:
+        return Replicator(source or self.world.home.blob, self.blob, self.world.home.clock, ReplicateSettings())
+
+    def promote(self, home: OldHome | None = None, location: Location | None = None) -> Any:
+        return promote(location or self.process(), "us", "eu", home or OldHome(is_lost=True), How())
+
+    def switch(self, home: Location, replicator: Replicator | None = None, **stores: Any) -> Switch:
+        return Switch(home, self.process(**stores), "us", "eu", replicator)
+
+    def rows(self, name: str) -> set[Row]:
+        return rows(self.process(), name)
+
+    def insert(self, name: str, k: str, v: int) -> None:
+        insert(self.process(), name, k, v)
+
+    def publish(self) -> None:
+        self.world.publish(self.process())
+
+
+class World:
+    """A home with shards, and regions that are copies of it."""
+
+    def __init__(self) -> None:
+        self.home = Shards(policy=POLICY)
+        self.processes = 0
+        self.us, self.ap = Region(self, "us"), Region(self, "ap")
+
+    def begin(self, **shards: int) -> None:
+        """Shards with so many inserts, which us has."""
+        for name, inserts in shards.items():
+            self.home.create(name, inserts)
+        self.publish()
+        self.us.replicate()
+
+    def publish(self, location: Location | None = None) -> None:
+        """What maintenance does until all is published."""
+        self.home.clock.advance_ms(6_000)
+        found = location or self.home.process()
+        published = Published(found, PublishSettings(every_s=5.0), at_once=True)
+        states = {name: found.machine(name).refresh() for name in found.all_names(with_dropped=True)}
+        for name, state in states.items():
+            published.look(name, state)
+        published.round({name: state.is_closed for name, state in states.items()})
+        published.close()
+
+    def sleep(self, seconds: float) -> None:
+        self.home.clock.sleep(seconds)
+
+    def killed_switch(self, monkeypatch: pytest.MonkeyPatch, region: Region, sleep: Callable[[float], object]) -> None:
+        """A switch that is killed when all is handed over, and the copy has it."""
+
+        def dies(location: object, how: object) -> None:
+            raise Dies
+
+        replicator = None if sleep != self.sleep else region.replicator()
+        with monkeypatch.context() as patch:
+            patch.setattr(switching, "begin_anew", dies)
+            with suppress(Dies):
+                region.switch(self.home.process(), replicator).run(sleep=sleep)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def rows(location: Location, name: str) -> set[Row]:
+    table = Client(EmbeddedTransport(location)).shard(name).snapshot().to_arrow()
+    return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+
+
+def insert(location: Location, name: str, k: str, v: int) -> None:
+    Client(EmbeddedTransport(location)).shard(name).insert([{"k": k, "v": v}])
+
+
+def mirror(source: Blob, copy: Blob) -> None:
+    """The store's own replication: every key, both ways of change."""
+    here, there = {stat.key for stat in source.list("")}, {stat.key for stat in copy.list("")}
+    for key in sorted(here - there):
+        copy.put(key, source.get(key))
+    copy.delete(sorted(there - here))
+
+
+# --- a switch that was undone
+
+
+def test_a_switch_after_an_undone_one_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the hand-over of the first try, which the copy still showed, for its own."""
+    home, us = world.home, world.us
+
+    def sleep(seconds: float) -> None:
+        home.clock.advance_ms(int(seconds * 1000))
+        mirror(home.blob, us.blob)
+
+    home.create("a", 3)
+    world.publish()
+    mirror(home.blob, us.blob)
+    world.killed_switch(monkeypatch, us, sleep)
+    assert us.switch(home.process()).undo() == 1
+    home.clock.advance_ms(60_000)  # nothing of this has come to the copy
+    for _ in range(5):
+        home.write("a")
+    world.publish()
+    assert us.switch(home.process()).run(sleep=sleep).epoch == 4, "never an epoch that was given before"
+    assert us.rows("a") == home.rows["a"]
+
+
+def test_an_undone_switch_does_not_end_other_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had the epoch of the switch, home had it no more, and so nothing was copied to them for ever."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    other = ap.replicate()
+    world.killed_switch(monkeypatch, us, world.sleep)
+    other.round()  # while the switch is under way
+    us.switch(home.process()).undo()
+    home.clock.advance_ms(11_000)
+    home.write("a")
+    world.publish()
+    for replicator in (other, ap.replicator()):
+        replicator.round(whole=True)
+    ap.promote()
+    assert ap.rows("a") == home.rows["a"]
+
+
+def test_what_was_undone_becomes_no_home(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the run that goes on beside the undo, nor by one that comes later, while home goes on."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    whole = switching.begin_anew
+
+    def undone_meanwhile(location: Location, how: How) -> Any:
+        us.switch(home.process()).undo()
+        return whole(location, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switching, "begin_anew", undone_meanwhile)
+        with pytest.raises(Conflict):
+            us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    assert not us.consensus.keys("", "", 1)
+    home.clock.advance_ms(11_000)
+    home.write("a")  # home goes on
+    us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    with pytest.raises(Conflict, match="begun as home"):
+        us.switch(home.process()).undo()
+    assert us.rows("a") == home.rows["a"]
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_an_undo_is_killed_anywhere_and_repeated(world: World, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    home, us = world.home, world.us
+    world.begin(a=3, b=3)
+    world.killed_switch(monkeypatch, us, world.sleep)
+    left = steps
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Dies
+            return real(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for store, names in ((MemoryBlob, ("put",)), (MemoryConsensus, ("compare_and_set",))):
+            for name in names:
+                patch.setattr(store, name, dying(getattr(store, name)))
+        with suppress(Dies):
+            us.switch(home.process()).undo()
+    us.switch(home.process()).undo()
+    home.clock.advance_ms(11_000)
+    for name in "ab":
+        home.write(name)
+    assert us.switch(home.process(), us.replicator()).run(sleep=world.sleep).epoch == 4
+    assert [us.rows(name) for name in "ab"] == [home.rows[name] for name in "ab"]
+
+
+def test_a_switch_is_refused_while_one_to_another_copy_is_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    ap.replicate()
+    world.killed_switch(monkeypatch, us, world.sleep)
+    with pytest.raises(Conflict, match="repeat that one first"):
+        ap.switch(home.process(), ap.replicator()).run(sleep=world.sleep)
+    assert us.switch(home.process(), us.replicator()).run(sleep=world.sleep).epoch == 2
