@@ -114,12 +114,14 @@ class ShardRecovered:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """What a recovery brought back, or would. `epoch` is the new one. `beat_ms`: the minute in which maintenance last
-    said that it was at work; what was committed within seconds before that is there. None: it never did.
+    said that it was at work; what was committed within seconds before that is there. None: it never did. `had_ended`:
+    an earlier run has done it, and told of the shards.
     """
 
     epoch: int
     shards: tuple[ShardRecovered, ...]
     beat_ms: int | None
+    had_ended: bool = False
 
     @property
     def lacking(self) -> list[str]:
@@ -203,6 +205,7 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
     begin_marked(location.consensus, binding, location.settings.build)
     with translated():
+        location.blob.delete([COPY_KEY])  # before anything of the new home is there, which `persist replicate` deletes
         how.note(found, frozenset(name for name in states if location.consensus.head(name) is not None))
     for number, state in enumerate(states.values()):
         with translated():
@@ -213,6 +216,24 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     _bind(location, binding)
     _publish(location, list(states))
     return found
+
+
+def ended(location: Location) -> Recovered | None:
+    """What went on of a recovery that has ended: its epoch. None: none has. What follows its end is done once more.
+
+    Raises Conflict: another consensus store has taken over since.
+    """
+    mark = mark_of(location.consensus, location.settings.build)
+    if mark is None or not is_bound(location.consensus, mark):
+        return None
+    with translated():
+        last = epochs_in(location.blob)[-1]
+    if last > mark.binding.epoch:
+        raise Conflict(f"another consensus store has taken over {location.blob.url} at epoch {last} since")
+    with translated():
+        location.blob.delete([COPY_KEY])
+    _publish(location, list(location.all_names(with_dropped=True)))
+    return Recovered(mark.binding.epoch, (), _beat_ms(location.blob), had_ended=True)
 
 
 # --- what is there
@@ -376,8 +397,6 @@ def _bind(location: Location, binding: Binding) -> None:
         entry = location.consensus.head(LOG_KEY)
     if entry is None or entry.data != data:
         raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; look, then retry")
-    with translated():
-        location.blob.delete([COPY_KEY])  # a copy that becomes a home is one no more: nothing is copied over it
     location.identity.check()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from blob import Blob
 from persist.commit.identity import ID_KEY
 from persist.commit.location import Location
-from persist.copies.recovering import How, Recovered, Told, begin_anew
+from persist.copies.recovering import How, Recovered, Told, begin_anew, ended
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
 from persist.regions.asking import is_alive
@@ -86,10 +86,12 @@ def promote(
 ) -> Recovered:
     """Make the copy a home, whose logs begin in the location's consensus store, which is empty.
 
-    Repeating it after an error goes on. Raises what `recover` raises, Conflict (the old home answers), InvalidUsage,
-    Unavailable (the old home's store was given, and does not answer).
+    Repeating it after an error goes on, also once it has ended. Raises what `recover` raises, Conflict (the old home
+    answers), InvalidUsage, Unavailable (the old home's store was given, and does not answer).
     """
     how.check()
+    if (done := ended(location)) is not None:
+        return done
     location_id = check_copy(location)
     home.check_gone(of)
     how = replace(how, fenced=home.stores(location_id), note=Note(location, region, of))
@@ -117,10 +119,12 @@ class Note:
 def moved_home(path: str, of: str, servers: tuple[str, ...], epoch: int) -> Entry:
     """Set in the index that region `of` is written at these servers from now on; its entry.
 
-    Raises InvalidUsage, Corruption (the file is damaged).
+    Raises InvalidUsage, Corruption (the file is damaged), Conflict (it tells of a later home).
     """
     known = dict(read_index(path).regions)
     before = known.get(of, Entry())
-    known[of] = replace(before, write=servers, epoch=max(epoch, before.epoch), home_blob="")
+    if before.epoch > epoch:
+        raise Conflict(f"{path} has region {of!r} at epoch {before.epoch}, which is later than {epoch}: it stays")
+    known[of] = replace(before, write=servers, epoch=epoch, home_blob="")
     write_index(path, Index(known))
     return known[of]

@@ -75,9 +75,10 @@ class Replicator:
         self._seen: set[str] = set()  # journals that were read
         self._whole_s: float | None = None
 
-    def round(self, *, whole: bool = False) -> Replicated:
+    def round(self, *, whole: bool = False, deletes: bool = True) -> Replicated:
         """Bring over what was published since the last round; everything (`whole`), where that is due.
 
+        `deletes`: and delete what home has deleted long ago.
         Repeating it is safe. Raises InvalidUsage (home has no location, or the copy is of another one), Conflict (the
         copy has gone on by itself), Corruption (a blob of the copy differs), Unavailable.
         """
@@ -94,7 +95,7 @@ class Replicator:
         own = self._listed(prefixes)  # after what tells of them: all that it needs is among them
         copied, size = self._bring(fixed, own, told)
         self._note_gone(prefixes, fixed | own | told, now_s)
-        deleted = self._delete(now_s)
+        deleted = self._delete(now_s) if deletes else 0
         if is_whole:
             self._whole_s = now_s
         return Replicated(copied, size, deleted, len(self._gone_s))

@@ -20,7 +20,7 @@ from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
 from persist.copies.marking import hold_epoch, mark_of, take_back
-from persist.copies.recovering import How, Recovered, begin_anew, fence, marked, plan
+from persist.copies.recovering import How, Recovered, begin_anew, ended, fence, marked, plan
 from persist.core import commands as c
 from persist.core.binding import Binding
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
@@ -59,7 +59,19 @@ class Switch:
         (something of a shard is missing), Unavailable (a store does not answer, or the copy did not get all in time).
         Where it fails, and is not to be repeated, `undo` lets home go on.
         """
+        if (done := ended(self.copy)) is not None:
+            return done
         self._check()
+        mark = mark_of(self.copy.consensus, self.copy.settings.build)
+        if mark is not None and mark.has_begun:  # by an earlier run, which has seen all arrive
+            told(f"the copy goes on becoming home of epoch {mark.binding.epoch}")
+            binding = mark.binding
+        else:
+            binding = self._handed_over(told, sleep)
+        return begin_anew(self.copy, How(handed_over=binding, note=Note(self.copy, self.region, self.of)))
+
+    def _handed_over(self, told: Told, sleep: Callable[[float], object]) -> Binding:
+        """Every shard ends at home, and the copy has all of it; the mark to whose epoch they are handed over."""
         self._check_last()
         epoch = plan(self.copy, fenced=(self.home.blob,)).epoch  # the new consensus store can be used at all
         told("the copy is brought up to date, while home goes on")
@@ -74,8 +86,7 @@ class Switch:
         _publish(ending, names)
         told(f"{len(names)} shards are handed over; the copy gets what was written last")
         self._arrived(frozenset(names), binding.epoch, sleep)
-        how = How(handed_over=binding, note=Note(self.copy, self.region, self.of))
-        return begin_anew(self.copy, how)
+        return binding
 
     def undo(self, told: Told = lambda step: None) -> int:
         """Let home go on, where the copy has not become home; the shards that were taken back. Repeating it is safe.
@@ -140,7 +151,7 @@ class Switch:
 
     def _replicate(self) -> None:
         if self.replicator is not None:
-            self.replicator.round(whole=True)
+            self.replicator.round(whole=True, deletes=False)
 
     def _arrived(self, names: frozenset[str], epoch: int, sleep: Callable[[float], object]) -> None:
         """Wait until the copy has every shard as it was handed over."""

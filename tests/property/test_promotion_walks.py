@@ -266,7 +266,7 @@ class _Adversary:
         self._ending = ending
         self._rounds = 0
 
-    def round(self, *, whole: bool) -> None:
+    def round(self, *, whole: bool, deletes: bool) -> None:
         self._rounds += 1
         copier = self._ending.regions.copier
         copier.step(0.4)

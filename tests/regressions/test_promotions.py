@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from consensus import Consensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
+from persist.commit.identity import COPY_KEY
 from persist.commit.location import Location
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
 from persist.copies.recovering import How
-from persist.core.errors import Conflict
+from persist.core.errors import Conflict, InvalidUsage
 from persist.regions import switching
-from persist.regions.promoting import OldHome, promote
+from persist.regions.index import Index, write_index
+from persist.regions.promoting import OldHome, moved_home, promote
 from persist.regions.replicating import ReplicateSettings, Replicator
 from persist.regions.switching import Switch
 from tests.support.clones import ClockedIds, Shards
@@ -141,6 +144,28 @@ def mirror(source: Blob, copy: Blob) -> None:
     copy.delete(sorted(there - here))
 
 
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
+    """What is done here dies before it changes a store for the `steps`th time."""
+    left = steps
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Dies
+            return real(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patch, suppress(Dies):
+        for store, names in ((MemoryBlob, ("put", "delete")), (MemoryConsensus, ("compare_and_set", "begin"))):
+            for name in names:
+                patch.setattr(store, name, dying(getattr(store, name)))
+        yield
+
+
 # --- a switch that was undone
 
 
@@ -210,24 +235,8 @@ def test_an_undo_is_killed_anywhere_and_repeated(world: World, monkeypatch: pyte
     home, us = world.home, world.us
     world.begin(a=3, b=3)
     world.killed_switch(monkeypatch, us, world.sleep)
-    left = steps
-
-    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if not left:
-                raise Dies
-            return real(*given, **named)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        for store, names in ((MemoryBlob, ("put",)), (MemoryConsensus, ("compare_and_set",))):
-            for name in names:
-                patch.setattr(store, name, dying(getattr(store, name)))
-        with suppress(Dies):
-            us.switch(home.process()).undo()
+    with killed_at(monkeypatch, steps):
+        us.switch(home.process()).undo()
     us.switch(home.process()).undo()
     home.clock.advance_ms(11_000)
     for name in "ab":
@@ -246,3 +255,68 @@ def test_a_switch_is_refused_while_one_to_another_copy_is_under_way(
     with pytest.raises(Conflict, match="repeat that one first"):
         ap.switch(home.process(), ap.replicator()).run(sleep=world.sleep)
     assert us.switch(home.process(), us.replicator()).run(sleep=world.sleep).epoch == 2
+
+
+# --- killed, and repeated
+
+
+@pytest.mark.parametrize("steps", range(1, 15))
+def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Killed after the binding it stayed marked as a copy, and `persist replicate` deleted its blobs."""
+    home, us = world.home, world.us
+    world.begin(a=3, b=2)
+    with killed_at(monkeypatch, steps):
+        us.promote(OldHome(blob=home.blob))
+    us.promote(OldHome(blob=home.blob))
+    us.insert("a", "at the new home", 1)
+    us.publish()
+    before = {stat.key for stat in us.blob.list("")}
+    replicator = us.replicator()
+    for _ in range(3):
+        with pytest.raises(InvalidUsage, match="is no copy"):
+            replicator.round(whole=True)
+        home.clock.advance_ms(301_000)
+    assert before <= {stat.key for stat in us.blob.list("")}
+    assert us.rows("a") == home.rows["a"] | {("at the new home", 1)}
+    assert us.blob.stat(COPY_KEY) is None
+
+
+@pytest.mark.parametrize("steps", range(1, 40, 3))
+def test_a_switch_is_killed_anywhere_and_its_next_run_deletes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """The second run took rollups that the first had begun for blobs that home had deleted."""
+    home, us = world.home, world.us
+    world.begin(a=3, b=3)
+
+    def slow(step: str) -> None:
+        home.clock.advance_ms(301_000)  # each step takes five minutes
+
+    with killed_at(monkeypatch, steps):
+        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    before = {stat.key for stat in us.blob.list("s")}
+    us.switch(home.process(), us.replicator()).run(slow, sleep=world.sleep)
+    assert before <= {stat.key for stat in us.blob.list("s")}
+    assert [us.rows(name) for name in "ab"] == [home.rows[name] for name in "ab"]
+
+
+def test_the_same_command_goes_on_once_it_has_ended(world: World, tmp_path: Path) -> None:
+    """Killed before the index was set, it was refused: the index stayed with the old home."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    us.promote()
+    again = us.promote()
+    assert (again.epoch, again.had_ended) == (2, True)
+    assert us.switch(home.process()).run().had_ended
+    us.publish()
+    ap.replicate(us.blob)
+    assert ap.switch(us.process(), ap.replicator(us.blob)).run(sleep=world.sleep).epoch == 3
+    with pytest.raises(Conflict, match="at epoch 3 since"):
+        us.promote()
+    index = str(tmp_path / "regions.json")
+    write_index(index, Index({}))
+    moved_home(index, "eu", ("http://ap:1",), 3)
+    with pytest.raises(Conflict, match="later than 2"):
+        moved_home(index, "eu", ("http://us:1",), 2)
