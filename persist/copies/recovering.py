@@ -24,6 +24,7 @@ from persist.copies.bucket import Bucket, Found
 from persist.copies.carried import carried
 from persist.copies.marking import begin_marked, hold_epoch, is_bound, mark_of, set_mark
 from persist.copies.relending import relent
+from persist.core.acknowledged import digest_of
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, batch_of
 from persist.core.binding import Binding
@@ -80,6 +81,7 @@ class ShardRecovered:
     lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `family`:
     what the keys of its blobs begin with. `unborn`: blobs are there, and the first commit was not published, if there
     was one: it does not come back. `handed_over`: the epoch of the home to which the version that is there was handed.
+    `shard_id` and `acknowledged` are of that version: its life of the name, and the digest of what callers were told.
     """
 
     name: str
@@ -95,6 +97,8 @@ class ShardRecovered:
     dropped: bool
     unborn: bool = False
     handed_over: int = 0
+    shard_id: str = ""
+    acknowledged: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -294,7 +298,7 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
         told = ShardRecovered(
             found.name, found.family, int(state.seqno), int(max(found.known, state.seqno)), state.upper.to_json(),
             goes.upper.to_json(), state.walltime_ms, lost, found.missing, found.why, found.dropped,
-            handed_over=state.handed_over,
+            handed_over=state.handed_over, shard_id=state.shard_id, acknowledged=digest_of(state),
         )  # fmt: skip
         return _Plan(told, goes)
     lost = int(found.known)

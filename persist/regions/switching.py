@@ -79,7 +79,7 @@ class Switch:
         binding = marked(self.copy, epoch)
         fence(self.home.blob, binding)
         told(f"home ends: no shard is made there any more, and each is handed over to epoch {binding.epoch}")
-        ending = _as_owner(self.home, binding)
+        ending = as_owner(self.home, binding)
         names = list(ending.all_names())
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="persist-switch") as pool:
             list(pool.map(lambda name: _hand_over(ending, name, binding.epoch), names))
@@ -216,7 +216,7 @@ def _raise_to(home: Location, binding: Binding) -> None:
         raise Conflict(f"another process raises the epoch of {home.blob.url} too; look, then retry")
 
 
-def _as_owner(home: Location, binding: Binding) -> Location:
+def as_owner(home: Location, binding: Binding) -> Location:
     """Home as who hands it over sees it. It is the same location, and is closed as that."""
     identity = _Owner(home, binding)
     home.identity = identity

@@ -7,26 +7,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from blob import Blob
+from blob import Blob, BlobStat
+from blob.forwarding import ForwardingBlob
 from blob.memory import MemoryBlob
 from consensus import Consensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.identity import COPY_KEY
+from persist.commit.identity import COPY_KEY, EPOCHS
 from persist.commit.location import Location
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
 from persist.copies.recovering import How
-from persist.core.errors import Conflict, InvalidUsage
-from persist.regions import switching
+from persist.core.attribute import AttributeUpdate
+from persist.core.errors import Conflict, InvalidUsage, ReadOnly
+from persist.core.ids import shard_id_of
+from persist.regions import demoting, switching
+from persist.regions.demoting import demote
 from persist.regions.index import Index, write_index
 from persist.regions.promoting import OldHome, moved_home, promote
+from persist.regions.promotion import last_promotion
 from persist.regions.replicating import ReplicateSettings, Replicator
+from persist.regions.salvaging import Diverged, diverged, salvage
 from persist.regions.switching import Switch
-from tests.support.clones import ClockedIds, Shards
+from tests.support.clones import SCHEMA, ClockedIds, Shards
 from tests.support.location import memory_location
 from tests.support.regions import POLICY, Row
 
@@ -320,3 +328,259 @@ def test_the_same_command_goes_on_once_it_has_ended(world: World, tmp_path: Path
     moved_home(index, "eu", ("http://ap:1",), 3)
     with pytest.raises(Conflict, match="later than 2"):
         moved_home(index, "eu", ("http://us:1",), 2)
+
+
+# --- what only the old home has
+
+
+def told_of(world: World, region: Region, directory: Path | None = None) -> dict[str, Diverged]:
+    """What salvage tells of the old home against the one in this region."""
+    promotion = last_promotion(region.blob)
+    assert promotion is not None
+    old = world.home.process()
+    found = diverged(old, promotion) if directory is None else salvage(old, promotion, directory)
+    return {one.name: one for one in found}
+
+
+def in_files(found: Diverged) -> set[Row]:
+    table = pq.read_table(found.file)
+    return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("second", ["promoted", "switched"])
+def test_a_second_home_hides_nothing_of_the_first_one(world: World, tmp_path: Path, second: str) -> None:
+    """Notes were not copied, the last one alone was read, and its seqnos were compared with those of another epoch."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    for _ in range(4):
+        home.write("a")  # acknowledged there alone
+    us.promote()
+    us.insert("a", "at us", 1)
+    us.publish()
+    ap.replicate(us.blob)
+    if second == "promoted":
+        us.insert("a", "at us alone", 2)
+        ap.promote()
+    else:
+        ap.switch(us.process(), ap.replicator(us.blob)).run(sleep=world.sleep)
+    found = told_of(world, ap, tmp_path / "files")["a"]
+    assert in_files(found) == home.rows["a"] - ap.rows("a")
+    promotion = last_promotion(ap.blob)
+    assert promotion is not None
+    with pytest.raises(Conflict, match="has something of 1 shards"):
+        demote(home.process(), ap.blob, promotion)
+    told = list(diverged(us.process(), promotion))
+    assert [one.name for one in told] == (["a"] if second == "promoted" else [])
+
+
+def test_two_copies_that_became_home_are_told_apart(world: World, tmp_path: Path) -> None:
+    """Both went on from one home: what the first one has alone is what it wrote, whatever the second one wrote."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    ap.replicate()
+    us.promote()
+    us.insert("a", "at us alone", 1)
+    ap.promote(OldHome(blob=us.blob, is_lost=True))
+    ap.insert("a", "at ap", 1)
+    promotion = last_promotion(ap.blob)
+    assert promotion is not None
+    assert promotion.epoch == 3
+    [found] = salvage(us.process(), promotion, tmp_path / "files")
+    assert in_files(found) == {("at us alone", 1)}
+    assert found.lower == home.state("a").upper
+
+
+def test_a_name_that_was_used_again_is_another_shard(world: World, tmp_path: Path) -> None:
+    """Its rows were compared with those of the first life, and left out where times were the same."""
+    home, us = world.home, world.us
+    world.begin(a=6)
+    home.drop("a")
+    home.create("a", 4)
+    us.promote()
+    found = told_of(world, us, tmp_path / "files")["a"]
+    assert (in_files(found), found.lower.element, found.kept) == (home.rows["a"], 0, None)
+
+
+def columns(home: Shards) -> None:
+    home.client.shard("a").evolve_schema(pa.schema([*SCHEMA, pa.field("added", pa.int64())]))
+    home.merge("a")
+    home.settle()
+
+
+def attribute(home: Shards) -> None:
+    home.client.shard("a").open_writer().update_attributes([AttributeUpdate.replace("ab" * 16, 1)])
+
+
+CHANGES: dict[str, Callable[[Shards], object]] = {
+    "a critical reader": lambda home: home.client.shard("a").critical_reader("other", "acknowledged"),
+    "a column, and then merges": columns,
+    "history that was forgotten": lambda home: home.merge("a"),
+    "a tag": lambda home: home.client.shard("a").tag("mine", 0),
+    "a setting": lambda home: home.client.shard("a").configure(history="7d"),
+    "an attribute": attribute,
+    "a row": lambda home: home.write("a"),
+}
+NONE: dict[str, Callable[[Shards], object]] = {
+    "collections": lambda home: home.settle(),
+    "readers": lambda home: home.contents("a"),
+    "nothing": lambda home: None,
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *NONE])
+def test_what_was_acknowledged_besides_rows_is_told(world: World, change: str) -> None:
+    """A critical reader leaves no entry in the commit history, and without a history of its own a shard keeps few."""
+    home, us = world.home, world.us
+    world.begin(a=6)
+    us.promote()
+    {**CHANGES, **NONE}[change](home)
+    told = told_of(world, us)
+    assert list(told) == (["a"] if change in CHANGES else [])
+    if change in CHANGES:
+        assert told["a"].commits > 0
+        assert told["a"].to_json()["commits"] == told["a"].commits
+
+
+def test_salvage_reads_what_was_handed_over_to_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such a shard takes no reader, and salvage ended there; no later shard was told."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3, b=3)
+    ap.replicate()
+    home.write("a")
+    home.write("b")
+    world.publish()
+    whole = switching._hand_over
+
+    def dies(location: Location, name: str, epoch: int) -> None:
+        if name == "b":
+            raise Dies
+        whole(location, name, epoch)
+
+    with monkeypatch.context() as patch, suppress(Dies):
+        patch.setattr(switching, "_hand_over", dies)
+        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    assert [bool(home.state(name).handed_over) for name in "ab"] == [True, False]
+    ap.promote(OldHome(blob=home.blob))  # us is lost as well
+    told = told_of(world, ap, tmp_path / "files")
+    assert [in_files(told[name]) for name in "ab"] == [home.rows[name] - ap.rows(name) for name in "ab"]
+
+
+def test_a_shard_that_was_handed_over_and_did_not_arrive_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A promotion of the copy goes on under the epoch of the switch: what it lacks counts all the same."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    home.write("a")
+    with monkeypatch.context() as patch, suppress(Dies):
+        patch.setattr(Switch, "_arrived", lambda switch, names, epoch, sleep: (_ for _ in ()).throw(Dies))
+        us.switch(home.process(), None).run(sleep=world.sleep)
+    us.promote()
+    found = told_of(world, us, tmp_path / "files")["a"]
+    assert in_files(found) == home.rows["a"] - us.rows("a")
+
+
+def test_a_long_name_and_a_damaged_shard_hide_no_other_shard(world: World, tmp_path: Path) -> None:
+    """The file's name was too long for a file system, and the shards after it were not told."""
+    home, us = world.home, world.us
+    long = "eu" + "x" * 125 + "/" + "y" * 128
+    world.begin(**{"a": 1, long: 2, "z": 1})
+    for name in ("a", long, "z"):
+        home.write(name)
+    us.promote()
+    home.blob.delete([stat.key for stat in home.blob.list(shard_id_of("a"))])
+    told = told_of(world, us, tmp_path / "files")
+    assert "cannot be read" in told["a"].why
+    assert [in_files(told[name]) for name in (long, "z")] == [home.rows[name] - us.rows(name) for name in (long, "z")]
+
+
+def test_a_time_that_both_homes_gave_out_is_told(world: World) -> None:
+    """Beyond the gap of times an old home that nobody could fence gives out what the new one gives out too."""
+    home, us = world.home, world.us
+    world.begin(a=1, b=1)
+    home.client.shard("a").advance_upper(3_000_000)
+    home.client.shard("b").advance_upper(3_000)
+    us.promote()
+    assert {name: found.overlaps for name, found in told_of(world, us).items()} == {"a": True, "b": False}
+
+
+# --- an old home becomes a copy
+
+
+class Between(ForwardingBlob):
+    """Does something when the epochs are listed."""
+
+    def __init__(self, inner: Blob, then: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.then = then
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        if prefix == EPOCHS:
+            then, self.then = self.then, lambda: None
+            then()
+        return super().list(prefix)
+
+
+def test_what_comes_while_a_home_is_demoted_is_not_dropped_unseen(world: World) -> None:
+    """It was looked what the home has alone before the home was stopped."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    us.promote()
+    server = home.process()  # it has not seen that another home is there
+    rows(server, "a")
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    new = Between(us.blob, lambda: insert(server, "a", "acknowledged", 77))
+    with pytest.raises(Conflict, match="has something of 1 shards"):
+        demote(home.process(), new, promotion)
+    assert ("acknowledged", 77) in rows(home.process(), "a"), "it is read until it is demoted"
+    with pytest.raises(Conflict):
+        demote(home.process(), us.blob, promotion)
+    demote(home.process(), us.blob, promotion, drop_diverged=True)
+    with pytest.raises(ReadOnly):
+        insert(server, "a", "late", 1)
+
+
+def test_what_comes_after_a_demotion_has_looked_is_not_dropped_unseen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of the old home that has not seen the new epoch yet acknowledges until the log takes nothing more."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    us.promote()
+    server = home.process()
+    rows(server, "a")
+    monkeypatch.setattr(server.identity, "look", lambda: None)  # it is at the very commit
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    whole = demoting._end
+
+    def late(*given: Any) -> None:
+        insert(server, "a", "acknowledged", 77)
+        whole(*given)
+        with pytest.raises(ReadOnly):
+            insert(server, "a", "late", 78)
+
+    monkeypatch.setattr(demoting, "_end", late)
+    with pytest.raises(Conflict, match="has something of 1 shards"):
+        demote(home.process(), us.blob, promotion)
+    assert home.blob.stat(COPY_KEY) is None
+
+
+def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, us = world.home, world.us
+    world.begin(a=3)
+    us.promote()
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    for steps in range(1, 6):
+        with killed_at(monkeypatch, steps), suppress(Conflict):
+            demote(home.process(), us.blob, promotion)
+        with suppress(ReadOnly):
+            insert(home.process(), "a", f"late {steps}", steps)
+    state = home.state("a")
+    assert (state.handed_over, state.event_count) == (2, 3)
+    demote(home.process(), us.blob, promotion)
+    assert home.blob.stat(COPY_KEY) is not None
