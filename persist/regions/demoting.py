@@ -91,7 +91,7 @@ def _end(old: Location, new: Blob, sleep: Callable[[float], object]) -> None:
     ending = as_owner(old, binding)
     for name in list(ending.all_names()):
         with suppress(Corruption):  # nobody can load it, so nobody commits to it; whoever looks is told
-            machine = ending.machine(name)
+            machine = ending.new_machine(name)  # one of the cache commits as who does not hand over
             if not machine.refresh().handed_over:
                 machine.apply(c.HandOver(binding.epoch))
 
