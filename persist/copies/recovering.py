@@ -312,7 +312,9 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
 def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
     """The State with which the new log begins: beyond every seqno, and every time, that the old one may have had."""
     commit_id = hashlib.sha256(f"{pair}/{state.name}".encode()).hexdigest()[:32]
-    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP))
+    # What a receipt says of the lost home's stores, a copy may still have: these stores are looked at anew.
+    erasures = {name: replace(erasure, proof=None) for name, erasure in state.erasures.items()}
+    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP), erasures=erasures)
     upper = state.upper.element
     if upper is None:
         return goes

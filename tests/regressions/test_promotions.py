@@ -26,6 +26,7 @@ from persist.copies.recovering import How
 from persist.core.attribute import AttributeUpdate
 from persist.core.errors import Conflict, InvalidUsage, ReadOnly
 from persist.core.ids import shard_id_of
+from persist.core.state import Policy
 from persist.regions import demoting, switching
 from persist.regions.demoting import demote
 from persist.regions.index import Index, write_index
@@ -34,8 +35,10 @@ from persist.regions.promotion import last_promotion
 from persist.regions.replicating import ReplicateSettings, Replicator
 from persist.regions.salvaging import Diverged, diverged, salvage
 from persist.regions.switching import Switch
+from tests.integration import test_erasure
 from tests.support.clones import SCHEMA, ClockedIds, Shards
 from tests.support.location import memory_location
+from tests.support.markers import in_memory, marker, uncompressed, where
 from tests.support.regions import POLICY, Row
 
 
@@ -575,8 +578,8 @@ def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytes
     us.promote()
     promotion = last_promotion(us.blob)
     assert promotion is not None
-    for steps in range(1, 6):
-        with killed_at(monkeypatch, steps), suppress(Conflict):
+    for steps in range(2, 6):
+        with killed_at(monkeypatch, steps):
             demote(home.process(), us.blob, promotion)
         with suppress(ReadOnly):
             insert(home.process(), "a", f"late {steps}", steps)
@@ -584,3 +587,52 @@ def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytes
     assert (state.handed_over, state.event_count) == (2, 3)
     demote(home.process(), us.blob, promotion)
     assert home.blob.stat(COPY_KEY) is not None
+
+
+# --- what a receipt says
+
+
+@pytest.mark.parametrize("how", ["promoted", "switched"])
+def test_a_receipt_is_given_anew_by_the_home_that_was_a_copy(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The copy keeps for a while what home has deleted: the new home said `erased`, and its store had the rows."""
+    uncompressed(monkeypatch)
+    world = test_erasure.World(policy=Policy())
+    machine = world.machine()
+    shard = machine.client.create_shard(test_erasure.NAME, test_erasure.SCHEMA, ["id"], history="7d")
+    secret = marker()
+    test_erasure.padded(shard, secret, "b")
+    copy, log = MemoryBlob("us", now_ms=lambda: world.true_ms), MemoryConsensus("mem:us")
+
+    def publish() -> None:
+        world.pass_ms(6_000)
+        location = world.machine().location
+        published = Published(location, PublishSettings(every_s=5.0), at_once=True)
+        published.look(test_erasure.NAME, location.machine(test_erasure.NAME).refresh())
+        published.round({test_erasure.NAME: False})
+        published.close()
+
+    publish()
+    replicator = Replicator(world.blob, copy, machine.clock, ReplicateSettings())
+    replicator.round(whole=True)
+    told = shard.erase(keys=[secret])
+    test_erasure.Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    publish()
+    replicator.round(whole=True)
+    old = world.machine().location
+    world.blob, world.consensus = copy, log  # whose machines are of the new home from now on
+    new = world.machine().location
+    if how == "switched":
+        mover = Replicator(old.blob, copy, machine.clock, ReplicateSettings())
+        Switch(old, new, "us", "eu", mover).run(sleep=lambda seconds: world.pass_ms(int(seconds * 1000)))
+    else:
+        promote(new, "us", "eu", OldHome(is_lost=True), How())
+    assert where(in_memory(copy, log), secret), "or there is nothing to be seen"
+    there = world.machine()
+    found = there.client.shard(test_erasure.NAME)
+    assert not found.erased(told.id).done
+    for _ in range(3):
+        world.pass_ms(24 * 3_600_000)
+        test_erasure.Maintenance(there).run()
+    assert found.erased(told.id).done
+    assert where(in_memory(copy, log), secret) == []
