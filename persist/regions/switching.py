@@ -116,7 +116,7 @@ class Switch:
             _raise_to(self.home, goes_on)
         taken = 0
         for name in list(self.home.all_names()):
-            machine = self.home.machine(name)
+            machine = self.home.new_machine(name)
             if machine.refresh().handed_over == ending:
                 machine.apply(c.TakeBack(ending))
                 taken += 1
@@ -226,7 +226,7 @@ def as_owner(home: Location, binding: Binding) -> Location:
 
 def _hand_over(home: Location, name: str, epoch: int) -> None:
     """The last commit of the shard at home, and its State as a rollup, so that the copy needs no more than that."""
-    machine = home.machine(name)
+    machine = home.new_machine(name)  # one of the cache commits as who does not hand over
     machine.apply(c.HandOver(epoch))
     home.versions.write_rollup(machine.refresh())
 

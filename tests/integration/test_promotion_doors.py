@@ -262,7 +262,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     "`switch` of a home below level 5": [below_level_5],
     "`switch` of a home that another one has taken over, or while a switch to another copy is under way": [taken_over],
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
-    "`switch --undo` once the new home has begun": [undone_late],
+    "`switch --undo` once the new home has begun, or another one has taken over": [undone_late],
     "`salvage` without `--to` and `--dry-run`, or with both": [
         lambda p: run("salvage", *p.home, "--of", p.copy),
         lambda p: run("salvage", *p.home, "--of", p.copy, "--dry-run", "--to", str(p.root / "files")),

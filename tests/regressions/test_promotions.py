@@ -268,6 +268,22 @@ def test_a_switch_is_refused_while_one_to_another_copy_is_under_way(
     assert us.switch(home.process(), us.replicator()).run(sleep=world.sleep).epoch == 2
 
 
+def test_an_undo_lifts_no_fence_of_another_home(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a switch that lost its epoch to a promotion there is nothing to be taken back: home stays fenced."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    ap.replicate()
+    with monkeypatch.context() as patch, suppress(Dies):
+        patch.setattr(switching, "fence", lambda blob, binding: (_ for _ in ()).throw(Dies))
+        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    ap.promote(OldHome(blob=home.blob))
+    for _ in range(2):
+        with pytest.raises(Conflict, match="another consensus store has taken over"):
+            us.switch(home.process()).undo()
+    with pytest.raises(ReadOnly):
+        insert(home.process(), "a", "late", 1)
+
+
 # --- killed, and repeated
 
 
