@@ -116,5 +116,8 @@ def tell(found: Recovered, *, dry_run: bool) -> None:
     for shard in found.shards:
         print(json.dumps(shard.to_json()))
     beat = None if found.beat_ms is None else instant_text(found.beat_ms)
-    told = {"epoch": found.epoch, "shards": len(found.shards), "not_whole": len(found.lacking)}
+    if found.had_ended:
+        told: dict[str, object] = {"epoch": found.epoch, "had_ended": True}
+    else:
+        told = {"epoch": found.epoch, "shards": len(found.shards), "not_whole": len(found.lacking)}
     print(json.dumps({**told, "last_heartbeat": beat, "dry_run": dry_run}))

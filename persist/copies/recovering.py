@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blob import Blob, BlobExists, BlobNotFound
-from consensus import HIDDEN, Consensus
+from blob import Blob, BlobNotFound
+from consensus import Consensus
 from persist.client.wall_clock import instant_text
 from persist.commit.identity import COPY_KEY, FIRST_EPOCH, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
 from persist.commit.levels import raise_level, read_level
@@ -22,7 +22,9 @@ from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
 from persist.copies.bucket import Bucket, Found
 from persist.copies.carried import carried
+from persist.copies.marking import begin_marked, hold_epoch, is_bound, mark_of, set_mark
 from persist.copies.relending import relent
+from persist.core.acknowledged import digest_of
 from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, batch_of
 from persist.core.binding import Binding
@@ -36,7 +38,6 @@ from persist.core.transitions.writers import with_times
 from persist.formats.state_frames import Build, decode_binding, encode_binding
 from persist.formats.store_errors import translated, translated_but_missing
 
-MARK_KEY = HIDDEN + "recovery"
 GAP = 1_000_000  # times that may have been given out after what is known
 SEQNO_GAP = 1_000_000  # commits that may have been made after what is known, or are yet by a process of the old epoch
 GAP_MAX = 2**48
@@ -51,17 +52,17 @@ class How:
     """`accept_loss`: also where the newest version that was published is not whole.
 
     `gap`: times that are left out after the last known one. `older`: an older copy of the lost consensus store; what it
-    knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: that
-    home has handed every shard over to the new epoch, so nothing comes after what is known, and no time is left out.
-    `least`: the new epoch is above this one as well, of which an index tells. `note` is called with what is planned,
-    and with the names whose logs an earlier try has begun, before any other is.
+    knows counts as published. `fenced`: stores of a home that ends, to which the epoch goes first. `handed_over`: the
+    mark to whose epoch that home has handed every shard over, so nothing comes after what is known, and no time is left
+    out. `least`: the new epoch is above this one as well, of which an index tells. `note` is called with what is
+    planned, and with the names whose logs an earlier try has begun, before any other is.
     """
 
     accept_loss: bool = False
     gap: int = GAP
     older: Consensus | None = None
     fenced: Sequence[Blob] = ()
-    handed_over: bool = False
+    handed_over: Binding | None = None
     least: int = 0
     note: Callable[[Recovered, frozenset[str]], object] = lambda found, begun: None
 
@@ -81,6 +82,7 @@ class ShardRecovered:
     lack, the first few. `why`: what else is wrong. `name` "": nothing tells the name, and nothing comes back. `family`:
     what the keys of its blobs begin with. `unborn`: blobs are there, and the first commit was not published, if there
     was one: it does not come back. `handed_over`: the epoch of the home to which the version that is there was handed.
+    `shard_id` and `acknowledged` are of that version: its life of the name, and the digest of what callers were told.
     """
 
     name: str
@@ -96,6 +98,8 @@ class ShardRecovered:
     dropped: bool
     unborn: bool = False
     handed_over: int = 0
+    shard_id: str = ""
+    acknowledged: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -115,12 +119,14 @@ class ShardRecovered:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """What a recovery brought back, or would. `epoch` is the new one. `beat_ms`: the minute in which maintenance last
-    said that it was at work; what was committed within seconds before that is there. None: it never did.
+    said that it was at work; what was committed within seconds before that is there. None: it never did. `had_ended`:
+    an earlier run has done it, and told of the shards.
     """
 
     epoch: int
     shards: tuple[ShardRecovered, ...]
     beat_ms: int | None
+    had_ended: bool = False
 
     @property
     def lacking(self) -> list[str]:
@@ -155,7 +161,7 @@ def plan(
 ) -> Recovered:
     """What a recovery would bring back. Writes nothing. `fenced` and `least` are as for `How`. Raises as `recover`."""
     blob, consensus = location.blob, location.consensus
-    mark = _look(blob, consensus, location.settings.build)
+    mark, after = _look(blob, consensus, location.settings.build)
     if mark is not None and mark.epoch < least:
         raise Conflict(
             f"the recovery to {consensus.url} was begun for epoch {mark.epoch}, and the index has epoch {least}: this "
@@ -166,9 +172,8 @@ def plan(
     bucket = Bucket(blob, location.settings.build, older)
     planned = _planned(bucket, How(gap=gap, older=older), Binding("", 0, "0" * 32))
     with translated():  # a copy may lack an epoch of which something else tells
-        last = max(
-            FIRST_EPOCH, least, bucket.epoch, *epochs_in(blob), *(e for other in fenced for e in epochs_in(other))
-        )
+        told = [epoch for other in (blob, *fenced) for epoch in epochs_in(other)]
+    last = max(FIRST_EPOCH, least, bucket.epoch, after, *told)
     epoch = last + 1 if mark is None else mark.epoch
     return Recovered(epoch, tuple(one.told for one in planned), _beat_ms(blob))
 
@@ -198,7 +203,7 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     before = plan(location, how.gap, how.older, how.fenced, how.least)
     if not how.accept_loss:
         _check_whole(before)
-    binding = marked(location, before.epoch)
+    binding = how.handed_over or marked(location, before.epoch)
     for blob in (*how.fenced, location.blob):
         fence(blob, binding)
     bucket = Bucket(location.blob, location.settings.build, how.older)
@@ -210,7 +215,9 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     goes = {one.state.name: one.state for one in planned if one.state is not None}
     fenced_at = SeqNo(max((state.seqno for state in goes.values()), default=0) + SEQNO_GAP)
     states = relent(goes, versions, location.clock.now_ms(), fenced_at)
+    begin_marked(location.consensus, binding, location.settings.build)
     with translated():
+        location.blob.delete([COPY_KEY])  # before anything of the new home is there, which `persist replicate` deletes
         how.note(found, frozenset(name for name in states if location.consensus.head(name) is not None))
     for number, state in enumerate(states.values()):
         with translated():
@@ -223,31 +230,51 @@ def begin_anew(location: Location, how: How, told: Told = lambda done, of: None)
     return found
 
 
+def ended(location: Location) -> Recovered | None:
+    """What went on of a recovery that has ended: its epoch. None: none has. What follows its end is done once more.
+
+    Raises Conflict: another consensus store has taken over since.
+    """
+    mark = mark_of(location.consensus, location.settings.build)
+    if mark is None or not is_bound(location.consensus, mark):
+        return None
+    with translated():
+        last = epochs_in(location.blob)[-1]
+    if last > mark.binding.epoch:
+        raise Conflict(f"another consensus store has taken over {location.blob.url} at epoch {last} since")
+    with translated():
+        location.blob.delete([COPY_KEY])
+    _publish(location, list(location.all_names(with_dropped=True)))
+    return Recovered(mark.binding.epoch, (), _beat_ms(location.blob), had_ended=True)
+
+
 # --- what is there
 
 
-def _look(blob: Blob, consensus: Consensus, build: Build) -> Binding | None:
-    """Check that the consensus store is empty, or a recovery into it was begun: its mark."""
+def _look(blob: Blob, consensus: Consensus, build: Build) -> tuple[Binding | None, int]:
+    """Check that the consensus store is empty, or a recovery into it was begun: its mark.
+
+    Beyond the other number is the epoch of the next mark: one that was taken back left home at the epoch after it.
+    """
     with translated():
         if blob.stat(ID_KEY) is None:
             raise InvalidUsage(f"{blob.url} has no location: there is nothing to recover")
-        bound, mark = consensus.head(LOG_KEY), consensus.head(MARK_KEY)
-        if bound is not None and mark is not None and bound.data == mark.data:
-            epoch = decode_binding(mark.data, build).epoch
+        bound, mark = consensus.head(LOG_KEY), mark_of(consensus, build)
+        if mark is not None and is_bound(consensus, mark):
+            epoch = mark.binding.epoch
             raise InvalidUsage(f"the recovery to {consensus.url} has ended, at epoch {epoch}: nothing is left to do")
         if bound is not None:
             raise InvalidUsage(
                 f"{consensus.url} is, or was, the consensus store of a location: give a new, empty one", in_use=True
             )
         names = consensus.keys("", "", 1)
-        if mark is None and names:
+        if (mark is None or mark.is_taken_back) and names:
             raise InvalidUsage(f"{consensus.url} is not empty: it has shard {names[0]!r}. Give a new, empty one")
         if mark is None:
-            return None
-        binding = decode_binding(mark.data, build)
-        if blob.get(ID_KEY).decode("ascii", "replace") != binding.location_id:
+            return None, 0
+        if blob.get(ID_KEY).decode("ascii", "replace") != mark.binding.location_id:
             raise InvalidUsage(f"a recovery of another location into {consensus.url} was begun; give an empty one")
-        return binding
+        return (None, mark.binding.epoch + 1) if mark.is_taken_back else (mark.binding, 0)
 
 
 def _check_older(blob: Blob, older: Consensus, build: Build) -> None:
@@ -278,7 +305,7 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
         told = ShardRecovered(
             found.name, found.family, int(state.seqno), int(max(found.known, state.seqno)), state.upper.to_json(),
             goes.upper.to_json(), state.walltime_ms, lost, found.missing, found.why, found.dropped,
-            handed_over=state.handed_over,
+            handed_over=state.handed_over, shard_id=state.shard_id, acknowledged=digest_of(state),
         )  # fmt: skip
         return _Plan(told, goes)
     lost = int(found.known)
@@ -292,7 +319,9 @@ def _plan(found: Found, gap: int, pair: str) -> _Plan:
 def _resumed(state: State, known: SeqNo, gap: int, pair: str) -> State:
     """The State with which the new log begins: beyond every seqno, and every time, that the old one may have had."""
     commit_id = hashlib.sha256(f"{pair}/{state.name}".encode()).hexdigest()[:32]
-    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP))
+    # What a receipt says of the lost home's stores, a copy may still have: these stores are looked at anew.
+    erasures = {name: replace(erasure, proof=None) for name, erasure in state.erasures.items()}
+    goes = replace(carried(state, commit_id), seqno=SeqNo(max(known, state.seqno) + SEQNO_GAP), erasures=erasures)
     upper = state.upper.element
     if upper is None:
         return goes
@@ -329,7 +358,7 @@ def marked(location: Location, epoch: int) -> Binding:
     Repeating it gives the same one, whatever the epoch. Raises InvalidUsage, Conflict (another store has taken over).
     """
     blob, consensus = location.blob, location.consensus
-    mark = _look(blob, consensus, location.settings.build)
+    mark, _ = _look(blob, consensus, location.settings.build)
     if mark is not None and _held(blob, mark) in (None, encode_binding(mark)):
         return mark
     if mark is not None:
@@ -339,25 +368,18 @@ def marked(location: Location, epoch: int) -> Binding:
         )
     with translated():
         location_id = blob.get(ID_KEY).decode("ascii", "replace")
-        binding = Binding(location_id, epoch, location.ids.uuid7())
-        consensus.begin(MARK_KEY, 1, encode_binding(binding))
-        entry = consensus.head(MARK_KEY)
-    if entry is None or entry.data != encode_binding(binding):
-        raise Conflict(f"another recovery into {consensus.url} was begun; look, then retry")
+    binding = Binding(location_id, epoch, location.ids.uuid7())
+    set_mark(consensus, binding, location.settings.build)
     return binding
 
 
 def fence(blob: Blob, binding: Binding) -> None:
     """Write the epoch: processes of the old one only read, once they see it. Repeating it is safe. Raises Conflict."""
-    data = encode_binding(binding)
+    hold_epoch(blob, binding)
     with translated():
-        try:
-            blob.put(epoch_key(binding.epoch), data)
-        except BlobExists:
-            if blob.get(epoch_key(binding.epoch)) != data:
-                raise Conflict(f"another consensus store has taken over {blob.url} at epoch {binding.epoch}") from None
-        if (last := epochs_in(blob)[-1]) > binding.epoch:
-            raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
+        last = epochs_in(blob)[-1]
+    if last > binding.epoch:
+        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}")
 
 
 def _held(blob: Blob, binding: Binding) -> bytes | None:
@@ -388,8 +410,6 @@ def _bind(location: Location, binding: Binding) -> None:
         entry = location.consensus.head(LOG_KEY)
     if entry is None or entry.data != data:
         raise Conflict(f"{location.consensus.url} was bound by another process meanwhile; look, then retry")
-    with translated():
-        location.blob.delete([COPY_KEY])  # a copy that becomes a home is one no more: nothing is copied over it
     location.identity.check()
 
 

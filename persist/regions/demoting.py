@@ -1,54 +1,99 @@
-"""An old home becomes a copy of the new one: what it alone has goes, and it is marked as a copy.
+"""An old home becomes a copy of the new one: it ends, what it alone has goes, and it is marked as a copy.
 
 Then `persist replicate` brings what the new home has, and deletes what it does not have.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
 from blob import Blob
-from persist.commit.identity import COPY_KEY, ID_KEY, epoch_key, epochs_in
+from persist.commit.identity import COPY_KEY, ID_KEY, LOOK_EVERY_S, epoch_key, epochs_in
 from persist.commit.location import Location
-from persist.core.errors import Conflict, InvalidUsage
+from persist.core import commands as c
+from persist.core.errors import Conflict, Corruption, InvalidUsage
 from persist.core.keys import belongs_to, is_rollup_key, shard_of
 from persist.core.publications import CATALOGUES, JOURNALS
+from persist.core.transitions.context import HANDOVERS_LEVEL
+from persist.formats.state_frames import decode_binding
 from persist.formats.store_errors import translated
-from persist.regions.promotion import Promotion
+from persist.regions.promotion import PREFIX, Promotion
 from persist.regions.salvaging import diverged
+from persist.regions.switching import as_owner
 
 DELETED_AT_ONCE = 500
 NAMED_MAX = 5  # shards that one message names
 
 
-def demote(old: Location, new: Blob, promotion: Promotion, *, drop_diverged: bool = False) -> int:
+def demote(
+    old: Location,
+    new: Blob,
+    promotion: Promotion,
+    *,
+    drop_diverged: bool = False,
+    sleep: Callable[[float], object] = time.sleep,
+) -> int:
     """Make the blob store of the old home a copy of the new one's; how many blobs were deleted.
 
-    Repeating it is safe. `drop_diverged`: also where the old home has something that the new one does not have, and
-    that is lost by this. Raises Conflict (it has, or it has taken over itself since), InvalidUsage (they are homes of
-    two locations), Unavailable.
+    The old home ends first, and then it is looked what it has. Repeating it is safe. `drop_diverged`: also where the
+    old home has something that the new one does not have, and that is lost by this. Raises Conflict (it has, or it has
+    taken over itself since), InvalidUsage (they are homes of two locations), Unavailable.
     """
     with translated():
         if old.blob.get(ID_KEY) != new.get(ID_KEY):
             raise InvalidUsage(f"{old.blob.url} is of another location than {new.url}")
         if new.stat(COPY_KEY) is not None:
             raise InvalidUsage(f"{new.url} is a copy itself: give the blob store of the new home")
-    if not drop_diverged and not _is_marked(old.blob):
-        names = [found.name for found in diverged(old, promotion)]
-        if names:
-            more = ", …" if len(names) > NAMED_MAX else ""
-            raise Conflict(
-                f"the old home has something of {len(names)} shards that the new one does not have: "
-                f"{', '.join(names[:NAMED_MAX])}{more}. `persist salvage` writes it to files; then --drop-diverged"
-            )
     _fence(old.blob, new)
+    if not _is_marked(old.blob):
+        if not drop_diverged:
+            _check_nothing_alone(old, promotion)
+        _end(old, new, sleep)
+        if not drop_diverged:  # what came until it had ended
+            _check_nothing_alone(old, promotion)
     with translated():
         if not _is_marked(old.blob):
             old.blob.put(COPY_KEY, new.get(ID_KEY))
-        there = {stat.key for stat in new.list("s")}
+        there = {stat.key for prefix in ("s", PREFIX) for stat in new.list(prefix)}
         gone = [stat.key for prefix in (JOURNALS, CATALOGUES) for stat in old.blob.list(prefix)]
         gone += [stat.key for stat in old.blob.list("s") if _is_own_rollup(stat.key) and stat.key not in there]
+        gone += [stat.key for stat in old.blob.list(PREFIX) if stat.key not in there]
         for start in range(0, len(gone), DELETED_AT_ONCE):
             old.blob.delete(gone[start : start + DELETED_AT_ONCE])
     return len(gone)
+
+
+def _check_nothing_alone(old: Location, promotion: Promotion) -> None:
+    names = [found.name for found in diverged(old, promotion)]
+    if names:
+        more = ", …" if len(names) > NAMED_MAX else ""
+        raise Conflict(
+            f"the old home has something of {len(names)} shards that the new one does not have: "
+            f"{', '.join(names[:NAMED_MAX])}{more}. `persist salvage` writes it to files; then --drop-diverged. It "
+            "only reads from now on"
+        )
+
+
+def _end(old: Location, new: Blob, sleep: Callable[[float], object]) -> None:
+    """Let nothing be acknowledged by the old home from now on, so that what is looked for after it is all there is.
+
+    Processes see the new epochs some time after they are there. So each log gets a last commit, after which it takes
+    no other. Below the level of hand-overs it is waited until every process has looked.
+    """
+    if old.versions.level < HANDOVERS_LEVEL:
+        sleep(LOOK_EVERY_S)
+        old.identity.look()
+        return
+    with translated():
+        binding = decode_binding(new.get(epoch_key(epochs_in(new)[-1])), old.settings.build)
+    ending = as_owner(old, binding)
+    for name in list(ending.all_names()):
+        with suppress(Corruption):  # nobody can load it, so nobody commits to it; whoever looks is told
+            machine = ending.new_machine(name)  # one of the cache commits as who does not hand over
+            if not machine.refresh().handed_over:
+                machine.apply(c.HandOver(binding.epoch))
 
 
 def _fence(old: Blob, new: Blob) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from blob import Blob
 from persist.commit.identity import ID_KEY
 from persist.commit.location import Location
-from persist.copies.recovering import How, Recovered, Told, begin_anew
+from persist.copies.recovering import How, Recovered, Told, begin_anew, ended
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
 from persist.formats.store_errors import translated
 from persist.regions.asking import presence
@@ -93,10 +93,12 @@ def promote(
 ) -> Recovered:
     """Make the copy a home, whose logs begin in the location's consensus store, which is empty.
 
-    Repeating it after an error goes on. Raises what `recover` raises, Conflict (the old home answers), InvalidUsage,
-    Unavailable (the old home's store was given, and does not answer).
+    Repeating it after an error goes on, also once it has ended. Raises what `recover` raises, Conflict (the old home
+    answers), InvalidUsage, Unavailable (the old home's store was given, and does not answer).
     """
     how.check()
+    if (done := ended(location)) is not None:
+        return done
     location_id = check_copy(location)
     home.check_gone(of)
     how = replace(how, fenced=home.stores(location_id), note=Note(location, region, of))

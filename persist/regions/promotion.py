@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blob import Blob, BlobExists
 from persist.copies.recovering import Recovered
@@ -22,16 +22,24 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What the new home had of one shard: its version, and the upper of that. `resumes`: the upper it went on from."""
+    """What the new home had of one shard: its version, and the upper of that. `resumes`: the upper it went on from.
+
+    `shard_id`: of which life of the name that was. `acknowledged`: the digest of what callers were told besides rows.
+    """
 
     version: int
     upper: Antichain
     resumes: Antichain
+    shard_id: str = ""
+    acknowledged: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Of the home of this epoch, in `region`, of the shards of region `of`. A shard that is not among them was lost."""
+    """Of the home of this epoch, in `region`, of the shards of region `of`. A shard that is not among them was lost.
+
+    `earlier`: those that led to the home before it, ascending, where they were read as well.
+    """
 
     location_id: str
     epoch: int
@@ -39,6 +47,7 @@ class Promotion:
     of: str
     at_ms: int
     shards: Mapping[str, Kept]
+    earlier: tuple[Promotion, ...] = ()
 
     def of_shard(self, name: str) -> Kept | None:
         """What was kept of the shard of this name; None: nothing."""
@@ -48,7 +57,13 @@ class Promotion:
 def kept_of(found: Recovered) -> dict[str, Kept]:
     """What a recovery brings back, by name."""
     return {
-        one.name: Kept(one.version, Antichain.from_json(one.upper), Antichain.from_json(one.resumes))
+        one.name: Kept(
+            one.version,
+            Antichain.from_json(one.upper),
+            Antichain.from_json(one.resumes),
+            one.shard_id,
+            one.acknowledged,
+        )
         for one in found.shards
         if one.name and one.version is not None and one.upper is not None and one.resumes is not None
     }
@@ -67,11 +82,18 @@ def write_promotion(blob: Blob, promotion: Promotion) -> None:
                 number += 1
 
 
-def last_promotion(blob: Blob) -> Promotion | None:
-    """The note of the last promotion to this store; None: it has none. Raises Corruption, UpgradeNeeded."""
+def promotions_in(blob: Blob) -> tuple[Promotion, ...]:
+    """The note of each promotion that led to this store, by epoch. Raises Corruption, UpgradeNeeded."""
     with translated():
         epochs = {int(key.split("/")[1]) for stat in blob.list(PREFIX) if (key := stat.key).count("/") == 2}
-    return promotion_to(blob, max(epochs)) if epochs else None
+    found = (promotion_to(blob, epoch) for epoch in sorted(epochs))
+    return tuple(promotion for promotion in found if promotion is not None)
+
+
+def last_promotion(blob: Blob) -> Promotion | None:
+    """The note of the last promotion to this store, with those before; None: it has none. Raises as `promotions_in`."""
+    found = promotions_in(blob)
+    return replace(found[-1], earlier=found[:-1]) if found else None
 
 
 def promotion_to(blob: Blob, epoch: int) -> Promotion | None:
@@ -93,7 +115,7 @@ def _encode(promotion: Promotion) -> bytes:
         "of": promotion.of,
         "at_ms": promotion.at_ms,
         "shards": {
-            name: [kept.version, kept.upper.to_json(), kept.resumes.to_json()]
+            name: [kept.version, kept.upper.to_json(), kept.resumes.to_json(), kept.shard_id, kept.acknowledged]
             for name, kept in sorted(promotion.shards.items())
         },
     }
@@ -111,8 +133,8 @@ def _decode(data: bytes, where: str) -> Promotion:
         if told["crc32"] != _crc(body):
             raise Corruption(f"{where} fails its checksum")
         shards = {
-            name: Kept(version, Antichain.from_json(upper), Antichain.from_json(resumes))
-            for name, (version, upper, resumes) in body["shards"].items()
+            name: Kept(version, Antichain.from_json(upper), Antichain.from_json(resumes), shard_id, acknowledged)
+            for name, (version, upper, resumes, shard_id, acknowledged) in body["shards"].items()
         }
         return Promotion(body["location"], body["epoch"], body["region"], body["of"], body["at_ms"], shards)
     except (KeyError, TypeError, ValueError) as error:

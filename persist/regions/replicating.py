@@ -22,6 +22,7 @@ from persist.core.keys import belongs_to, is_bundle_key, is_part_key, is_rollup_
 from persist.core.publications import CATALOGUES, JOURNALS, is_journal_key
 from persist.formats.publication_frames import decode_journal
 from persist.formats.store_errors import translated, translated_but_missing
+from persist.regions.promotion import PREFIX
 
 AT_ONCE_MAX = 64
 DELETED_AT_ONCE = 500
@@ -75,9 +76,10 @@ class Replicator:
         self._seen: set[str] = set()  # journals that were read
         self._whole_s: float | None = None
 
-    def round(self, *, whole: bool = False) -> Replicated:
+    def round(self, *, whole: bool = False, deletes: bool = True) -> Replicated:
         """Bring over what was published since the last round; everything (`whole`), where that is due.
 
+        `deletes`: and delete what home has deleted long ago.
         Repeating it is safe. Raises InvalidUsage (home has no location, or the copy is of another one), Conflict (the
         copy has gone on by itself), Corruption (a blob of the copy differs), Unavailable.
         """
@@ -89,12 +91,12 @@ class Replicator:
         is_whole = whole or self._whole_s is None or now_s - self._whole_s >= self.settings.whole_s
         with translated():
             told = {stat.key for prefix in (JOURNALS, CATALOGUES) for stat in self._home.list(prefix)}
-            fixed = {stat.key for prefix in (EPOCHS, LEVELS) for stat in self._home.list(prefix)} | {ID_KEY}
+            fixed = {stat.key for prefix in (EPOCHS, LEVELS, PREFIX) for stat in self._home.list(prefix)} | {ID_KEY}
         prefixes = [""] if is_whole else sorted(self._touched(told))
         own = self._listed(prefixes)  # after what tells of them: all that it needs is among them
         copied, size = self._bring(fixed, own, told)
         self._note_gone(prefixes, fixed | own | told, now_s)
-        deleted = self._delete(now_s)
+        deleted = self._delete(now_s) if deletes else 0
         if is_whole:
             self._whole_s = now_s
         return Replicated(copied, size, deleted, len(self._gone_s))

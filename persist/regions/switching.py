@@ -8,16 +8,19 @@ store; all of it in the copy; then the logs begin anew there. Until the new stor
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from persist.commit.identity import LOG_KEY, Identity, epoch_key
+from blob import Blob
+from persist.commit.identity import LOG_KEY, Identity, epoch_key, epochs_in
 from persist.commit.location import Location
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.versions import Versions
-from persist.copies.recovering import MARK_KEY, How, Recovered, begin_anew, fence, marked, plan
+from persist.copies.marking import hold_epoch, mark_of, take_back
+from persist.copies.recovering import How, Recovered, begin_anew, ended, fence, marked, plan
 from persist.core import commands as c
 from persist.core.binding import Binding
 from persist.core.errors import Conflict, InvalidUsage, Unavailable
@@ -57,46 +60,70 @@ class Switch:
         (something of a shard is missing), Unavailable (a store does not answer, or the copy did not get all in time).
         Where it fails, and is not to be repeated, `undo` lets home go on.
         """
+        if (done := ended(self.copy)) is not None:
+            return done
         self._check()
-        before = plan(self.copy, fenced=(self.home.blob,), least=self.least)  # the new consensus store can be used
+        mark = mark_of(self.copy.consensus, self.copy.settings.build)
+        if mark is not None and mark.has_begun:  # by an earlier run, which has seen all arrive
+            told(f"the copy goes on becoming home of epoch {mark.binding.epoch}")
+            binding = mark.binding
+        else:
+            binding = self._handed_over(told, sleep)
+        return begin_anew(
+            self.copy, How(handed_over=binding, least=self.least, note=Note(self.copy, self.region, self.of))
+        )
+
+    def _handed_over(self, told: Told, sleep: Callable[[float], object]) -> Binding:
+        """Every shard ends at home, and the copy has all of it; the mark to whose epoch they are handed over."""
+        self._check_last()
+        epoch = plan(self.copy, fenced=(self.home.blob,), least=self.least).epoch
         told("the copy is brought up to date, while home goes on")
         self._replicate()
-        binding = marked(self.copy, before.epoch)
+        binding = marked(self.copy, epoch)
         fence(self.home.blob, binding)
         told(f"home ends: no shard is made there any more, and each is handed over to epoch {binding.epoch}")
-        ending = _as_owner(self.home, binding)
+        ending = as_owner(self.home, binding)
         names = list(ending.all_names())
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="persist-switch") as pool:
             list(pool.map(lambda name: _hand_over(ending, name, binding.epoch), names))
         _publish(ending, names)
         told(f"{len(names)} shards are handed over; the copy gets what was written last")
         self._arrived(frozenset(names), binding.epoch, sleep)
-        how = How(handed_over=True, note=Note(self.copy, self.region, self.of))
-        return begin_anew(self.copy, how)
+        return binding
 
     def undo(self, told: Told = lambda step: None) -> int:
         """Let home go on, where the copy has not become home; the shards that were taken back. Repeating it is safe.
 
-        Raises InvalidUsage: the stores do not fit. Conflict: the copy has become home. Unavailable.
+        Home goes on under a new epoch, above that of the switch, and the copy gets it as well. So no epoch is ever
+        taken away, none means two things, and nobody makes a home of what was taken back.
+        Raises InvalidUsage: the stores do not fit. Conflict: the copy, or another one, has become home. Unavailable.
         """
         self._check()
+        build = self.copy.settings.build
+        mark = mark_of(self.copy.consensus, build)
+        if mark is None:
+            raise InvalidUsage(f"no switch to {self.copy.consensus.url} was begun: there is nothing to undo")
+        ending, is_behind = mark.binding.epoch, self.home.identity.check().epoch <= mark.binding.epoch
+        if is_behind and not mark.is_taken_back:
+            hold_epoch(self.home.blob, mark.binding)  # or the switch was killed before it
         with translated():
-            mark = self.copy.consensus.head(MARK_KEY)
-            if mark is None:
-                raise InvalidUsage(f"no switch to {self.copy.consensus.url} was begun: there is nothing to undo")
-            binding = decode_binding(mark.data, self.copy.settings.build)
-            if self.copy.consensus.head(LOG_KEY) is not None or self.copy.consensus.keys("", "", 1):
-                raise Conflict(f"{self.copy.consensus.url} has begun as home: repeat the switch; it cannot be undone")
-        told("the copy is no home any more; home takes its shards back")
-        key = epoch_key(binding.epoch)
-        ending = _as_owner(self.home, binding)
-        names = list(ending.all_names())
-        for name in names:
-            ending.machine(name).apply(c.TakeBack(binding.epoch))
-        for blob in (self.copy.blob, self.home.blob):
-            with translated():
-                blob.delete([key])
-        return len(names)
+            switched = decode_binding(self.home.blob.get(epoch_key(ending)), build)
+        goes_on = Binding(switched.location_id, ending + 1, _pair_after(switched))
+        if is_behind:
+            _check_epochs(self.home.blob, ending, goes_on)
+        take_back(self.copy.consensus, mark, build)
+        told(f"the copy is no home any more; home goes on at epoch {goes_on.epoch}, and takes its shards back")
+        for binding in (switched, goes_on):
+            hold_epoch(self.copy.blob, binding)
+        if is_behind:
+            _raise_to(self.home, goes_on)
+        taken = 0
+        for name in list(self.home.all_names()):
+            machine = self.home.new_machine(name)
+            if machine.refresh().handed_over == ending:
+                machine.apply(c.TakeBack(ending))
+                taken += 1
+        return taken
 
     def _check(self) -> None:
         """That the copy is one of this home, and home can hand over."""
@@ -111,9 +138,23 @@ class Switch:
                 "upgrade` there once every process is of this build"
             )
 
+    def _check_last(self) -> None:
+        """That no other home has taken over, and no switch to another copy is under way."""
+        epoch = self.home.identity.check().epoch
+        mark = mark_of(self.copy.consensus, self.copy.settings.build)
+        if mark is not None and not mark.is_taken_back:
+            epoch = max(epoch, mark.binding.epoch)
+        with translated():
+            last = epochs_in(self.home.blob)[-1]
+        if last > epoch:
+            raise Conflict(
+                f"{self.home.blob.url} is at epoch {last}: another home has taken over, or a switch to another copy "
+                "(or its --undo) has not ended: repeat that one first"
+            )
+
     def _replicate(self) -> None:
         if self.replicator is not None:
-            self.replicator.round(whole=True)
+            self.replicator.round(whole=True, deletes=False)
 
     def _arrived(self, names: frozenset[str], epoch: int, sleep: Callable[[float], object]) -> None:
         """Wait until the copy has every shard as it was handed over."""
@@ -140,17 +181,45 @@ class _Owner(Identity):
         self._taker = binding
 
     def check_writable(self) -> None:
-        self.check()
-        key = epoch_key(self._taker.epoch)
+        own, key = self.check().epoch, epoch_key(self._taker.epoch)
         with translated():
-            if self._blob.get(key) != encode_binding(self._taker):
-                raise Conflict(f"another consensus store has taken over {self._blob.url}")
+            last = epochs_in(self._blob)[-1]
+            if last == own:  # home has taken itself back
+                return
+            if last != self._taker.epoch or self._blob.get(key) != encode_binding(self._taker):
+                raise Conflict(f"another consensus store has taken over {self._blob.url}, or the switch was undone")
 
     def confirm(self) -> None:
         self.check_writable()
 
 
-def _as_owner(home: Location, binding: Binding) -> Location:
+def _pair_after(switched: Binding) -> str:
+    """The pair under which home goes on after this one: always the same, so that an undo can be repeated."""
+    return hashlib.sha256(f"{switched.pair}/undone".encode()).hexdigest()[:32]
+
+
+def _check_epochs(blob: Blob, ending: int, goes_on: Binding) -> None:
+    """That home's blob store has no epoch beyond that of the switch, but for the one under which it goes on itself."""
+    with translated():
+        last = epochs_in(blob)[-1]
+        is_own = last == goes_on.epoch and blob.get(epoch_key(last)) == encode_binding(goes_on)
+    if last > ending and not is_own:
+        raise Conflict(f"another consensus store has taken over {blob.url} at epoch {last}: home cannot go on")
+
+
+def _raise_to(home: Location, binding: Binding) -> None:
+    """Home is at this epoch from now on, in both stores."""
+    hold_epoch(home.blob, binding)
+    with translated():
+        entry = home.consensus.head(LOG_KEY)
+        assert entry is not None
+        home.consensus.compare_and_set(LOG_KEY, entry.seqno + 1, encode_binding(binding))
+    home.identity.look()
+    if home.identity.check() != binding:
+        raise Conflict(f"another process raises the epoch of {home.blob.url} too; look, then retry")
+
+
+def as_owner(home: Location, binding: Binding) -> Location:
     """Home as who hands it over sees it. It is the same location, and is closed as that."""
     identity = _Owner(home, binding)
     home.identity = identity
@@ -160,7 +229,7 @@ def _as_owner(home: Location, binding: Binding) -> Location:
 
 def _hand_over(home: Location, name: str, epoch: int) -> None:
     """The last commit of the shard at home, and its State as a rollup, so that the copy needs no more than that."""
-    machine = home.machine(name)
+    machine = home.new_machine(name)  # one of the cache commits as who does not hand over
     machine.apply(c.HandOver(epoch))
     home.versions.write_rollup(machine.refresh())
 

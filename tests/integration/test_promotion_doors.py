@@ -17,6 +17,7 @@ import pytest
 import persist
 from blob import open_blob
 from persist.cli.__main__ import COMMANDS, main
+from persist.cli.promote import Indexed
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.identity import epoch_key
@@ -157,9 +158,29 @@ def not_whole(place: Place) -> None:
     place.promote()
 
 
+def overtaken(place: Place) -> None:
+    place.promote()
+    with closing(open_blob(place.copy)) as blob:
+        blob.put(epoch_key(3), encode_binding(Binding(blob.get("location-id").decode(), 3, "another")))
+    place.promote()
+
+
+def outdated(place: Place) -> None:
+    place.switch()
+    run("regions", "set", "eu", "--write", "http://ap:9", "--epoch", "3", "--index", place.index)
+    place.switch("--index", place.index, "--write", "http://us:9")
+
+
 def below_level_5(place: Place) -> None:
     old = Place(place.root / "old", (2, 3, 4))
     old.switch()
+
+
+def taken_over(place: Place) -> None:
+    with closing(open_blob(place.blob)) as blob:
+        location_id = blob.get("location-id").decode()
+        blob.put(epoch_key(2), encode_binding(Binding(location_id, 2, "another")))
+    place.switch()
 
 
 def undone_late(place: Place) -> None:
@@ -252,6 +273,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: run("compactor", *p.home, "--region", "", "--once"),
         lambda p: run("gc", *p.home, "--region", "eu", "--index", "", "--once"),
     ],
+    "`promote` or `switch`, repeated after it has ended, once another home has taken over": [overtaken, outdated],
     "a region, or a URL of a server, that is none": [
         lambda p: run("promote", "", "--of", "eu", *p.new, "--home-is-lost"),
         lambda p: run("promote", "us", "--of", "", *p.new, "--home-is-lost"),
@@ -273,8 +295,9 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         ),
     ],
     "`switch` of a home below level 5": [below_level_5],
+    "`switch` of a home that another one has taken over, or while a switch to another copy is under way": [taken_over],
     "`switch --undo` where none was begun": [lambda p: p.switch("--undo")],
-    "`switch --undo` once the new home has begun": [undone_late],
+    "`switch --undo` once the new home has begun, or another one has taken over": [undone_late],
     "`salvage` without `--to` and `--dry-run`, or with both": [
         lambda p: run("salvage", *p.home, "--of", p.copy),
         lambda p: run("salvage", *p.home, "--of", p.copy, "--dry-run", "--to", str(p.root / "files")),
@@ -298,7 +321,16 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: run("gc", *p.home, "--index", p.index, "--once"),
     ],
 }  # fmt: skip
-WRITES_FIRST = (undone_late, salvaged_twice, demoted_alone, demoted_after_taking_over, not_whole)
+WRITES_FIRST = (
+    overtaken,
+    outdated,
+    taken_over,
+    undone_late,
+    salvaged_twice,
+    demoted_alone,
+    demoted_after_taking_over,
+    not_whole,
+)
 
 
 def _dir(path: Path) -> Path:
@@ -328,7 +360,7 @@ def test_what_is_refused_writes_nothing(place: Place, row: str, number: int) -> 
     assert refused.value.message.count("\n") == 0
     if call not in WRITES_FIRST and call not in (of_itself,):
         assert place.blobs() == before
-    if "salvage" not in row and "demote" not in row and call is not undone_late:
+    if "salvage" not in row and "demote" not in row and call not in (undone_late, taken_over, outdated):
         place.insert(1_000)  # home goes on
         assert 1_000 in ids(place.blob, place.consensus)
 
@@ -436,6 +468,28 @@ def test_a_promotion_that_was_killed_is_repeated(place: Place, monkeypatch: pyte
     assert promotion is not None
     assert sorted(promotion.shards) == list(NAMES)
     assert ids(place.copy, place.fresh) == [1]
+
+
+@pytest.mark.parametrize("verb", ["promote", "switch"])
+def test_who_is_killed_before_the_index_is_set_sets_it_by_the_same_command(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    def dies(indexed: object, epoch: int) -> None:
+        raise SystemExit
+
+    def command() -> int:
+        indexed = ("--index", place.index, "--write", "http://us:8787")
+        return place.switch(*indexed) if verb == "switch" else place.promote(*indexed, "--home-is-lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Indexed, "set", dies)
+        with suppress(SystemExit):
+            command()
+    capsys.readouterr()
+    assert command() == 0
+    assert json.loads(capsys.readouterr().out)["had_ended"] is True
+    entry = read_index(place.index).regions["eu"]
+    assert (entry.write, entry.epoch) == (("http://us:8787",), 2)
 
 
 def as_the_page_says(place: Place, heading: str, third: str) -> list[list[str]]:

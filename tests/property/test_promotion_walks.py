@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from blob import Blob
+from blob.memory import MemoryBlob
 from consensus.forwarding import ForwardingConsensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
@@ -92,7 +93,9 @@ class Ending(Walk):
         self._check_promoted(promotion)
         self._home_sleeps_through(is_fenced)
         self._new_home_goes_on(promotion)
-        self._salvaged(promotion)
+        self._salvaged(promotion, promotion)
+        if self.pick.random() < 0.4:
+            self._salvaged(self._second_home(), promotion)
         self._demoted(promotion)
 
     def _dies(self, done: int, of: int) -> None:
@@ -147,12 +150,35 @@ class Ending(Walk):
             client.shard(name).insert([{"k": row[0], "v": row[1]}])
             self.new_rows[name].add(row)
 
-    def _salvaged(self, promotion: Promotion) -> None:
-        """What the old home has is what the new one was given, and what salvage tells."""
+    def _second_home(self) -> Promotion:
+        """Another copy becomes home after the first one."""
+        home, copy = self.regions.home, self.regions.copy
+        blob = MemoryBlob("mem:second", now_ms=home.clock.now_ms)
+        replicator = Replicator(copy, blob, home.clock, ReplicateSettings())
+        replicator.round(whole=True)
+        ids = ClockedIds(home.clock, 20_000 + self.pick.randint(0, 10_000))
+        second = memory_location(
+            blob=blob,
+            consensus=MemoryConsensus("mem:second"),
+            clock=home.clock,
+            ids=ids,
+            policy=POLICY,
+            small_merges=False,
+        )
+        promote(second, "ap", "eu", OldHome(is_lost=True), How(accept_loss=True))
+        promotion = last_promotion(blob)
+        assert promotion is not None
+        return promotion
+
+    def _salvaged(self, promotion: Promotion, first: Promotion) -> None:
+        """What the old home has is what the new one was given, and what salvage tells, however many came after it."""
         home = self.regions.home
-        told = {found.name: found for found in salvage(home.process(), promotion, self.path / "salvaged")}
+        directory = self.path / f"salvaged-{promotion.epoch}"
+        told = {found.name: found for found in salvage(home.process(), promotion, directory)}
         for name, rows in home.rows.items():
-            kept, found = promotion.of_shard(name), told.get(name)
+            kept, found = first.of_shard(name), told.get(name)
+            if kept is not None and kept.shard_id != home.state(name).shard_id:
+                kept = None  # of an earlier life of the name
             upper = 0 if kept is None else kept.upper.element or 0
             base = set(self.regions.truth[home.state(name).shard_id, upper - 1]) if upper else set()
             if found is None:
@@ -244,13 +270,20 @@ class Ending(Walk):
 
     def _dies_and_is_undone(self, switch: Switch, rivals: _Rivals) -> bool:
         """It is killed while it hands over, and home goes on; whether there was time for that."""
-        rivals.dies_after = self.pick.randint(1, 6)
+        is_late = self.pick.random() < 0.5
+        rivals.dies_after = 0 if is_late else self.pick.randint(1, 6)
+
+        def told(step: str) -> None:
+            if is_late and "are handed over" in step:
+                raise SystemExit
+
         try:
-            switch.run(sleep=lambda seconds: self.regions.home.clock.advance_ms(int(seconds * 1000)))
+            switch.run(told, sleep=lambda seconds: self.regions.home.clock.advance_ms(int(seconds * 1000)))
             return False
         except SystemExit:
             rivals.dies_after = 0
         rivals.on = False
+        self.regions.copier.step(self.pick.choice((0.0, 0.9, 1.0)))  # which may show the first hand-over for long
         switch.undo()
         self.regions.home.clock.advance_ms(int(LOOK_EVERY_S * 1000))
         for name in sorted(self.regions.home.rows):
@@ -266,7 +299,7 @@ class _Adversary:
         self._ending = ending
         self._rounds = 0
 
-    def round(self, *, whole: bool) -> None:
+    def round(self, *, whole: bool, deletes: bool) -> None:
         self._rounds += 1
         copier = self._ending.regions.copier
         copier.step(0.4)
@@ -356,6 +389,11 @@ def notes_what_is_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(promoting, "kept_of", resumed)
 
 
+def compares_with_the_last_home(patch: pytest.MonkeyPatch) -> None:
+    """Salvage takes the last promotion for the one that came after the old home."""
+    patch.setattr(salvaging, "_left_at", lambda old, epoch, promotion: salvaging._Left(promotion, None))
+
+
 def keeps_what_it_published(patch: pytest.MonkeyPatch) -> None:
     """An old home that becomes a copy keeps what it published alone."""
     patch.setattr(demoting, "JOURNALS", "none/")
@@ -368,6 +406,7 @@ BROKEN = (
     never_looks_again,
     salvages_what_is_listed_first,
     notes_what_is_known,
+    compares_with_the_last_home,
     keeps_what_it_published,
 )
 

@@ -1,0 +1,654 @@
+"""What was found in promotions, switches and old homes: each test is a fault that was there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from blob import Blob, BlobStat
+from blob.forwarding import ForwardingBlob
+from blob.memory import MemoryBlob
+from consensus import Consensus
+from consensus.memory import MemoryConsensus
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.identity import COPY_KEY, EPOCHS
+from persist.commit.location import Location
+from persist.commit.published import Published
+from persist.commit.publishing import PublishSettings
+from persist.copies.recovering import How
+from persist.core.attribute import AttributeUpdate
+from persist.core.errors import Conflict, InvalidUsage, ReadOnly
+from persist.core.ids import shard_id_of
+from persist.core.state import Policy
+from persist.regions import demoting, switching
+from persist.regions.demoting import demote
+from persist.regions.index import Index, write_index
+from persist.regions.promoting import OldHome, moved_home, promote
+from persist.regions.promotion import last_promotion
+from persist.regions.replicating import ReplicateSettings, Replicator
+from persist.regions.salvaging import Diverged, diverged, salvage
+from persist.regions.switching import Switch
+from tests.integration import test_erasure
+from tests.support.clones import SCHEMA, ClockedIds, Shards
+from tests.support.location import memory_location
+from tests.support.markers import in_memory, marker, uncompressed, where
+from tests.support.regions import POLICY, Row
+
+
+class Dies(BaseException):
+    """A process is killed here."""
+
+
+class Region:
+    """A copy of home's blob store, and the consensus store that is to be."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.blob: Blob = MemoryBlob(name, now_ms=world.home.clock.now_ms)
+        self.consensus: Consensus = MemoryConsensus(f"mem:{name}")
+
+    def process(self, *, blob: Blob | None = None, consensus: Consensus | None = None) -> Location:
+        world, clock = self.world, self.world.home.clock
+        world.processes += 1
+        return memory_location(
+            blob=blob or self.blob,
+            consensus=consensus or self.consensus,
+            clock=clock,
+            ids=ClockedIds(clock, 5_000 + world.processes),
+            policy=POLICY,
+            small_merges=False,
+        )
+
+    def replicate(self, source: Blob | None = None) -> Replicator:
+        """Bring over all that home has."""
+        replicator = self.replicator(source)
+        replicator.round(whole=True)
+        return replicator
+
+    def replicator(self, source: Blob | None = None) -> Replicator:
+        return Replicator(source or self.world.home.blob, self.blob, self.world.home.clock, ReplicateSettings())
+
+    def promote(self, home: OldHome | None = None, location: Location | None = None) -> Any:
+        return promote(location or self.process(), "us", "eu", home or OldHome(is_lost=True), How())
+
+    def switch(self, home: Location, replicator: Replicator | None = None, **stores: Any) -> Switch:
+        return Switch(home, self.process(**stores), "us", "eu", replicator)
+
+    def rows(self, name: str) -> set[Row]:
+        return rows(self.process(), name)
+
+    def insert(self, name: str, k: str, v: int) -> None:
+        insert(self.process(), name, k, v)
+
+    def publish(self) -> None:
+        self.world.publish(self.process())
+
+
+class World:
+    """A home with shards, and regions that are copies of it."""
+
+    def __init__(self) -> None:
+        self.home = Shards(policy=POLICY)
+        self.processes = 0
+        self.us, self.ap = Region(self, "us"), Region(self, "ap")
+
+    def begin(self, **shards: int) -> None:
+        """Shards with so many inserts, which us has."""
+        for name, inserts in shards.items():
+            self.home.create(name, inserts)
+        self.publish()
+        self.us.replicate()
+
+    def publish(self, location: Location | None = None) -> None:
+        """What maintenance does until all is published."""
+        self.home.clock.advance_ms(6_000)
+        found = location or self.home.process()
+        published = Published(found, PublishSettings(every_s=5.0), at_once=True)
+        states = {name: found.machine(name).refresh() for name in found.all_names(with_dropped=True)}
+        for name, state in states.items():
+            published.look(name, state)
+        published.round({name: state.is_closed for name, state in states.items()})
+        published.close()
+
+    def sleep(self, seconds: float) -> None:
+        self.home.clock.sleep(seconds)
+
+    def killed_switch(self, monkeypatch: pytest.MonkeyPatch, region: Region, sleep: Callable[[float], object]) -> None:
+        """A switch that is killed when all is handed over, and the copy has it."""
+
+        def dies(location: object, how: object) -> None:
+            raise Dies
+
+        replicator = None if sleep != self.sleep else region.replicator()
+        with monkeypatch.context() as patch:
+            patch.setattr(switching, "begin_anew", dies)
+            with suppress(Dies):
+                region.switch(self.home.process(), replicator).run(sleep=sleep)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def rows(location: Location, name: str) -> set[Row]:
+    table = Client(EmbeddedTransport(location)).shard(name).snapshot().to_arrow()
+    return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+
+
+def insert(location: Location, name: str, k: str, v: int) -> None:
+    Client(EmbeddedTransport(location)).shard(name).insert([{"k": k, "v": v}])
+
+
+def mirror(source: Blob, copy: Blob) -> None:
+    """The store's own replication: every key, both ways of change."""
+    here, there = {stat.key for stat in source.list("")}, {stat.key for stat in copy.list("")}
+    for key in sorted(here - there):
+        copy.put(key, source.get(key))
+    copy.delete(sorted(there - here))
+
+
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, steps: int) -> Iterator[None]:
+    """What is done here dies before it changes a store for the `steps`th time."""
+    left = steps
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise Dies
+            return real(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patch, suppress(Dies):
+        for store, names in ((MemoryBlob, ("put", "delete")), (MemoryConsensus, ("compare_and_set", "begin"))):
+            for name in names:
+                patch.setattr(store, name, dying(getattr(store, name)))
+        yield
+
+
+# --- a switch that was undone
+
+
+def test_a_switch_after_an_undone_one_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the hand-over of the first try, which the copy still showed, for its own."""
+    home, us = world.home, world.us
+
+    def sleep(seconds: float) -> None:
+        home.clock.advance_ms(int(seconds * 1000))
+        mirror(home.blob, us.blob)
+
+    home.create("a", 3)
+    world.publish()
+    mirror(home.blob, us.blob)
+    world.killed_switch(monkeypatch, us, sleep)
+    assert us.switch(home.process()).undo() == 1
+    home.clock.advance_ms(60_000)  # nothing of this has come to the copy
+    for _ in range(5):
+        home.write("a")
+    world.publish()
+    assert us.switch(home.process()).run(sleep=sleep).epoch == 4, "never an epoch that was given before"
+    assert us.rows("a") == home.rows["a"]
+
+
+def test_an_undone_switch_does_not_end_other_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had the epoch of the switch, home had it no more, and so nothing was copied to them for ever."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    other = ap.replicate()
+    world.killed_switch(monkeypatch, us, world.sleep)
+    other.round()  # while the switch is under way
+    us.switch(home.process()).undo()
+    home.clock.advance_ms(11_000)
+    home.write("a")
+    world.publish()
+    for replicator in (other, ap.replicator()):
+        replicator.round(whole=True)
+    ap.promote()
+    assert ap.rows("a") == home.rows["a"]
+
+
+def test_what_was_undone_becomes_no_home(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the run that goes on beside the undo, nor by one that comes later, while home goes on."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    whole = switching.begin_anew
+
+    def undone_meanwhile(location: Location, how: How) -> Any:
+        us.switch(home.process()).undo()
+        return whole(location, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(switching, "begin_anew", undone_meanwhile)
+        with pytest.raises(Conflict):
+            us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    assert not us.consensus.keys("", "", 1)
+    home.clock.advance_ms(11_000)
+    home.write("a")  # home goes on
+    us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    with pytest.raises(Conflict, match="begun as home"):
+        us.switch(home.process()).undo()
+    assert us.rows("a") == home.rows["a"]
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_an_undo_is_killed_anywhere_and_repeated(world: World, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    home, us = world.home, world.us
+    world.begin(a=3, b=3)
+    world.killed_switch(monkeypatch, us, world.sleep)
+    with killed_at(monkeypatch, steps):
+        us.switch(home.process()).undo()
+    us.switch(home.process()).undo()
+    home.clock.advance_ms(11_000)
+    for name in "ab":
+        home.write(name)
+    assert us.switch(home.process(), us.replicator()).run(sleep=world.sleep).epoch == 4
+    assert [us.rows(name) for name in "ab"] == [home.rows[name] for name in "ab"]
+
+
+def test_a_switch_is_refused_while_one_to_another_copy_is_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    ap.replicate()
+    world.killed_switch(monkeypatch, us, world.sleep)
+    with pytest.raises(Conflict, match="repeat that one first"):
+        ap.switch(home.process(), ap.replicator()).run(sleep=world.sleep)
+    assert us.switch(home.process(), us.replicator()).run(sleep=world.sleep).epoch == 2
+
+
+def test_an_undo_lifts_no_fence_of_another_home(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a switch that lost its epoch to a promotion there is nothing to be taken back: home stays fenced."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    ap.replicate()
+    with monkeypatch.context() as patch, suppress(Dies):
+        patch.setattr(switching, "fence", lambda blob, binding: (_ for _ in ()).throw(Dies))
+        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    ap.promote(OldHome(blob=home.blob))
+    for _ in range(2):
+        with pytest.raises(Conflict, match="another consensus store has taken over"):
+            us.switch(home.process()).undo()
+    with pytest.raises(ReadOnly):
+        insert(home.process(), "a", "late", 1)
+
+
+# --- killed, and repeated
+
+
+@pytest.mark.parametrize("steps", range(1, 15))
+def test_a_promotion_is_killed_anywhere_and_nothing_is_copied_over_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Killed after the binding it stayed marked as a copy, and `persist replicate` deleted its blobs."""
+    home, us = world.home, world.us
+    world.begin(a=3, b=2)
+    with killed_at(monkeypatch, steps):
+        us.promote(OldHome(blob=home.blob))
+    us.promote(OldHome(blob=home.blob))
+    us.insert("a", "at the new home", 1)
+    us.publish()
+    before = {stat.key for stat in us.blob.list("")}
+    replicator = us.replicator()
+    for _ in range(3):
+        with pytest.raises(InvalidUsage, match="is no copy"):
+            replicator.round(whole=True)
+        home.clock.advance_ms(301_000)
+    assert before <= {stat.key for stat in us.blob.list("")}
+    assert us.rows("a") == home.rows["a"] | {("at the new home", 1)}
+    assert us.blob.stat(COPY_KEY) is None
+
+
+@pytest.mark.parametrize("steps", range(1, 40, 3))
+def test_a_switch_is_killed_anywhere_and_its_next_run_deletes_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """The second run took rollups that the first had begun for blobs that home had deleted."""
+    home, us = world.home, world.us
+    world.begin(a=3, b=3)
+
+    def slow(step: str) -> None:
+        home.clock.advance_ms(301_000)  # each step takes five minutes
+
+    with killed_at(monkeypatch, steps):
+        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    before = {stat.key for stat in us.blob.list("s")}
+    us.switch(home.process(), us.replicator()).run(slow, sleep=world.sleep)
+    assert before <= {stat.key for stat in us.blob.list("s")}
+    assert [us.rows(name) for name in "ab"] == [home.rows[name] for name in "ab"]
+
+
+def test_the_same_command_goes_on_once_it_has_ended(world: World, tmp_path: Path) -> None:
+    """Killed before the index was set, it was refused: the index stayed with the old home."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    us.promote()
+    again = us.promote()
+    assert (again.epoch, again.had_ended) == (2, True)
+    assert us.switch(home.process()).run().had_ended
+    us.publish()
+    ap.replicate(us.blob)
+    assert ap.switch(us.process(), ap.replicator(us.blob)).run(sleep=world.sleep).epoch == 3
+    with pytest.raises(Conflict, match="at epoch 3 since"):
+        us.promote()
+    index = str(tmp_path / "regions.json")
+    write_index(index, Index({}))
+    moved_home(index, "eu", ("http://ap:1",), 3)
+    with pytest.raises(Conflict, match="later than 2"):
+        moved_home(index, "eu", ("http://us:1",), 2)
+
+
+# --- what only the old home has
+
+
+def told_of(world: World, region: Region, directory: Path | None = None) -> dict[str, Diverged]:
+    """What salvage tells of the old home against the one in this region."""
+    promotion = last_promotion(region.blob)
+    assert promotion is not None
+    old = world.home.process()
+    found = diverged(old, promotion) if directory is None else salvage(old, promotion, directory)
+    return {one.name: one for one in found}
+
+
+def in_files(found: Diverged) -> set[Row]:
+    table = pq.read_table(found.file)
+    return set(zip(table["k"].to_pylist(), table["v"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("second", ["promoted", "switched"])
+def test_a_second_home_hides_nothing_of_the_first_one(world: World, tmp_path: Path, second: str) -> None:
+    """Notes were not copied, the last one alone was read, and its seqnos were compared with those of another epoch."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    for _ in range(4):
+        home.write("a")  # acknowledged there alone
+    us.promote()
+    us.insert("a", "at us", 1)
+    us.publish()
+    ap.replicate(us.blob)
+    if second == "promoted":
+        us.insert("a", "at us alone", 2)
+        ap.promote()
+    else:
+        ap.switch(us.process(), ap.replicator(us.blob)).run(sleep=world.sleep)
+    found = told_of(world, ap, tmp_path / "files")["a"]
+    assert in_files(found) == home.rows["a"] - ap.rows("a")
+    promotion = last_promotion(ap.blob)
+    assert promotion is not None
+    with pytest.raises(Conflict, match="has something of 1 shards"):
+        demote(home.process(), ap.blob, promotion)
+    told = list(diverged(us.process(), promotion))
+    assert [one.name for one in told] == (["a"] if second == "promoted" else [])
+
+
+def test_two_copies_that_became_home_are_told_apart(world: World, tmp_path: Path) -> None:
+    """Both went on from one home: what the first one has alone is what it wrote, whatever the second one wrote."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3)
+    ap.replicate()
+    us.promote()
+    us.insert("a", "at us alone", 1)
+    ap.promote(OldHome(blob=us.blob, is_lost=True))
+    ap.insert("a", "at ap", 1)
+    promotion = last_promotion(ap.blob)
+    assert promotion is not None
+    assert promotion.epoch == 3
+    [found] = salvage(us.process(), promotion, tmp_path / "files")
+    assert in_files(found) == {("at us alone", 1)}
+    assert found.lower == home.state("a").upper
+
+
+def test_a_name_that_was_used_again_is_another_shard(world: World, tmp_path: Path) -> None:
+    """Its rows were compared with those of the first life, and left out where times were the same."""
+    home, us = world.home, world.us
+    world.begin(a=6)
+    home.drop("a")
+    home.create("a", 4)
+    us.promote()
+    found = told_of(world, us, tmp_path / "files")["a"]
+    assert (in_files(found), found.lower.element, found.kept) == (home.rows["a"], 0, None)
+
+
+def columns(home: Shards) -> None:
+    home.client.shard("a").evolve_schema(pa.schema([*SCHEMA, pa.field("added", pa.int64())]))
+    home.merge("a")
+    home.settle()
+
+
+def attribute(home: Shards) -> None:
+    home.client.shard("a").open_writer().update_attributes([AttributeUpdate.replace("ab" * 16, 1)])
+
+
+CHANGES: dict[str, Callable[[Shards], object]] = {
+    "a critical reader": lambda home: home.client.shard("a").critical_reader("other", "acknowledged"),
+    "a column, and then merges": columns,
+    "history that was forgotten": lambda home: home.merge("a"),
+    "a tag": lambda home: home.client.shard("a").tag("mine", 0),
+    "a setting": lambda home: home.client.shard("a").configure(history="7d"),
+    "an attribute": attribute,
+    "a row": lambda home: home.write("a"),
+}
+NONE: dict[str, Callable[[Shards], object]] = {
+    "collections": lambda home: home.settle(),
+    "readers": lambda home: home.contents("a"),
+    "nothing": lambda home: None,
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGES, *NONE])
+def test_what_was_acknowledged_besides_rows_is_told(world: World, change: str) -> None:
+    """A critical reader leaves no entry in the commit history, and without a history of its own a shard keeps few."""
+    home, us = world.home, world.us
+    world.begin(a=6)
+    us.promote()
+    {**CHANGES, **NONE}[change](home)
+    told = told_of(world, us)
+    assert list(told) == (["a"] if change in CHANGES else [])
+    if change in CHANGES:
+        assert told["a"].commits > 0
+        assert told["a"].to_json()["commits"] == told["a"].commits
+
+
+def test_salvage_reads_what_was_handed_over_to_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such a shard takes no reader, and salvage ended there; no later shard was told."""
+    home, us, ap = world.home, world.us, world.ap
+    world.begin(a=3, b=3)
+    ap.replicate()
+    home.write("a")
+    home.write("b")
+    world.publish()
+    whole = switching._hand_over
+
+    def dies(location: Location, name: str, epoch: int) -> None:
+        if name == "b":
+            raise Dies
+        whole(location, name, epoch)
+
+    with monkeypatch.context() as patch, suppress(Dies):
+        patch.setattr(switching, "_hand_over", dies)
+        us.switch(home.process(), us.replicator()).run(sleep=world.sleep)
+    assert [bool(home.state(name).handed_over) for name in "ab"] == [True, False]
+    ap.promote(OldHome(blob=home.blob))  # us is lost as well
+    told = told_of(world, ap, tmp_path / "files")
+    assert [in_files(told[name]) for name in "ab"] == [home.rows[name] - ap.rows(name) for name in "ab"]
+
+
+def test_a_shard_that_was_handed_over_and_did_not_arrive_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A promotion of the copy goes on under the epoch of the switch: what it lacks counts all the same."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    home.write("a")
+    with monkeypatch.context() as patch, suppress(Dies):
+        patch.setattr(Switch, "_arrived", lambda switch, names, epoch, sleep: (_ for _ in ()).throw(Dies))
+        us.switch(home.process(), None).run(sleep=world.sleep)
+    us.promote()
+    found = told_of(world, us, tmp_path / "files")["a"]
+    assert in_files(found) == home.rows["a"] - us.rows("a")
+
+
+def test_a_long_name_and_a_damaged_shard_hide_no_other_shard(world: World, tmp_path: Path) -> None:
+    """The file's name was too long for a file system, and the shards after it were not told."""
+    home, us = world.home, world.us
+    long = "eu" + "x" * 125 + "/" + "y" * 128
+    world.begin(**{"a": 1, long: 2, "z": 1})
+    for name in ("a", long, "z"):
+        home.write(name)
+    us.promote()
+    home.blob.delete([stat.key for stat in home.blob.list(shard_id_of("a"))])
+    told = told_of(world, us, tmp_path / "files")
+    assert "cannot be read" in told["a"].why
+    assert [in_files(told[name]) for name in (long, "z")] == [home.rows[name] - us.rows(name) for name in (long, "z")]
+
+
+def test_a_time_that_both_homes_gave_out_is_told(world: World) -> None:
+    """Beyond the gap of times an old home that nobody could fence gives out what the new one gives out too."""
+    home, us = world.home, world.us
+    world.begin(a=1, b=1)
+    home.client.shard("a").advance_upper(3_000_000)
+    home.client.shard("b").advance_upper(3_000)
+    us.promote()
+    assert {name: found.overlaps for name, found in told_of(world, us).items()} == {"a": True, "b": False}
+
+
+# --- an old home becomes a copy
+
+
+class Between(ForwardingBlob):
+    """Does something when the epochs are listed."""
+
+    def __init__(self, inner: Blob, then: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.then = then
+
+    def list(self, prefix: str) -> Iterator[BlobStat]:
+        if prefix == EPOCHS:
+            then, self.then = self.then, lambda: None
+            then()
+        return super().list(prefix)
+
+
+def test_what_comes_while_a_home_is_demoted_is_not_dropped_unseen(world: World) -> None:
+    """It was looked what the home has alone before the home was stopped."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    us.promote()
+    server = home.process()  # it has not seen that another home is there
+    rows(server, "a")
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    new = Between(us.blob, lambda: insert(server, "a", "acknowledged", 77))
+    with pytest.raises(Conflict, match="has something of 1 shards"):
+        demote(home.process(), new, promotion)
+    assert ("acknowledged", 77) in rows(home.process(), "a"), "it is read until it is demoted"
+    with pytest.raises(Conflict):
+        demote(home.process(), us.blob, promotion)
+    demote(home.process(), us.blob, promotion, drop_diverged=True)
+    with pytest.raises(ReadOnly):
+        insert(server, "a", "late", 1)
+
+
+def test_what_comes_after_a_demotion_has_looked_is_not_dropped_unseen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of the old home that has not seen the new epoch yet acknowledges until the log takes nothing more."""
+    home, us = world.home, world.us
+    world.begin(a=3)
+    us.promote()
+    server = home.process()
+    rows(server, "a")
+    monkeypatch.setattr(server.identity, "look", lambda: None)  # it is at the very commit
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    whole = demoting._end
+
+    def late(*given: Any) -> None:
+        insert(server, "a", "acknowledged", 77)
+        whole(*given)
+        with pytest.raises(ReadOnly):
+            insert(server, "a", "late", 78)
+
+    monkeypatch.setattr(demoting, "_end", late)
+    with pytest.raises(Conflict, match="has something of 1 shards"):
+        demote(home.process(), us.blob, promotion)
+    assert home.blob.stat(COPY_KEY) is None
+
+
+def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, us = world.home, world.us
+    world.begin(a=3)
+    us.promote()
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    for steps in range(2, 6):
+        with killed_at(monkeypatch, steps):
+            demote(home.process(), us.blob, promotion)
+        with suppress(ReadOnly):
+            insert(home.process(), "a", f"late {steps}", steps)
+    state = home.state("a")
+    assert (state.handed_over, state.event_count) == (2, 3)
+    demote(home.process(), us.blob, promotion)
+    assert home.blob.stat(COPY_KEY) is not None
+
+
+# --- what a receipt says
+
+
+@pytest.mark.parametrize("how", ["promoted", "switched"])
+def test_a_receipt_is_given_anew_by_the_home_that_was_a_copy(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The copy keeps for a while what home has deleted: the new home said `erased`, and its store had the rows."""
+    uncompressed(monkeypatch)
+    world = test_erasure.World(policy=Policy())
+    machine = world.machine()
+    shard = machine.client.create_shard(test_erasure.NAME, test_erasure.SCHEMA, ["id"], history="7d")
+    secret = marker()
+    test_erasure.padded(shard, secret, "b")
+    copy, log = MemoryBlob("us", now_ms=lambda: world.true_ms), MemoryConsensus("mem:us")
+
+    def publish() -> None:
+        world.pass_ms(6_000)
+        location = world.machine().location
+        published = Published(location, PublishSettings(every_s=5.0), at_once=True)
+        published.look(test_erasure.NAME, location.machine(test_erasure.NAME).refresh())
+        published.round({test_erasure.NAME: False})
+        published.close()
+
+    publish()
+    replicator = Replicator(world.blob, copy, machine.clock, ReplicateSettings())
+    replicator.round(whole=True)
+    told = shard.erase(keys=[secret])
+    test_erasure.Maintenance(machine).run()
+    assert shard.erased(told.id).done
+    publish()
+    replicator.round(whole=True)
+    old = world.machine().location
+    world.blob, world.consensus = copy, log  # whose machines are of the new home from now on
+    new = world.machine().location
+    if how == "switched":
+        mover = Replicator(old.blob, copy, machine.clock, ReplicateSettings())
+        Switch(old, new, "us", "eu", mover).run(sleep=lambda seconds: world.pass_ms(int(seconds * 1000)))
+    else:
+        promote(new, "us", "eu", OldHome(is_lost=True), How())
+    assert where(in_memory(copy, log), secret), "or there is nothing to be seen"
+    there = world.machine()
+    found = there.client.shard(test_erasure.NAME)
+    assert not found.erased(told.id).done
+    for _ in range(3):
+        world.pass_ms(24 * 3_600_000)
+        test_erasure.Maintenance(there).run()
+    assert found.erased(told.id).done
+    assert where(in_memory(copy, log), secret) == []
