@@ -72,7 +72,7 @@ def _presence(url: str, error: Exception, timeout_s: float) -> Presence:
     if isinstance(error, TimeoutError):
         return Presence(url, True, f"it did not answer within {timeout_s:g} s")
     if isinstance(error, socket.gaierror):
-        return Presence(url, False, f"its name cannot be found, which tells nothing: {said}")
+        return Presence(url, False, f"or may: its name cannot be found, which tells nothing: {said}")
     if isinstance(error, OSError) and error.errno in _NOBODY:
         return Presence(url, True, said)
     return Presence(url, False, f"it answers, and not as HTTP: {said}")

@@ -48,12 +48,12 @@ class OldHome:
         answering = [str(one) for one in found if not one.is_silent]
         if answering and self.blob is None:
             raise Conflict(
-                f"the home of region {of!r} may be there: {', '.join(answering)}. What it acknowledges from now on "
+                f"the home of region {of!r} answers at {', '.join(answering)}: what it acknowledges from now on "
                 "would be lost. `persist switch` loses nothing; or give --home-blob, so that it stops; or "
                 "--home-is-lost, if you know that nobody writes there any more"
             )
         for one in found:
-            log.warning("the home of region %r %s: %s", of, "is silent" if one.is_silent else "may be there", one)
+            log.warning("the home of region %r %s: %s", of, "is silent at" if one.is_silent else "answers at", one)
 
     def stores(self, location_id: bytes) -> tuple[Blob, ...]:
         """The stores that are to be fenced. Raises InvalidUsage: it is of another location, or of none; Unavailable."""

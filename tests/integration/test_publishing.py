@@ -121,7 +121,7 @@ def test_a_process_of_an_older_epoch_publishes_nothing(world: World) -> None:
     user.identity.check()
     one.add(NAME, entry(world, 1))
     world.blob.put("epoch/2", b"another consensus store has taken over")
-    user.identity._confirmed_s = -1e9
+    user.identity._looks.forget()  # the last look was long ago
     with pytest.raises(ReadOnly, match="only reads"):
         user.identity.confirm()
     other = Publisher(user.blob, user.identity, world.clock, user.ids, SETTINGS)

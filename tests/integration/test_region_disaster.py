@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import persist
 from persist.regions.index import read_index
+from rpc.client.transport import open_transport
 from tests.services.postgres import Postgres
 from tests.support.disaster import NAMES, Disaster, Stores, free_port
 from tests.support.urls import with_path
@@ -83,11 +85,14 @@ def test_a_lost_home_comes_back_and_all_rows_are_accounted_for(disaster: Disaste
 
     old = disaster.serve(stores.blob, stores.consensus)  # with the index, which the administrator has brought there
     with (
-        persist.connect(old.url) as client,
+        closing(open_transport(persist.Connection(old.url))) as transport,  # a client that follows no index
         pytest.raises(persist.ReadOnly, match="at home elsewhere since epoch 2") as refused,
     ):
-        client.shard(NAMES[0]).insert([{"id": -1, "v": "late"}])
+        persist.Client(transport).shard(NAMES[0]).insert([{"id": -1, "v": "late"}])
     assert refused.value.details["home"] == [url]
+    with persist.connect(old.url) as client:  # whose own index sends clients on
+        client.shard(NAMES[0]).insert([{"id": 1_001, "v": "sent on"}])
+        disaster.acknowledged[NAMES[0]].add(1_001)
 
     ended = ("--blob", stores.blob, "--consensus", stores.consensus, "--of", stores.copy)
     code, lines, said = disaster.command("demote", *ended)
@@ -159,8 +164,8 @@ class Writers:
 
     def _lands(self, name: str, one: int) -> bool:
         try:
-            with persist.connect(self._at[name], timeout_s=5.0) as client:
-                client.shard(name).insert([{"id": one, "v": name}])
+            with closing(open_transport(persist.Connection(self._at[name], timeout_s=5.0))) as transport:
+                persist.Client(transport).shard(name).insert([{"id": one, "v": name}])  # it follows no index by itself
         except persist.ReadOnly:
             self._at[name] = read_index(self._disaster.index).regions["eu"].write[0]
             return False
