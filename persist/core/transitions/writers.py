@@ -198,16 +198,47 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     if not drops_rows(state, cut, has_rows=bool(command.runs)):
         result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
         return _recorded(state, command, result, context), result
-    _check_owner(state)
     result = c.Appended(state.upper, Antichain(time + 1))
+    return _push(_dropped(state, cut, time, context), command, result, (), context)
+
+
+def _dropped(state: State, cut: int, time: int, context: Context) -> State:
+    """The State in which rows before the cut are not there from this time on, which the service takes."""
+    _check_owner(state)
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
-    state = replace(
+    return replace(
         state,
         service_times=with_times(state.service_times, time, time + 1),
         drops=(*state.drops, RowDrop(cut, time)),
         cuts=without_cuts(state, cut),
     )
-    return _push(state, command, result, (), context)
+
+
+def edit(state: State, command: c.Edit, context: Context) -> tuple[State, c.Appended]:
+    """What drops needs no look at what is there, so that it may land whatever the upper is."""
+    _check_no_times(command.runs)
+    state = with_updates(state, command.attributes, context)
+    check_staged(state, command.runs, context)
+    time = state.upper.element
+    if time is None or time > TIME_MAX:
+        raise _no_time_left(state)
+    if not (command.drops and command.expected_upper.is_empty):
+        _check_upper(state, command.expected_upper)
+        if command.as_of != time - 1:
+            raise InvalidUsage(f"rows worked out from time {command.as_of} do not follow the upper {state.upper}")
+    if command.drops:
+        context.check_level("truncations", HISTORY_LEVEL)
+    drops = command.drops and time > 0 and drops_rows(state, time)
+    if not command.runs and not drops:
+        result = c.Appended(state.upper, state.upper)
+        told = command.attributes or is_alone(command)
+        return (_recorded(state, command, result, context) if told else state), result
+    result = c.Appended(state.upper, Antichain(time + 1))
+    if drops:
+        state = _dropped(state, time, time, context)
+    else:
+        state = replace(state, service_times=with_times(state.service_times, time, time + 1))
+    return _push(state, command, result, _at(command.runs, time), context)
 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
