@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.dropped import runs_of
+from persist.client.dropped import runs_of, within
 from persist.client.rows import Rows, Split
 from persist.client.show import html_table
 from persist.client.snapshot import (
@@ -271,12 +271,6 @@ def changes_between(
 def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
     """What may have updates at times in `(low, high]` that count as of `high`."""
     return within(contents(runs_of(view), view.drops, high), low, high)
-
-
-def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
-    """The runs with those parts that may have updates at times in `(low, high]`."""
-    parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
-    return tuple(Run(some) for some in parts if some)
 
 
 def _ranges(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -27,6 +27,12 @@ def runs_of(view: ShardView) -> tuple[Run, ...]:
     return tuple(run for batch in view.batches for run in batch.runs)
 
 
+def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
+    """The runs with those parts that may have updates at times in `(low, high]`."""
+    parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
+    return tuple(Run(some) for some in parts if some)
+
+
 def retractions(
     reader: PartReader,
     runs: Sequence[Run],
@@ -42,6 +48,21 @@ def retractions(
     before = Antichain(drop.cut)
     found = reader.read_updates(parts, Antichain(0), before, since=drop.cut - 1, key_range=key_range, columns=columns)
     return (_at(negated(table), drop.at) for table in found)
+
+
+def changes_at(reader: PartReader, runs: Sequence[Run], came: Sequence[Run], drop: RowDrop) -> Iterator[pa.Table]:
+    """All that changed at the time of a drop: `retractions` of `runs`, and what was written then, which is in `came`.
+
+    Rows that went and came cancel out. Tables have all columns, in key order. Raises what reading does.
+    """
+    if not came:
+        yield from retractions(reader, runs, drop)
+        return
+    went = reader.read_range(runs, as_of=drop.cut - 1)
+    for table in reader.difference(went, reader.read_changes(came, drop.at - 1, drop.at)):
+        times = pa.repeat(pa.scalar(drop.at, pa.int64()), len(table))
+        columns = [times if name == TIME else table.column(name) for name in reader.schema.updates_schema.names]
+        yield pa.Table.from_arrays(columns, schema=reader.schema.updates_schema)
 
 
 def retracted(

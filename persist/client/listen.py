@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import checked_wait
-from persist.client.dropped import retractions, runs_of, whole_view
+from persist.client.dropped import changes_at, runs_of, whole_view, within
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
-from persist.core.drops import RowDrop, drops_within, taken_away
+from persist.core.drops import RowDrop, clipped, drops_within, taken_away
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.view import Seen, ShardView, ViewRequest
@@ -142,13 +142,17 @@ class Listen:
             yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
 
     def _dropped(self, view: ShardView, drop: RowDrop) -> Iterator[ListenEvent]:
-        """The events of a drop: what it took away, at its time. It is worked out here, since nobody has written it."""
+        """The events of a drop: what it took away, at its time, and what came in its place.
+
+        What it took away is worked out here, since nobody has written it.
+        """
         whole = whole_view(self._transport, self._name, view)
         check_held(whole, max(drop.at - 1, 0))
         schema, reader = part_reader(self._transport, whole, self._settings)
         runs = taken_away(runs_of(whole), whole.drops, drop)
-        rows = sum(part.rows for run in runs for part in run.parts)
-        pieces = kept(retractions(reader, runs, drop), self._lease)
+        came = within(clipped(runs_of(whole), drop.cut), drop.at - 1, drop.at)
+        rows = sum(part.rows for run in (*runs, *came) for part in run.parts)
+        pieces = kept(changes_at(reader, runs, came, drop), self._lease)
         yield from self._events(pieces, rows, Antichain(drop.at + 1), schema)
 
     def _step(

@@ -30,6 +30,7 @@ from persist.client.telling import (
     read_place,
 )
 from persist.client.transport import OneShard, Transport
+from persist.client.verbs import Verbs
 from persist.client.wall_clock import as_of_at, kept_ms, period_ms, resolved, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
 from persist.core import commands as c
@@ -45,7 +46,7 @@ from persist.parts import ShardSchema, current_schema
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(Retaining):
+class Shard(Retaining, Verbs):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.

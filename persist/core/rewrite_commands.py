@@ -48,7 +48,14 @@ class DropBefore(Rewrite, frozen=True):
     """
 
 
-EDITS = ("upsert", "merge", "delete", "update", "replace_where", "overwrite")  # verbs, as the commit history has them
+EDITS = (
+    "upsert",
+    "merge_into",
+    "delete",
+    "update",
+    "replace_where",
+    "overwrite",
+)  # verbs, as the commit history has them
 
 
 class Edit(Rewrite, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ PREDICATE_CHARS_MAX = 100_000
 DEPTH_MAX = 100
 _TOKEN = re.compile(
     r"\s*(?:(?P<string>'[^'\\]*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
-    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
+    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\.[A-Za-z_][A-Za-z_0-9]*)*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
 )
 _WORDS = frozenset(
     ("AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "IS", "NULL", "TRUE", "FALSE", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")

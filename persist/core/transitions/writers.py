@@ -16,7 +16,7 @@ from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
-from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.context import HISTORY_LEVEL, OVERWRITES_LEVEL, RETRY_LATER_S, Context
 from persist.core.transitions.dropping import drops_rows, without_cuts
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
@@ -225,9 +225,14 @@ def edit(state: State, command: c.Edit, context: Context) -> tuple[State, c.Appe
     if not (command.drops and command.expected_upper.is_empty):
         _check_upper(state, command.expected_upper)
         if command.as_of != time - 1:
-            raise InvalidUsage(f"rows worked out from time {command.as_of} do not follow the upper {state.upper}")
+            raise UpperMismatch(
+                f"shard {state.name!r} has upper {state.upper}: rows that were worked out from the time "
+                f"{command.as_of} do not follow it",
+                expected=[command.as_of + 1],
+                actual=state.upper.to_json(),
+            )
     if command.drops:
-        context.check_level("truncations", HISTORY_LEVEL)
+        context.check_level("overwrites by metadata", OVERWRITES_LEVEL)
     drops = command.drops and time > 0 and drops_rows(state, time)
     if not command.runs and not drops:
         result = c.Appended(state.upper, state.upper)
