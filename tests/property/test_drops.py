@@ -108,9 +108,11 @@ class Dropped(Tagged):
         """What is there goes by a drop, and other rows are there from the same time on."""
         fresh = [(key, value) for key, value, _, count in added for _ in range(count)]
         done = self.world.shard.overwrite([{"k": key, "v": value} for key, value in fresh])
-        assert done.added == len(fresh) and (self.upper == 0 or done.removed is None)
+        assert done.added == len(fresh)
+        assert self.upper == 0 or done.removed is None
         if not done.changed:
-            assert not fresh and not (self.upper and self.world.expected(self.upper - 1))
+            assert not fresh
+            assert not (self.upper and self.world.expected(self.upper - 1))
             return
         assert done.lower.element == self.upper
         going = Counter(self.world.expected(self.upper - 1)) if self.upper else Counter()
@@ -206,7 +208,8 @@ class Dropped(Tagged):
 @example(
     False,
     [
-        ("append", [("k0", 0, 0, 1), ("k1", 0, 1, 1)]), ("overwrite", [("k0", 0, 0, 1), ("k2", 1, 0, 2)]), ("merge", True),
+        ("append", [("k0", 0, 0, 1), ("k1", 0, 1, 1)]),
+        ("overwrite", [("k0", 0, 0, 1), ("k2", 1, 0, 2)]), ("merge", True),
         ("overwrite", [("k2", 1, 0, 1)]), ("restore", 3), ("overwrite", []), ("truncate", 50), ("forget", 8),
     ],
 )  # fmt: skip

@@ -94,8 +94,11 @@ def delete(rng: random.Random) -> Verb:
             (f"k >= {k} AND b = 'x'", lambda row: row[0] >= k and row[2] == "x"),
         ]
     )
-    keep = Verb("delete", lambda s, o: s.delete(where, **o), lambda bag: Counter({r: n for r, n in bag.items() if not is_meant(r)}))  # fmt: skip
-    return keep
+
+    def model(bag: Bag) -> Bag:
+        return Counter({row: n for row, n in bag.items() if not is_meant(row)})
+
+    return Verb("delete", lambda s, o: s.delete(where, **o), model)
 
 
 def delete_keys(rng: random.Random) -> Verb:
