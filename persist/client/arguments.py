@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage, shown
 
 NUMBER_MAX = 2**62
@@ -12,11 +13,23 @@ NUMBER_MAX = 2**62
 
 def checked(what: str, value: object, *kinds: type) -> None:
     """Raise InvalidUsage unless `value` is one of these kinds; None among them stands for None."""
+    if isinstance(value, Antichain) and Antichain not in kinds:
+        raise InvalidUsage(
+            f"{what} is the frontier {value}; it must be a time: upper().element - 1 is the latest complete one, "
+            "since().element the earliest that can be read"
+        )
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise InvalidUsage(f"{what} is {shown(value)}; it must be {wanted}")
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidUsage(f"{what} is {value!a:.100}; it is no Unicode text, since it has half a surrogate pair")
+
+
+def checked_time(what: str, value: object, least: int = 0) -> None:
+    """Raise InvalidUsage unless `value` is a time that can be read, or None, which says the latest."""
+    checked(what, value, int, type(None))
+    if isinstance(value, int) and not least <= value <= TIME_MAX:
+        raise InvalidUsage(f"{what} is {shown(value)}; it must be a time in [{least}, {TIME_MAX}] or None")
 
 
 def checked_wait(what: str, value: object) -> None:

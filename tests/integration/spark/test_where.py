@@ -169,7 +169,7 @@ def _statistics(group: Any) -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("nope = 1", "option 'where' names 'nope', which the shard has not"),
+        ("nope = 1", "where names 'nope', which the shard has not"),
         ("i =", "has 'the end' where it should have a literal"),
         ("i = 1 i", "has 'i' where it should have AND, OR or the end"),
         ("i = 1.5", "cannot compare column 'i', which is int32, with decimal '1.5' exactly"),
