@@ -77,9 +77,12 @@ def _check(table: pa.Table, rows: pa.Table, counts: npt.NDArray[np.int64]) -> No
     """The sum of the counts is taken in floating point, where it cannot wrap around."""
     negative = first_negative(table)
     if negative is not None:
+        missing = int((counts < 0).sum())
         raise NegativeMultiplicity(
-            f"a row is there {counts[negative]} times, because it was taken away more often than added; read with "
-            "to_arrow(), or expand=false over HTTP, which give each row its __diff",
+            f"{missing} of {len(counts)} rows, taken away more often than added, cannot be shown: "
+            f"{'it' if missing == 1 else 'the first'} is there {counts[negative]} times; insert what is missing, or "
+            "read with to_arrow(), or expand=false over HTTP, which give each row its __diff",
+            rows=missing,
         )
     if counts.sum(dtype=np.float64) > EXPANDED_ROWS_MAX:
         most = int(np.argmax(counts))

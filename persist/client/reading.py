@@ -53,7 +53,7 @@ class Reading:
 
     @abstractmethod
     def view(self) -> ShardView:
-        """Frontiers and schemas as of now."""
+        """Frontiers and schemas as of now. Raises what every call may."""
 
     @abstractmethod
     def _current_schema(self) -> tuple[int, ShardSchema]:

@@ -146,14 +146,23 @@ def frontier(text: str, name: str) -> Antichain:
 
 
 def _as_of(
-    as_of: Annotated[int | None, Query(ge=-1, description="The time; else the latest complete one.")] = None,
+    as_of: Annotated[int | None, Query(ge=0, description="The time; else the latest complete one.")] = None,
+    timestamp: Timestamp = None,
+) -> int | datetime | None:
+    return _time_or_instant("as_of", as_of, timestamp)
+
+
+def _read_at(
+    as_of: Annotated[
+        int | None, Query(ge=-1, description="The time; else the latest complete one. As of -1 a shard is empty.")
+    ] = None,
     timestamp: Timestamp = None,
 ) -> int | datetime | None:
     return _time_or_instant("as_of", as_of, timestamp)
 
 
 def _as_of_or_tag(
-    at: Annotated[int | datetime | None, Depends(_as_of)],
+    at: Annotated[int | datetime | None, Depends(_read_at)],
     tag: Annotated[str | None, Query(description="A tag, in the place of a time.", max_length=128)] = None,
 ) -> int | datetime | str | None:
     if tag is None:

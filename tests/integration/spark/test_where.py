@@ -197,3 +197,11 @@ def test_a_rejected_predicate_is_told_through_spark(client: Any, load: Any) -> N
     client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
     with pytest.raises(PySparkException, match="cannot compare column 'i'"):
         load("orders", where="i = 'x'").collect()
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e99999999", "0." + "1" * 39, "1" * 39 + ".5"])
+def test_a_number_that_spark_has_no_literal_for_is_rejected(number: str) -> None:
+    """`f < 1e400` was taken, as if the number was infinite; Spark rejects it."""
+    for column in ("f", "r", "d"):
+        with pytest.raises(InvalidUsage, match="where has the number"):
+            Filter.of(f"{column} < {number}", ShardSchema(SCHEMA, ("id",)))
