@@ -9,10 +9,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import checked, checked_time, checked_wait, names
+from persist.client.at_once import rows_at_once
 from persist.client.complete import BEFORE_ALL, NothingWritten
+from persist.client.expanding import expanded
 from persist.client.listen import Listen
 from persist.client.past import HandleSettings
 from persist.client.snapshot import (
@@ -110,7 +113,8 @@ class Reading:
     ) -> list[dict[str, Any]]:
         """The rows of one key, each as often as it is there; an empty list where the key is not there.
 
-        It reads the row groups that may have this key, which are few.
+        It reads the row groups that may have this key, which are few, and writes nothing: it takes no hold, unless
+        maintenance deletes meanwhile what it reads.
 
         Args:
             key: its value, or a tuple with one for each key column, in key order. `None` in it means null.
@@ -257,9 +261,16 @@ class Reading:
     def _rows(
         self, as_of: int | datetime | None, selection: Selection, limit: int, purpose: str
     ) -> list[dict[str, Any]]:
-        with self._snapshot(as_of, selection, limit, (1, WAIT_S, purpose)) as found:
-            rows: list[dict[str, Any]] = found.to_arrow(expand=True).to_pylist()
-            return rows
+        """The first rows as dicts, each as often as it is there: read without a hold where that is possible."""
+        if isinstance(as_of, datetime):
+            as_of = as_of_at(self.name, self._resolved(as_of, WAIT_S))
+        checked_time("as_of", as_of, BEFORE_ALL)
+        table = rows_at_once(self._transport, self.name, as_of, selection, limit, self._settings.read)
+        if table is None:
+            with self._snapshot(as_of, selection, limit, (1, WAIT_S, purpose)) as found:
+                table = found.to_arrow()
+        rows: list[dict[str, Any]] = pa.concat_tables(expanded(table)).to_pylist()
+        return rows
 
     @contextmanager
     def _held(

@@ -87,10 +87,10 @@ async def listen(
         time = await _after_of(service, name, after)
         told = {"persist-after": "" if time is None else str(time)}
     start = _start(request, name, time)
-    if selection != EVERYTHING:
-        selection = await service.work.run(partial(_selected, service, name, selection))
     if start.shard is not None and await _is_at_the_end(service, name, start):
         return Response(status_code=204)  # by which a browser's EventSource knows not to come again
+    if selection != EVERYTHING:
+        selection = await service.work.run(partial(_selected, service, name, selection))
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
         hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves_since))

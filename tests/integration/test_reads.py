@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -15,10 +16,11 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob import BlobNotFound
 from persist.client.connect import Client
 from persist.client.shard import Shard
 from persist.core.antichain import Antichain
-from persist.core.errors import Expired, InvalidUsage, NegativeMultiplicity, NotReadable
+from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable
 from persist.parts.files import Files
 from tests.support.pages import page
 
@@ -270,6 +272,60 @@ def test_get_of_keys_of_many_types_and_of_null(client: Client) -> None:
         shard.insert([{"k": value, "v": 1}, {"k": None, "v": 2}])
         assert shard.get(value) == [{"k": value, "v": 1}]
         assert shard.get(None) == [{"k": None, "v": 2}]
+
+
+def test_get_and_head_commit_nothing(shard: Shard) -> None:
+    """Each read was three commits: a hold, its renewal, its end."""
+    filled(shard)
+    before = shard.view().seqno
+    assert len(shard.head(10)) == 10
+    for number in range(20):
+        shard.get(("de", number))
+    shard.get(("de", 1), as_of=3)
+    assert shard.view().seqno == before
+
+
+def test_get_reads_again_with_a_hold_where_maintenance_was_quicker(
+    large: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = Files.fetch, []
+
+    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+        tries.append(part)
+        if len(tries) == 1:
+            raise BlobNotFound("the part was merged into another one, and deleted")
+        return real(self, part, start, length)
+
+    monkeypatch.setattr(Files, "fetch", fetch)
+    assert [one["at"] for one in large.get(7)] == [7]
+    assert len(tries) > 1
+
+
+def test_get_of_a_part_that_is_gone_for_good_is_corruption_and_no_missing_row(
+    large: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+        raise BlobNotFound("gone")
+
+    monkeypatch.setattr(Files, "fetch", fetch)
+    with pytest.raises(Corruption, match="shard 'large'"):
+        large.get(7)
+
+
+def test_get_of_a_time_that_a_tag_keeps_or_that_is_to_come(shard: Shard) -> None:
+    shard.configure(history="none")
+    for number in range(3):
+        shard.insert([row("de", number)])
+    shard.tag("first", 0)
+    shard.downgrade_since(2)
+    assert shard.get(("de", 0), as_of=0) == [row("de", 0)]
+    assert shard.get(("de", 1), as_of=0) == []
+    with pytest.raises(NotReadable):
+        shard.get(("de", 0), as_of=1)
+    later = threading.Timer(0.2, lambda: shard.insert([row("de", 9)]))
+    later.start()
+    assert shard.get(("de", 9), as_of=3) == [row("de", 9)]
+    later.join()
 
 
 def test_count_is_the_sum_of_how_often_rows_are_there(shard: Shard) -> None:
