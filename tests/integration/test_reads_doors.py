@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import persist
+from persist.cli.__main__ import main
 from persist.client.far import AT_HOME, FarShard
 from persist.client.reading import Reading
 from persist.client.shard import Shard
@@ -21,6 +22,7 @@ from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
 from tests.support.clocks import Machine, World
+from tests.support.server import Server
 
 SCHEMA = pa.schema([("id", pa.int64()), ("raw", pa.binary()), ("name", pa.string())])
 PATH = "/v1/shards/orders"
@@ -186,3 +188,72 @@ def test_a_subscription_goes_on_over_http_from_its_frontier(http: TestClient, sh
     [event] = listened(http, after=0, until=2, columns="id")
     assert event["rows"] == [row(3, 1)]
     assert persist.Shard is Shard
+
+
+def test_a_client_of_a_server_reads_as_one_of_a_directory(tmp_path: Path) -> None:
+    with Server(tmp_path / "data") as server, persist.connect(server.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        assert (shard.snapshot().as_of, shard.get(1), shard.count()) == (-1, [], 0)
+        subscription = shard.subscribe(where="name = 'a'", columns=["id"], until=2)
+        shard.insert([{"id": 1, "name": "a"}, {"id": 2, "name": "b", "__diff": 2}])
+        shard.insert([{"id": 1, "name": "a", "__diff": -1}])
+        found = [one for event in subscription for one in event.updates.to_pylist()]
+        assert found == [row(1, 0), {**row(1, 1), "__diff": -1}]
+        assert shard.get(2, columns=["name"]) == [{"name": "b"}, {"name": "b"}]
+        assert (shard.count("id = 1", as_of=0), shard.count(), len(shard.head(1))) == (1, 2, 1)
+        with shard.snapshot(where="name = 'b'", num_splits=3) as snapshot:
+            assert snapshot.to_arrow()["__diff"].to_pylist() == [2]
+        with pytest.raises(persist.InvalidUsage, match="where names 'nome'"):
+            shard.snapshot(where="nome = 1")
+
+
+# --- on the command line
+
+
+def cat(capfdbinary: pytest.CaptureFixture[bytes], *arguments: str) -> tuple[int, list[str], str]:
+    code = main(["cat", "orders", *arguments])
+    said = capfdbinary.readouterr()
+    return code, said.out.decode().splitlines(), said.err.decode()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    with persist.connect(f"persist://{tmp_path}/data") as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 1, "raw": b"\xff", "name": "a"}, {"id": 2, "name": "b", "__diff": 2}])
+        shard.insert([{"id": 3, "name": "a"}])
+    return str(tmp_path / "data")
+
+
+def test_cat_prints_the_rows_as_http_writes_them(directory: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    code, lines, _ = cat(capfdbinary, "--dir", directory)
+    assert code == 0
+    assert [json.loads(line)["id"] for line in lines] == [1, 2, 2, 3]
+    assert json.loads(lines[0]) == {"id": 1, "raw": "/w==", "name": "a"}
+    asked = ("--where", "name = 'a'", "--columns", "id", "--as-of", "0", "--format", "csv")
+    assert cat(capfdbinary, "--dir", directory, *asked)[1] == ['"id"', "1"]
+    assert cat(capfdbinary, "--dir", directory, "--limit", "2", "--columns", "id,name")[1] == [
+        '{"id":1,"name":"a"}',
+        '{"id":2,"name":"b"}',
+    ]
+    assert cat(capfdbinary, "--dir", directory, "--where", "id > 5", "--format", "csv")[1] == ['"id","raw","name"']
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--where", "nome = 1"], "where names 'nome'"),
+        (["--columns", "nome"], "no column 'nome'"),
+        (["--columns", ","], "--columns names none"),
+        (["--limit", "-1"], "limit is -1"),
+        (["--as-of", "yesterday"], "--as-of is 'yesterday'"),
+        (["--as-of", "99"], "complete before"),
+    ],
+)
+def test_cat_refuses_in_one_line(
+    directory: str, capfdbinary: pytest.CaptureFixture[bytes], arguments: list[str], sentence: str
+) -> None:
+    code, lines, said = cat(capfdbinary, "--dir", directory, *arguments)
+    assert (code, lines, said.count("\n")) == (1, [], 1)
+    assert said.startswith("persist cat: ")
+    assert sentence in said
