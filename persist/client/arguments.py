@@ -9,6 +9,7 @@ from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage, shown
 
 NUMBER_MAX = 2**62
+SPLITS_MAX = 100_000
 
 
 def checked(what: str, value: object, *kinds: type) -> None:
@@ -60,6 +61,12 @@ def names(what: str, value: object) -> tuple[str, ...]:
     for name in found:
         checked(f"one of {what}", name, str)
     return found
+
+
+def check_splits(num_splits: object) -> None:
+    """Raise InvalidUsage unless so many splits can be made."""
+    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
+        raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

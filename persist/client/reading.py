@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.arguments import checked, checked_time, checked_wait, names
+from persist.client.arguments import check_splits, checked, checked_time, checked_wait, names
 from persist.client.at_once import rows_at_once
 from persist.client.complete import BEFORE_ALL, NothingWritten
 from persist.client.expanding import expanded
@@ -25,7 +25,6 @@ from persist.client.snapshot import (
     Snapshot,
     Tagged,
     check_held,
-    check_splits,
     holding,
 )
 from persist.client.subscribe import Subscription

@@ -36,7 +36,6 @@ from persist.core.errors import (
     PersistError,
     Unavailable,
     UpgradeNeeded,
-    shown,
 )
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
@@ -45,7 +44,6 @@ from persist.formats.store_errors import translate, translated_but_missing
 from persist.parts import (
     KeyRange,
     PartReader,
-    Selected,
     Selection,
     ShardSchema,
     newest,
@@ -57,7 +55,6 @@ from persist.parts import (
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
-SPLITS_MAX = 100_000
 CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
 FEW_BATCH_ROWS = 16_384  # decoded at a time by a read that ends after so many rows
@@ -74,12 +71,6 @@ class ReadSettings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-
-
-def check_splits(num_splits: object) -> None:
-    """Raise InvalidUsage unless so many splits can be made."""
-    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
-        raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,14 +235,10 @@ class SnapshotSplit:
         if self.limit is not None:
             batch_rows = min(self.limit, batch_rows or FEW_BATCH_ROWS) or 1
             settings = replace(settings, memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES))
-        wanted = self._selected()
+        wanted = Selection(self.where, columns=self.columns).on(newest(sound_schemas(self.schemas))[1])
         _, reader = part_reader(transport, self, settings, wanted.keeps)
         pieces = kept(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
         yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
-
-    def _selected(self) -> Selected:
-        schema = newest(sound_schemas(self.schemas))[1]
-        return Selection(self.where, columns=self.columns).on(schema)
 
     def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
         key_range, columns = self.key_range, self.columns
@@ -337,23 +324,27 @@ class Held:
             where=where,
         )
 
-    def splits(self, selection: Selection, count: Callable[[int], int]) -> tuple[SnapshotSplit, ...]:
+    def splits(
+        self, selection: Selection, count: Callable[[int], int], *, is_light: bool = False
+    ) -> tuple[SnapshotSplit, ...]:
         """What is selected, in splits: `count` says how many, given the encoded bytes. Raises InvalidUsage, Expired.
 
-        Fewer than so many where only some keys are wanted, but at least one.
+        Where only some keys are wanted, or `is_light`, each carries only the parts that it reads, and there may be
+        fewer, but at least one.
         """
         schema, reader = part_reader(self.transport, self.view, self.settings)
         wanted, runs = selection.on(schema), self.runs
+        is_light = is_light or wanted.is_narrow
         with leased_blobs(self.lease):
-            if wanted.is_narrow:
+            if is_light:
                 runs = overlapping(reader.expanded(runs, wanted.key_range), wanted.key_range)
             splits = count(sum(part.size for run in runs for part in run.parts))
-            if wanted.is_narrow:
+            if is_light:
                 ranges = plan_within(runs, splits, schema, reader, wanted.key_range)
             else:
                 ranges = plan_splits(runs, splits, schema, reader)
         self.lease.keep()  # a part that was missing may have gone with the hold
-        lighter = (overlapping(runs, one) if wanted.is_narrow else runs for one in ranges)
+        lighter = (overlapping(runs, one) if is_light else runs for one in ranges)
         return tuple(
             self.split(one, some, selection.columns, selection.where) for one, some in zip(ranges, lighter, strict=True)
         )

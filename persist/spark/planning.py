@@ -64,7 +64,7 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     transport, settings = executors.transport(target.connection), target.connection.handles.read
     with holding(transport, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
         selection = replace(options.selection, columns=columns)
-        return list(held.splits(selection, lambda size: options.partitions or partitions_for(size)))
+        return list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
 
 
 def split_ranges(

@@ -19,8 +19,10 @@ import persist
 from blob import BlobNotFound
 from persist.client.connect import Client
 from persist.client.shard import Shard
+from persist.commit.location import LocationSettings
 from persist.core.antichain import Antichain
 from persist.core.errors import Corruption, Expired, InvalidUsage, NegativeMultiplicity, NotReadable
+from persist.core.state import Policy
 from persist.parts.files import Files
 from tests.support.pages import page
 
@@ -86,6 +88,28 @@ SELECTIONS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = [
     ({"key_prefix": "de", "end_key": ("de", 9), "where": "n = 2"},
      lambda r: r["region"] == "de" and r["id"] < 9 and r["n"] == 2),
 ]  # fmt: skip
+
+
+@pytest.fixture
+def in_blobs(tmp_path: Path) -> Iterator[Shard]:
+    """A shard whose parts are blobs, some of them in bundles, some of them merged."""
+    settings = LocationSettings(policy=Policy(inline_part_bytes_max=0, plain_parts_max=2, bundle_parts_max=4))
+    with persist.connect(f"persist://{tmp_path}/blobs", location=settings) as client:
+        yield client.create_shard("orders", SCHEMA, ["region", "id"])
+
+
+def test_parts_in_blobs_and_bundles_are_selected_from_as_well(in_blobs: Shard) -> None:
+    there = filled(in_blobs)
+    for given, wanted in SELECTIONS:
+        expected = [one for one in there if wanted(one)]
+        for splits in (1, 4):
+            assert rows_of(in_blobs.snapshot(num_splits=splits, **given)) == expected, given
+        assert net(list(in_blobs.listen(None, until=6, **given))) == expected, given
+        assert net(list(in_blobs.subscribe(3, until=6, **given))) == expected, given
+        whole = in_blobs.snapshot(**given).to_arrow(expand=True).to_pylist()
+        assert in_blobs.snapshot(limit=5, num_splits=3, **given).to_arrow(expand=True).to_pylist() == whole[:5]
+    key = there[0]["region"], there[0]["id"]
+    assert sorted(in_blobs.get(key), key=order) == [one for one in there if (one["region"], one["id"]) == key]
 
 
 @pytest.mark.parametrize("number", range(len(SELECTIONS)))

@@ -147,7 +147,11 @@ def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine
 # What docs/history.md says of wrong requests: the row's first cell, and how the test asks.
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "no `start`, `timestamp`, `time` or `before`, where the path needs it": ("GET", "changes", {}),
-    "`as_of`, `after` or `time` that is negative, or no whole number": ("POST", "restore", {"as_of": -1}),
+    "`as_of`, `after` or `time` that is negative (of a read: below -1), or no whole number": (
+        "POST",
+        "restore",
+        {"as_of": -1},
+    ),
     "`start`, `end`, `timestamp` or `before` that is not in its form": ("GET", "changes", {"start": "yesterday"}),
     "a wall clock before 1970 or after 9999, UTC": ("GET", "changes", {"start": "9999-12-31T23:59:59-01:00"}),
     "a wall clock without a zone": ("GET", "changes", {"start": "2026-11-20T12:00:00"}),
