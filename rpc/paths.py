@@ -19,6 +19,7 @@ VERBS = frozenset(
         "append",
         "compare-and-append",
         "snapshot",
+        "count",
         "listen",
         "advance-upper",
         "downgrade-since",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.client.arguments import checked
 from persist.client.dropped import runs_of, within
 from persist.client.rows import Rows, Split
 from persist.client.show import html_table
@@ -27,7 +28,7 @@ from persist.client.snapshot import (
 )
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, resolved, shown_instant
-from persist.core.antichain import TIME_MAX
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.drops import clipped, contents, floor_at, until
 from persist.core.errors import InvalidUsage, NotReadable
@@ -149,6 +150,9 @@ class Named:
         if isinstance(point, datetime):
             found = resolved(transport, name, point, *limits)
             return cls(as_of_at(name, found), shown_instant(found.at_ms))
+        given: object = point
+        if isinstance(given, Antichain):
+            checked(what, given, int)
         if point is not None and (type(point) is not int or not 0 <= point <= TIME_MAX):
             raise InvalidUsage(
                 f"{what} is {point!r:.100}; it must be a time in [0, {TIME_MAX}], or a wall clock with its zone"

@@ -11,7 +11,7 @@ from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.drops import RowDrop, taken_away
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ALL_KEYS, TIME, KeyRange, PartReader, negated
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, negated
 
 
 def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
@@ -50,19 +50,27 @@ def retractions(
     return (_at(negated(table), drop.at) for table in found)
 
 
-def changes_at(reader: PartReader, runs: Sequence[Run], came: Sequence[Run], drop: RowDrop) -> Iterator[pa.Table]:
+def changes_at(
+    reader: PartReader,
+    runs: Sequence[Run],
+    came: Sequence[Run],
+    drop: RowDrop,
+    key_range: KeyRange = ALL_KEYS,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
     """All that changed at the time of a drop: `retractions` of `runs`, and what was written then, which is in `came`.
 
-    Rows that went and came cancel out. Tables have all columns, in key order. Raises what reading does.
+    Rows that went and came cancel out. Tables are as those of `retractions`. Raises what reading does.
     """
     if not came:
-        yield from retractions(reader, runs, drop)
+        yield from retractions(reader, runs, drop, key_range, columns)
         return
-    went = reader.read_range(runs, as_of=drop.cut - 1)
-    for table in reader.difference(went, reader.read_changes(came, drop.at - 1, drop.at)):
+    went = reader.read_range(runs, as_of=drop.cut - 1, key_range=key_range)
+    fresh = reader.read_changes(came, drop.at - 1, drop.at, key_range=key_range)
+    for table in reader.difference(went, fresh, columns):
         times = pa.repeat(pa.scalar(drop.at, pa.int64()), len(table))
-        columns = [times if name == TIME else table.column(name) for name in reader.schema.updates_schema.names]
-        yield pa.Table.from_arrays(columns, schema=reader.schema.updates_schema)
+        place = table.schema.get_field_index(DIFF)
+        yield table.add_column(place, pa.field(TIME, pa.int64(), nullable=False), times)
 
 
 def retracted(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
-from persist.client.arguments import checked, checked_wait, names
+from persist.client.arguments import check_splits, checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
 from persist.client.erase import (
     Erasing,
@@ -20,7 +20,7 @@ from persist.client.erase import (
 )
 from persist.client.restore import Restored, Restoring
 from persist.client.rewriting import RETRIES_MAX
-from persist.client.snapshot import ReadSettings, check_splits
+from persist.client.snapshot import ReadSettings
 from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard

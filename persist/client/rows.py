@@ -45,9 +45,12 @@ class Rows:
 
         When the last one was given it is closed. Raises what reading may; see the class.
         """
+        yield from self._tables()
+        self.close()
+
+    def _tables(self) -> Iterator[pa.Table]:
         for split in self.splits:
             yield from split.read(self._transport)
-        self.close()
 
     def empty(self) -> pa.Table:
         """A table of these columns without rows. Raises nothing."""

@@ -57,11 +57,7 @@ class SnapshotReader(DataSourceReader):
             return iter(())
         transport = executors.transport(self._target.connection)
         split = partition.split
-        wanted = planning.filter_of(self._options, split.schemas)
-        tables = split.read(transport, None if wanted is None else wanted.may_match, self._options.batch_rows)
-        if wanted is not None:
-            tables = (wanted.apply(table) for table in tables)
-        rows = self._rows(tables, split)
+        rows = self._rows(split.read(transport, self._options.batch_rows), split)
         return batches(rows, arrow_schema(self._schema), self._options.batch_rows)
 
     def _rows(self, tables: Iterator[pa.Table], split: SnapshotSplit) -> Iterator[pa.Table]:

@@ -23,7 +23,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, KeyRange, ShardSchema, current_schema
+from persist.parts import DIFF, TIME, KeyRange, ShardSchema, current_schema, overlapping
 from persist.parts.pruning import Filter
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
@@ -131,14 +131,14 @@ def plan_changes(
     transport = executors.transport(target.connection)
     settings = target.connection.handles.read
     schema, parts_reader = part_reader(transport, view, settings)
-    columns = planning.with_filter(schema, options, columns_read(schema, names))
-    wanted = planning.key_range(schema, options)
+    chosen = planning.selected(schema, options, columns_read(schema, names))
+    columns, wanted = chosen.read or (), chosen.key_range
     held: tuple[Run, ...] = tuple(run for b in overlapping_batches(view.batches, interval) for run in b.runs)
     if interval.snapshot:
         held = contents(held, view.drops, interval.lower)
 
     def found(some: Iterable[Run]) -> tuple[Run, ...]:
-        return planning.overlapping(parts_reader.expanded(some, wanted), wanted)
+        return overlapping(parts_reader.expanded(some, wanted), wanted)
 
     with leased_blobs(lease):
         runs = found(held)
@@ -148,7 +148,7 @@ def plan_changes(
         return []
     splits = []
     for one in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease):
-        parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
+        parts = tuple(part for run in overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
             shard=target.shard,
             interval=interval,
@@ -160,7 +160,7 @@ def plan_changes(
             settings=settings,
             columns=columns,
             shard_id=view.shard_id,
-            dropped=tuple((drop, planning.overlapping(some, one)) for drop, some in dropped),
+            dropped=tuple((drop, overlapping(some, one)) for drop, some in dropped),
         )
         splits.append(ChangesPartition(split))
     return splits

@@ -22,7 +22,8 @@ from persist.client.write import WriteSettings
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.tags import check_tag_name
-from persist.parts import DIFF, TIME
+from persist.parts import DIFF, TIME, Selection
+from persist.parts.selection import read_values
 
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
 BATCH_ROWS_MAX = 1_000_000
@@ -164,7 +165,7 @@ class Options:
         value = self._values.get(name.lower())
         if value is None:
             return None
-        return tuple(self._json(name, value, list)) if value.lstrip().startswith("[") else (value,)
+        return read_values(f"option {name!r}", value, lambda text: json.loads(text, object_pairs_hook=named_once))
 
     def mapping(self, name: str) -> dict[str, Any]:
         return dict(self._json(name, self._values[name.lower()], dict))
@@ -236,6 +237,12 @@ class ReadOptions:
     as_of_timestamp: datetime | None = None
     starting_timestamp: datetime | None = None
     ending_timestamp: datetime | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """The rows and keys that are wanted, of all columns."""
+        called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
+        return Selection(self.where, self.start_key, self.end_key, self.key_prefix, called=called)
 
     @classmethod
     def of(cls, options: Options) -> ReadOptions:

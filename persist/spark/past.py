@@ -21,7 +21,7 @@ from persist.client.snapshot import SnapshotSplit
 from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from persist.parts import DIFF, current_schema
+from persist.parts import DIFF, current_schema, overlapping
 from persist.spark import executors, planning
 from persist.spark.options import Options, PastOptions, Target
 from persist.spark.schemas import arrow_schema, batches, spark_schema
@@ -124,8 +124,8 @@ def _carrying(split: object) -> ChangesSplit | PairSplit | None:
     assert isinstance(split, ChangesSplit)
     if split.key_range.is_empty:
         return None
-    return replace(_lighter(split), gone=planning.overlapping(split.gone, split.key_range))
+    return replace(_lighter(split), gone=overlapping(split.gone, split.key_range))
 
 
 def _lighter(split: _Split) -> _Split:
-    return replace(split, runs=planning.overlapping(split.runs, split.key_range))
+    return replace(split, runs=overlapping(split.runs, split.key_range))
