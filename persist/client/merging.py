@@ -322,7 +322,7 @@ class _Bound:
             found: Mask = np.zeros(len(both), np.bool_)
             found[Filter.of(condition, names).apply(numbered).column(ROW).to_numpy()] = True
             return found
-        return truths(condition, both).to_numpy()
+        return np.asarray(truths(condition, both).to_numpy(), np.bool_)
 
 
 ROW = "__row"

@@ -72,6 +72,13 @@ def with_keys(keys: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> Those:
     return Those(span, None, partial(semi_join, keys=keys, keyed=keyed))
 
 
+def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
+    """As `source_table`, of all columns. Where rows come as dicts, what they leave out is null, as for an insert."""
+    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+        rows = [{**dict.fromkeys(schema.arrow.names), **row} for row in rows]
+    return source_table(rows, schema, schema.arrow.names)
+
+
 def source_table(rows: Updates, schema: ShardSchema, needed: Sequence[str], extra: Sequence[str] = ()) -> pa.Table:
     """The rows of a source, in whatever form, with those of the shard's columns that they give, and `extra` ones.
 
@@ -101,6 +108,8 @@ def names_given(rows: Updates, schema: ShardSchema) -> list[str]:
     if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
         found: dict[str, None] = dict.fromkeys(name for row in rows for name in row)
         return list(found) if rows else schema.arrow.names
+    if isinstance(rows, list):
+        rows = rows[0]
     names = getattr(getattr(rows, "schema", None), "names", None)
     if not isinstance(names, list):
         names = getattr(rows, "columns", None)
@@ -198,11 +207,11 @@ class ReplaceWhere:
     verb = "replace_where"
 
     def question(self, schema: ShardSchema) -> list[object]:
-        return [self.where, str(digest_of_rows(counted(source_table(self.rows, schema, schema.arrow.names))))]
+        return [self.where, str(digest_of_rows(counted(whole_rows(self.rows, schema))))]
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         schema = contents.schema
-        fresh = source_table(self.rows, schema, schema.arrow.names)
+        fresh = whole_rows(self.rows, schema)
         if len(Filter.of(self.where, schema).apply(fresh)) < len(fresh):
             raise InvalidUsage("rows were given for which `where` is not true; they would not be replaced next time")
         yield from map(negated, matching(self.where, schema).rows(contents))
@@ -234,7 +243,7 @@ class Overwrite:
         return ALL.concern(contents, after)
 
     def replacement(self, schema: ShardSchema) -> pa.Table:
-        return counted(source_table(self.rows, schema, schema.arrow.names))
+        return counted(whole_rows(self.rows, schema))
 
 
 @dataclass(frozen=True)

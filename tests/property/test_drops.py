@@ -86,14 +86,14 @@ class Dropped(Tagged):
             restored = "dropped already" in refused
             assert cut <= self.floor if restored else any(row[3] < 0 for row in self.written()), refused
             return
-        if cut <= self.cut or not done.changed:
-            assert not done.changed
-            assert cut <= self.cut or not self.held_between(self.floor, cut)
-            return
         going: Counter[tuple[str, int]] = Counter()
         for key, value, time, diff in self.written():
             if self.floor <= time < cut:
                 going[key, value] += diff
+        if cut <= self.cut or not done.changed:
+            assert not done.changed
+            assert cut <= self.cut or not any(going.values())  # since has passed what came and went, and merges too
+            return
         assert done.lower.element == self.upper
         for (key, value), count in going.items():
             self.unwritten.add(len(self.world.rows))
