@@ -139,11 +139,13 @@ def test_what_is_refused_over_http_writes_nothing(http: TestClient, shard: Shard
 
 
 def test_a_token_that_may_only_read_changes_nothing(machine: Machine, shard: Shard, tmp_path: Path) -> None:
-    text, line = mint("reader", "read", ("orders",))
-    tokens = tmp_path / "tokens"
-    tokens.write_text(line + "\n")
-    with TestClient(create_app(machine.location, ServerSettings(tokens_file=tokens))) as http:
+    token, digest = mint("reader")
+    file = tmp_path / "tokens.json"
+    known = {"id": "reader", "sha256": digest, "scopes": ["read"], "prefixes": ["orders"]}
+    file.write_text(json.dumps({"tokens": [known]}))
+    headers = {"authorization": f"Bearer {token}"}
+    with TestClient(create_app(machine.location, ServerSettings(tokens_file=str(file)))) as http:
         for verb in ("upsert", "overwrite", "delete", "update", "merge"):
-            answer = http.post(f"{PATH}/{verb}", content=b"{}", headers={"authorization": f"Bearer {text}"})
+            answer = http.post(f"{PATH}/{verb}", content=b"{}", headers=headers)
             assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden"), verb
     assert shard.upper().element == 1
