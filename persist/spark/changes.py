@@ -37,6 +37,7 @@ CHANGE_FIELDS = (
     pa.field(TIME, pa.int64()),
     pa.field(DIFF, pa.int64()),
 )
+CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 MADE_UP = tuple(field.name for field in CHANGE_FIELDS)
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -190,6 +191,11 @@ def changes_schema(target: Target, options: ReadOptions) -> StructType:
     """The columns that a change feed shows when it is given no schema."""
     schema = current_schema(executors.view_of(target).schemas)[1]
     names = schema.columns(options.columns)
+    for name in set(names).intersection(CHANGE_COLUMNS):
+        raise InvalidUsage(
+            f"shard {target.shard!r} has a column {name!r}, and so has a change feed; leave that of the shard out with "
+            "option 'columns', or read what changed between two times with readChanges"
+        )
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 
 

@@ -99,7 +99,9 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     """
     given = Options({**options, "path": shard})
     given.check("a restore")
-    target = Target.of(given).at(writes=True)
+    named = Target.of(given)
+    executors.check_there(named)
+    target = named.at(writes=True)
     one, settings = _opened(target), target.connection.handles.read
     to = Named.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
     view = executors.view_of(target)

@@ -13,8 +13,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.core.errors import InvalidUsage, PersistError
-from persist.spark import history, past
+from persist.core.errors import PersistError
+from persist.spark import executors, history, past
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema, check_signs
@@ -43,7 +43,7 @@ class PersistDataSource(DataSource):
             return history.SCHEMA
         if (between := PastOptions.of(options)) is not None:
             return past.changes_schema(_near(options), between)
-        target, read = _near(options), ReadOptions.of(options)
+        target, read = _near(options), ReadOptions.of(options, streams=True)  # Spark does not say which read it is
         return changes_schema(target, read) if read.changes else snapshot_schema(target, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -54,8 +54,6 @@ class PersistDataSource(DataSource):
         if (between := PastOptions.of(options)) is not None:
             return past.PastReader(_near(options), between, schema)
         target, read = _near(options), ReadOptions.of(options)
-        if options.has("startingTimestamp") and not read.changes:
-            raise InvalidUsage("option 'startingTimestamp' needs readChangeFeed")
         check_signs(schema, read)
         return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
 
@@ -63,7 +61,7 @@ class PersistDataSource(DataSource):
         try:
             options = Options(self._given)
             options.check("a streaming read")
-            read = ReadOptions.of(options)
+            read = ReadOptions.of(options, streams=True)
             check_signs(schema, read)
             return StreamReader(_near(options), read, StreamOptions.of(options), schema)
         except PersistError as error:  # Spark hides what is raised here behind an error of its own
@@ -82,9 +80,14 @@ class PersistDataSource(DataSource):
 
 def _near(options: Options) -> Target:
     """How the shard is read: it may be of another region."""
-    return Target.of(options).at(writes=False)
+    target = Target.of(options)
+    executors.check_there(target)
+    return target.at(writes=False)
 
 
 def _home(options: Options) -> Target:
     """How the shard is written."""
-    return Target.of(options).at(writes=True)
+    target = Target.of(options)
+    if not options.has("key"):  # it makes no shard
+        executors.check_there(target)
+    return target.at(writes=True)

@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from persist.client.telling import info_bytes
 from persist.core.errors import InvalidUsage
 from persist.core.recorded import Caller
+from persist.spark.options import WriteOptions
 
 TEXT_MAX = 200  # characters of each
 _PROPERTIES = {
@@ -34,6 +35,14 @@ def task_tells() -> dict[str, str]:
         return {}
     found = {name: context.getLocalProperty(known) for name, known in _PROPERTIES.items()}
     return {name: value[:TEXT_MAX] for name, value in (found | {"user": _user()}).items() if value}
+
+
+def options_tell(options: WriteOptions) -> dict[str, str]:
+    """What the options of a write say of itself, by which it is found again."""
+    found = {} if options.write_id is None else {"write": options.write_id}
+    if options.txn is not None:
+        found |= {"txnAppId": options.txn[0][:TEXT_MAX], "txnVersion": str(options.txn[1])}
+    return found
 
 
 def caller(purpose: str, told: Mapping[str, str], info: bytes) -> Caller:
