@@ -31,7 +31,16 @@ WRITES_OTHERWISE = ("newUpper", "txnAppId", "txnVersion", "timeColumn", "envelop
 RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
 STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "a batch read": (*LOCATION, *READ, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_HISTORY, *BATCH_PAST),
+    "a batch read": (
+        *LOCATION,
+        *READ,
+        *BATCH_READ,
+        *CHANGES,
+        *BATCH_CHANGES,
+        *BATCH_HISTORY,
+        *BATCH_PAST,
+        "metadata",
+    ),
     "a streaming read": (*LOCATION, *READ, *STREAM_READ),
     "a batch write": (*LOCATION, *WRITE, *BATCH_WRITE),
     "a restore": (*LOCATION, *RESTORE),

@@ -35,6 +35,7 @@ BATCH_ROWS_MAX = 1_000_000
 PARTITIONS_MAX = 100_000
 HISTORY_ROWS = 1_000  # of the commit history, unless more are asked for
 HISTORY_ROWS_MAX = 10_000_000
+METADATA = ("history", "parts", "readers", "cursors", "schemas", "detail")
 WAIT_S = 60.0
 WRITE_ID_CHARS_MAX = 64
 _STARTS = ("startingVersion", "startingTimestamp")
@@ -219,6 +220,20 @@ class WriteOptions:
         )
 
 
+def metadata_of(options: Options) -> str | None:
+    """Which metadata of a shard is read, one of `METADATA`; None: it is not metadata that is read."""
+    if not options.has("metadata"):
+        return None
+    kind = (options.text("metadata") or "").lower()
+    if kind not in METADATA:
+        raise InvalidUsage(f"option 'metadata' is one of {', '.join(METADATA)}, not {options.text('metadata')!r}")
+    others = (*READ, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_PAST, "readHistory")
+    for given in (*others, *(() if kind == "history" else BATCH_HISTORY[1:])):
+        if options.has(given):
+            raise InvalidUsage(f"option {given!r} means nothing for metadata={kind}; leave it out")
+    return kind
+
+
 @dataclass(frozen=True)
 class HistoryOptions:
     """How much of the commit history is read."""
@@ -229,7 +244,8 @@ class HistoryOptions:
     @classmethod
     def of(cls, options: Options) -> HistoryOptions | None:
         """None: it is not the commit history that is read."""
-        if not options.flag("readHistory"):
+        kind = metadata_of(options)
+        if not options.flag("readHistory") and kind != "history":
             for given in BATCH_HISTORY[1:]:
                 if options.has(given):
                     raise InvalidUsage(f"option {given!r} needs readHistory")

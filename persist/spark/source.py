@@ -14,11 +14,20 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from persist.core.errors import PersistError
-from persist.spark import executors, history, past
+from persist.spark import executors, history, metadata, past
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema, check_signs
-from persist.spark.options import HistoryOptions, Options, PastOptions, ReadOptions, StreamOptions, Target, WriteOptions
+from persist.spark.options import (
+    HistoryOptions,
+    Options,
+    PastOptions,
+    ReadOptions,
+    StreamOptions,
+    Target,
+    WriteOptions,
+    metadata_of,
+)
 from persist.spark.stream_read import RefusedStream, StreamReader
 from persist.spark.stream_write import StreamWriter
 
@@ -41,6 +50,8 @@ class PersistDataSource(DataSource):
         options = Options(self._given)
         if HistoryOptions.of(options) is not None:
             return history.SCHEMA
+        if (kind := metadata_of(options)) is not None:
+            return metadata.SCHEMAS[kind]
         if (between := PastOptions.of(options)) is not None:
             return past.changes_schema(_near(options), between)
         target, read = _near(options), ReadOptions.of(options, streams=True)  # Spark does not say which read it is
@@ -51,6 +62,8 @@ class PersistDataSource(DataSource):
         options.check("a batch read")
         if (told := HistoryOptions.of(options)) is not None:
             return history.HistoryReader(_near(options), told, schema)
+        if (kind := metadata_of(options)) is not None:
+            return metadata.MetadataReader(_near(options), kind, schema)
         if (between := PastOptions.of(options)) is not None:
             return past.PastReader(_near(options), between, schema)
         target, read = _near(options), ReadOptions.of(options)
