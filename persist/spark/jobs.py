@@ -85,16 +85,14 @@ class Job:
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
         schema_id, current = current_schema(view.schemas)
-        one = OneShard(transport, view.shard_id)
-        retry_s = target.connection.handles.write.retry_s
-        is_taken = options.txn is not None and _taken(one, target.shard, retry_s, *progress_of(options.txn))
+        taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
         base = None
-        if not is_taken:
+        if not taken:
             _check_columns(schema, current, options, target.shard)
             base = _base(target, view, options, replaces)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
         record = view.schemas[schema_id]
-        return cls(target, options, replaces, writer, token, schema_id, record, base, view.shard_id, is_taken)
+        return cls(target, options, replaces, writer, token, schema_id, record, base, view.shard_id, taken)
 
     @property
     def schema(self) -> ShardSchema:
@@ -281,6 +279,12 @@ def progress_update(name: str, number: int) -> AttributeUpdate:
 def progress_of(txn: tuple[str, int]) -> tuple[str, int]:
     """The name and the number by which a shard knows a transaction of an application."""
     return f"spark application {txn[0]}", txn[1]
+
+
+def is_taken(target: Target, shard: ShardId, txn: tuple[str, int]) -> bool:
+    """Whether this transaction, or a later one of its application, was committed. What is so stays so."""
+    one = OneShard(executors.transport(target.connection), shard)
+    return _taken(one, target.shard, target.connection.handles.write.retry_s, *progress_of(txn))
 
 
 def _taken(transport: OneShard, shard: str, retry_s: float, name: str, number: int) -> bool:

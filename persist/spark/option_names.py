@@ -43,6 +43,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     ),
     "a streaming read": (*LOCATION, *READ, *STREAM_READ),
     "a batch write": (*LOCATION, *WRITE, *BATCH_WRITE),
+    "a table": (*LOCATION, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds", "partBytes"),
     "a restore": (*LOCATION, *RESTORE),
     "a streaming write": (*LOCATION, *WRITE, *STREAM_WRITE),
 }

@@ -373,7 +373,7 @@ def _write_id(options: Options) -> str | None:
 def _expected_upper(options: Options) -> int | None:
     """The upper that a write asks for: right after `readTime`, where that is given."""
     _one_of(options, "expectedUpper", "readTime")
-    at = _version(options, "readTime")
+    at = options.integer("readTime", -1, 2**63 - 2)  # -1: nothing had been written
     if at is None:
         return _version(options, "expectedUpper")
     if at >= TIME_MAX:

@@ -40,9 +40,12 @@ def task_tells() -> dict[str, str]:
 def options_tell(options: WriteOptions) -> dict[str, str]:
     """What the options of a write say of itself, by which it is found again."""
     found = {} if options.write_id is None else {"write": options.write_id}
-    if options.txn is not None:
-        found |= {"txnAppId": options.txn[0][:TEXT_MAX], "txnVersion": str(options.txn[1])}
-    return found
+    return found if options.txn is None else found | transaction_told(options.txn)
+
+
+def transaction_told(txn: tuple[str, int]) -> dict[str, str]:
+    """What the commit history tells of a transaction."""
+    return {"txnAppId": txn[0][:TEXT_MAX], "txnVersion": str(txn[1])}
 
 
 def caller(purpose: str, told: Mapping[str, str], info: bytes) -> Caller:
