@@ -112,8 +112,18 @@ class Replacement:
             found.extend(self.handle.stage_for_one_commit(_batches(pieces), None))
         return tuple(found), tuple(claims)
 
-    def publish(self, runs: Runs, claims: Runs | None, token: Token, attributes: tuple[AttributeUpdate, ...]) -> None:
+    def publish(
+        self,
+        runs: Runs,
+        claims: Runs | None,
+        token: Token,
+        attributes: tuple[AttributeUpdate, ...],
+        *,
+        alone: bool = False,
+    ) -> None:
         """Commit `runs` with retractions: of the whole shard (`claims` None), or of what others wrote under them.
+
+        `alone`: only if nobody has written since the base. Else it raises UpperMismatch.
 
         Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
         won every one of `TRIES_MAX` races or rows were erased since the base, Expired when the base's lease lapsed,
@@ -129,6 +139,9 @@ class Replacement:
         else:
             self._check_claims(claims)
         seen = self.base.upper
+        if alone:
+            self.handle.commit_compare_and_append(at(runs, seen), seen, seen + 1, token=token, attributes=attributes)
+            return
         for _ in range(TRIES_MAX):
             upper = self.base.transport(target).view(target.shard, ViewRequest(with_batches=False)).upper.element
             if upper is None:
