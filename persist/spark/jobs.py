@@ -42,7 +42,8 @@ REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 class Staged(WriterCommitMessage):
     """What one task staged: runs, with inline rows in them.
 
-    `claims` are runs of the keys that the task replaces, `base` what it saw of the shard, `query` the streaming query.
+    `claims` are runs of the keys that the task replaces, and `left` those of them whose old rows it has not retracted;
+    `base` is what it saw of the shard, `query` the streaming query.
     """
 
     shard_id: ShardId
@@ -51,6 +52,7 @@ class Staged(WriterCommitMessage):
     base: replacing.Base | None = None
     query: str | None = None
     told: Mapping[str, str] = field(default_factory=dict)  # of the application
+    left: Runs = ()
 
 
 def staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -118,13 +120,15 @@ class Job:
             return Staged(self.shard_id, (), (), None, query, telling.task_tells())
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
-            time = self.options.expected_upper if self.options.restores is None else None  # the commit names it
+            names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
+            time = None if names_it else self.options.expected_upper
             runs = handle.stage_for_one_commit(rows, time)
             return Staged(self.shard_id, handle.receipted(runs), (), self.base, query, telling.task_tells())
         assert self.base is not None
         handle = self.handle()
-        runs, claims = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
-        return Staged(self.shard_id, handle.receipted(runs), claims, self.base, query, telling.task_tells())
+        did = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
+        runs, told = handle.receipted(did.runs), telling.task_tells()
+        return Staged(self.shard_id, runs, did.claims, self.base, query, told, did.left)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -242,8 +246,10 @@ class Job:
         replaced = None if self.replaces == REPLACE_ALL else claims
         handle = self.handle(caller)
         try:
-            alone = self.options.expected_upper is not None
-            self._replacement(base, handle).publish(runs, replaced, self.token, attributes, alone=alone)
+            verb = "overwrite" if replaced is None else "upsert"
+            commit = replacing.Commit(verb, self.token, attributes, self.options.expected_upper is not None)
+            left = tuple(run for message in done for run in message.left)
+            self._replacement(base, handle).publish(runs, replaced, left, commit)
         finally:
             if retire:
                 handle.close()
