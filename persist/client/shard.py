@@ -29,6 +29,7 @@ from persist.client.telling import (
     entry_shown,
     read_place,
 )
+from persist.client.together import holding_together
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, kept_ms, period_ms, resolved, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
@@ -278,7 +279,8 @@ class Shard(Retaining):
             raise InvalidUsage("as_of and tag are both given; give one of them")
         if not isinstance(as_of, datetime):
             at = as_of if tag is None else Tagged(check_tag_name(tag))
-            with holding(self._transport, self.name, at, purpose, wait_s, self._settings.read) as held:
+            hold = holding_together if num_splits == 1 else holding  # several are there to be read elsewhere
+            with hold(self._transport, self.name, at, purpose, wait_s, self._settings.read) as held:
                 return held.snapshot(num_splits, chosen)
         by = self._resolved(as_of, wait_s)
         found = self.snapshot(

@@ -17,11 +17,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from blob import BlobNotFound
+from persist.client import deadlines
 from persist.client.arguments import check_numbers, checked, checked_wait
 from persist.client.expanding import expanded
 from persist.client.retry import send
 from persist.client.rows import Rows
 from persist.client.show import html_table
+from persist.client.timed import Timeable
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX, Antichain
@@ -76,7 +78,7 @@ class Tagged:
     name: str
 
 
-class ReadLease:
+class ReadLease(Timeable):
     """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
 
     `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
@@ -172,10 +174,18 @@ class ReadLease:
 
     def close(self) -> None:
         """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
-        if not self._closed:
-            self._closed = True
-            with suppress(PersistError):  # also in a forked child, where it belongs to the parent
-                self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
+        if self._closed:
+            return
+        self._closed = True
+        if deadlines.has_passed():  # its caller waits no longer, and the hold must not stay
+            with suppress(RuntimeError):
+                threading.Thread(target=self._expire, name="persist-release", daemon=True).start()
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        with suppress(PersistError):  # also in a forked child, where it belongs to the parent
+            self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:
         """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
@@ -400,7 +410,7 @@ def latest(view: ShardView) -> int:
 
 def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease, wait_s: float) -> ShardView:
     """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`, and Expired."""
-    deadline = transport.clock.monotonic() + wait_s
+    deadline = transport.clock.monotonic() + deadlines.at_most(wait_s)
     while True:
         left = max(0.0, deadline - transport.clock.monotonic())
         request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
