@@ -171,7 +171,7 @@ class PipelinedWriter(Timeable):
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(_left_s())
 
     def __enter__(self) -> Self:
         return self

@@ -79,7 +79,7 @@ class Tagged:
 
 
 class ReadLease(Timeable):
-    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
+    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: `Shard.open_reader` anew.
 
     `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
 
@@ -169,7 +169,9 @@ class ReadLease(Timeable):
         moved = self._send(command(self.reader, self.since, self.seqno))
         assert isinstance(moved, c.SinceDowngraded)
         if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
-            raise Expired(f"the hold of reader {self.reader} at {since} is gone: its lease lapsed; open a new one")
+            raise Expired(
+                f"the hold on shard {self._name!r} at {since} is gone: its lease lapsed; read or listen again"
+            )
         self._renewed_s = now
 
     def close(self) -> None:
@@ -436,7 +438,8 @@ def check_held(view: ShardView, as_of: int) -> None:
     if not view.since.less_equal(as_of):
         what = "was dropped or closed to reads" if view.since.is_empty else f"has forgotten history before {view.since}"
         raise Expired(
-            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; read anew"
+            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; "
+            "take the snapshot, listen or load() again"
         )
 
 
@@ -470,7 +473,7 @@ def leased_blobs(lease: ReadLease) -> Iterator[None]:
         lease.check()
         if lease._transport.shows_copy:
             raise Expired(
-                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read anew"
+                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read again"
             ) from error
         raise _in_shard(Corruption(translate(error).message), lease._name) from error
     except Corruption as error:

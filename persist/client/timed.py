@@ -15,8 +15,7 @@ from persist.client.arguments import NUMBER_MAX, checked
 from persist.client.deadlines import Deadline, current, within
 from persist.core.errors import InvalidUsage, shown
 
-# Of these the handle says itself for how long they try. They give back what it holds, so a deadline must not keep them.
-UNBOUNDED = frozenset({"close", "release", "abandon", "with_timeout", "new_token"})
+UNBOUNDED = frozenset({"with_timeout", "new_token"})  # they ask nobody
 INNER = ("_send", "_update_attributes")  # what properties and the handles that these give ask by
 HANDLES_MAX = 64  # classes of handles
 _T = TypeVar("_T")
@@ -40,7 +39,6 @@ class Timeable:
         A call that is not answered in time raises Unavailable where it did not happen and never will, and
         Indeterminate where it may have happened, or may yet: repeat it with its token. Waiting that a call was asked
         for counts (`wait_s`), but for that of a listener, of which each step may take so much longer than it waits.
-        `close` gives back what is held, by a time-out of its own.
 
         Args:
             timeout_s: seconds, more than 0.

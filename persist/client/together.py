@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from persist.client.arguments import checked, checked_wait
 from persist.client.sharing import Kind, LeasePool, Shared
 from persist.client.snapshot import Held, ReadLease, ReadSettings, Tagged, holding, latest, wait_for_upper
-from persist.client.transport import OneShard
+from persist.client.transport import OneShard, Transport
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import Expired, NotReadable
 from persist.core.view import ViewRequest
 
 AsOf = int | Tagged | None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What is read: a shard as of a time (None: the latest complete one), which may have to be waited for."""
+
+    name: str
+    as_of: AsOf
+    purpose: str
+    wait_s: float
 
 
 class LentLease(ReadLease):
@@ -35,34 +46,33 @@ class LentLease(ReadLease):
 
 @contextmanager
 def holding_together(
-    transport: OneShard, name: str, as_of: AsOf, purpose: str, wait_s: float, settings: ReadSettings
+    transport: Transport, name: str, as_of: AsOf, purpose: str, wait_s: float, settings: ReadSettings
 ) -> Iterator[Held]:
     """As `snapshot.holding`, for a read on this process that is over soon: where such reads come often they share.
 
     It takes a lease of its own for a time that is not the latest complete one: whether new readers may hold that is
     for the shard to say, which may have rows to erase. Raises what `holding` does.
     """
-    with _holding(transport, Kind(name, transport.shard, purpose, settings.lease_ms), as_of, wait_s, settings) as held:
+    with _holding(transport, Read(name, as_of, purpose, wait_s), settings, is_plan=False) as held:
         yield held
 
 
 @contextmanager
 def holding_for_plans(
-    transport: OneShard, name: str, as_of: AsOf, purpose: str, wait_s: float, settings: ReadSettings
+    transport: Transport, name: str, as_of: AsOf, purpose: str, wait_s: float, settings: ReadSettings
 ) -> Iterator[Held]:
     """As `holding_together`, for what is read elsewhere, at any time: the lease is never given back, and lapses."""
-    kind = Kind(name, transport.shard, purpose, settings.lease_ms, is_plan=True)
-    with _holding(transport, kind, as_of, wait_s, settings) as held:
+    with _holding(transport, Read(name, as_of, purpose, wait_s), settings, is_plan=True) as held:
         yield held
 
 
 @contextmanager
-def _holding(transport: OneShard, kind: Kind, as_of: AsOf, wait_s: float, settings: ReadSettings) -> Iterator[Held]:
-    checked_wait("wait_s", wait_s)
-    checked("purpose", kind.purpose, str)
-    held = _shared(transport, kind, as_of, wait_s, settings)
+def _holding(transport: Transport, read: Read, settings: ReadSettings, *, is_plan: bool) -> Iterator[Held]:
+    checked_wait("wait_s", read.wait_s)
+    checked("purpose", read.purpose, str)
+    held = _shared(transport, read, settings, is_plan) if isinstance(transport, OneShard) else None
     if held is None:
-        with holding(transport, kind.name, as_of, kind.purpose, wait_s, settings) as own:
+        with holding(transport, read.name, read.as_of, read.purpose, read.wait_s, settings) as own:
             yield own
         return
     try:
@@ -72,27 +82,26 @@ def _holding(transport: OneShard, kind: Kind, as_of: AsOf, wait_s: float, settin
         raise
 
 
-def _shared(transport: OneShard, kind: Kind, as_of: AsOf, wait_s: float, settings: ReadSettings) -> Held | None:
+def _shared(transport: OneShard, read: Read, settings: ReadSettings, is_plan: bool) -> Held | None:
     """A time that is held by a shared lease; None: the read has to take one of its own."""
-    pool = transport.leases
+    pool, name, as_of = transport.leases, read.name, read.as_of
+    kind = Kind(name, transport.shard, read.purpose, settings.lease_ms, is_plan)
     is_time = type(as_of) is int and 0 <= as_of <= TIME_MAX
     if pool is None or not (as_of is None or is_time) or not pool.is_busy(kind):
         return None
     try:
-        newest = latest(transport.view(kind.name, ViewRequest(with_batches=False)))
+        newest = latest(transport.view(name, ViewRequest(with_batches=False)))
         at = as_of if isinstance(as_of, int) else newest
         if at < newest:
             return None
-        shared = pool.take(
-            kind, at, lambda: ReadLease.open(transport, kind.name, Antichain(at), kind.purpose, settings)
-        )
+        shared = pool.take(kind, at, lambda: ReadLease.open(transport, name, Antichain(at), read.purpose, settings))
     except NotReadable:  # since has passed the time meanwhile, or there is none: say so as ever
         return None
     if shared is None:
         return None
-    lease = LentLease(transport, kind.name, settings, pool, shared)
+    lease = LentLease(transport, name, settings, pool, shared)
     try:
-        return Held(transport, at, wait_for_upper(transport, kind.name, at, lease, wait_s), lease, settings)
+        return Held(transport, at, wait_for_upper(transport, name, at, lease, read.wait_s), lease, settings)
     except Expired:  # it lapsed in this moment
         lease.close()
         return None
