@@ -72,6 +72,7 @@ class Shared:
     opened_s: float
     users: int = 0
     idle_s: float = 0.0  # since when nobody uses it, where nobody does
+    is_left: bool = False  # to those who use it: it takes no more, and the last of them closes it
 
 
 @dataclass(eq=False)
@@ -136,9 +137,9 @@ class LeasePool:
             shared.users -= 1
             shared.idle_s = self._clock.monotonic()
             self._changed.notify_all()
-            if not self._closed:
-                return
-        self.tend()
+            ended = shared.is_left and not shared.users
+        if ended:
+            shared.lease.close()
 
     def let_go(self, name: str) -> None:
         """Give back what nobody uses of this shard now: something is asked that waits for holds."""
@@ -161,7 +162,7 @@ class LeasePool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._end(lambda kind, shared: not shared.users)
+        self._end(lambda kind, shared: True)
 
     def _of(self, kind: Kind) -> _Known:
         known = self._known.get(kind)
@@ -188,8 +189,11 @@ class LeasePool:
             opened_s = self._clock.monotonic()
             made = Shared(open_lease(), as_of, opened_s, users=1)
             with self._changed:
-                known.shared.append(made)
-                self._begin_to_tend()
+                made.is_left = self._closed
+                if not self._closed:
+                    self._of(kind).shared.append(made)
+                    self._changed.notify_all()
+                    self._begin_to_tend()
             return made
         finally:
             known.opening.release()
@@ -211,10 +215,9 @@ class LeasePool:
         return self._clock.monotonic() - shared.opened_s < kind.takes_s
 
     def _due_s(self, kind: Kind, shared: Shared) -> float:
-        """When to give it back, or, of a plan that is used, when to think of it no more; for now."""
-        if shared.users:
-            return shared.opened_s + kind.takes_s if kind.is_plan else float("inf")
-        return shared.idle_s if self._closed else shared.idle_s + KEPT_S
+        """When to give it back, or to leave it to those who use it, as it takes no more readers then."""
+        full_s = shared.opened_s + kind.takes_s
+        return full_s if shared.users else min(shared.idle_s + KEPT_S, max(full_s, shared.idle_s))
 
     def _end(self, is_due: Callable[[Kind, Shared], bool]) -> None:
         ended = []
@@ -222,7 +225,9 @@ class LeasePool:
             for kind, known in self._known.items():
                 due = [shared for shared in known.shared if is_due(kind, shared)]
                 known.shared = [shared for shared in known.shared if shared not in due]
-                ended += [shared for shared in due if not shared.users]  # a plan that is used is left to lapse
+                for shared in due:
+                    shared.is_left = True
+                ended += [shared for shared in due if not shared.users]  # of a plan nobody tells: it lapses
         for shared in ended:
             shared.lease.close()
 
@@ -238,10 +243,10 @@ class LeasePool:
             with suppress(Exception):  # the stores were closed meanwhile: the leases lapse
                 wait_s = self.tend()
             with self._changed:
-                if wait_s is None and not any(known.shared for known in self._known.values()):
+                if not any(known.shared for known in self._known.values()):
                     self._tends = False
                     return
-                self._changed.wait(KEPT_S if wait_s is None else min(wait_s, KEPT_S))
+                self._changed.wait(KEPT_S if wait_s is None else wait_s)
 
 
 def _close_at_exit(pool: weakref.ref[LeasePool]) -> None:

@@ -245,3 +245,23 @@ def test_a_process_that_ends_leaves_no_shared_lease_behind(tmp_path: Path) -> No
         client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 0}])
         subprocess.run([sys.executable, "-c", EXITS, url], check=True)
         client.shard("orders").drop()  # is refused while readers hold it
+
+
+def test_a_snapshot_that_nobody_closes_is_not_remembered(place: Pooled) -> None:
+    place.read(2 * BUSY_READS)
+    forgotten = place.shard.snapshot()
+    place.pass_s(2 * TAKES_S)
+    assert place.pool.tend() is None, "nothing wakes for it any more"
+    assert place.readers == 1
+    forgotten.close()
+    assert place.readers == 0, "but its own end"
+
+
+def test_after_the_client_was_closed_the_last_user_gives_it_back(place: Pooled) -> None:
+    place.read(2 * BUSY_READS)
+    last = place.shard.snapshot()
+    place.pool.close()
+    place.read()
+    assert place.readers == 1
+    last.close()
+    assert place.readers == 0
