@@ -17,6 +17,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.sharing import BUSY_READS, KEPT_S, TAKES_S, LeasePool
 from persist.client.transport import OneShard
 from persist.core.state import State
+from tests.integration.test_fork import forked
 from tests.support.clocks import Machine, World
 from tests.support.location import TestClock
 from tests.support.server import url_of
@@ -240,11 +241,31 @@ for _ in range(40):
 """
 
 
-def test_a_process_that_ends_leaves_no_shared_lease_behind(tmp_path: Path) -> None:
-    with url_of("server", tmp_path) as url, persist.connect(url) as client:
+def test_a_process_that_ends_leaves_no_shared_lease_behind(url: str) -> None:
+    with persist.connect(url) as client:
         client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 0}])
         subprocess.run([sys.executable, "-c", EXITS, url], check=True)
         client.shard("orders").drop()  # is refused while readers hold it
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_leaves_the_shared_leases_to_its_parent(url: str) -> None:
+    with persist.connect(url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 0}])
+        for _ in range(3 * BUSY_READS):
+            shard.snapshot().to_arrow()
+        held = shard.snapshot()
+
+        def use(_number: int) -> str:
+            with pytest.raises(persist.InvalidUsage, match="forked"):
+                shard.snapshot()
+            held.close()
+            client.close()
+            return "refused"
+
+        assert set(forked(use)) == {"refused"}
+        assert held.to_arrow().num_rows == 1
 
 
 def test_a_snapshot_that_nobody_closes_is_not_remembered(place: Pooled) -> None:
