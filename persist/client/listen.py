@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from persist.client.arguments import checked_wait
 from persist.client.dropped import changes_at, runs_of, whole_view, within
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
+from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
@@ -44,7 +45,7 @@ class ListenEvent:
         return f"ListenEvent({self.lower}, {self.upper}, {len(self.updates)} updates)"
 
 
-class Listen:
+class Listen(Timeable):
     """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it

@@ -23,6 +23,7 @@ from persist.client.rewriting import RETRIES_MAX
 from persist.client.snapshot import ReadSettings
 from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
 from persist.client.telling import Info, info_bytes
+from persist.client.timed import Timeable
 from persist.client.transport import OneShard
 from persist.client.truncate import DROP, Dropping, Truncated, Truncating, cut_of, mode_of
 from persist.client.wall_clock import as_of_at, resolved
@@ -37,7 +38,7 @@ class HandleSettings:
     read: ReadSettings = field(default_factory=ReadSettings)
 
 
-class Past:
+class Past(Timeable):
     """The base of `Shard`, which says more."""
 
     name: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from persist.client.snapshot import (
     holding,
 )
 from persist.client.subscribe import Subscription
+from persist.client.together import holding_together
 from persist.client.transport import OneShard
 from persist.client.wall_clock import as_of_at, resolved, shown_instant
 from persist.client.write import Time
@@ -44,6 +45,9 @@ KEY_ROWS_MAX = 100_000  # rows of one key that `get` gives
 HEAD_ROWS = 20
 WAIT_S = 60.0
 Key = Any  # a value of the first key column, or a tuple of values of the first ones
+
+
+Holding: TypeAlias = Callable[..., AbstractContextManager[Held]]  # as `holding`
 
 
 class Reading:
@@ -254,7 +258,8 @@ class Reading:
     ) -> Snapshot:
         """`how`: the number of splits, the seconds to wait, and the purpose."""
         num_splits, wait_s, purpose = how
-        with self._held(at, purpose, wait_s) as (held, timestamp):
+        hold = holding_together if num_splits == 1 else holding  # several are there to be read elsewhere
+        with self._held(at, purpose, wait_s, hold) as (held, timestamp):
             return replace(held.snapshot(num_splits, selection, limit), timestamp=timestamp)
 
     def _rows(
@@ -273,7 +278,7 @@ class Reading:
 
     @contextmanager
     def _held(
-        self, at: int | datetime | Tagged | None, purpose: str, wait_s: float
+        self, at: int | datetime | Tagged | None, purpose: str, wait_s: float, hold: Holding = holding
     ) -> Iterator[tuple[Held, datetime | None]]:
         """A complete time, held, and the wall clock that named it. The lease outlives the block, unless an error ends
 
@@ -284,15 +289,16 @@ class Reading:
             by = self._resolved(at, wait_s)
             at, timestamp = as_of_at(self.name, by), shown_instant(by.at_ms)
         with ExitStack() as stack:
-            yield self._entered(stack, at, purpose, wait_s), timestamp
+            yield self._entered(stack, at, (purpose, wait_s), hold), timestamp
 
-    def _entered(self, stack: ExitStack, at: int | Tagged | None, purpose: str, wait_s: float) -> Held:
-        """As `holding`, on a stack; where nothing was written, the latest time is BEFORE_ALL."""
+    def _entered(self, stack: ExitStack, at: int | Tagged | None, how: tuple[str, float], hold: Holding) -> Held:
+        """As `hold`, on a stack; where nothing was written, the latest time is BEFORE_ALL. `how`: purpose, seconds."""
+        purpose, wait_s = how
         checked_wait("wait_s", wait_s)
         checked("purpose", purpose, str)
         tries = 0
         while at != BEFORE_ALL:
-            held = holding(self._transport, self.name, at, purpose, wait_s, self._settings.read)
+            held = hold(self._transport, self.name, at, purpose, wait_s, self._settings.read)
             try:
                 return stack.enter_context(held)
             except NothingWritten:

@@ -16,6 +16,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from blob import BlobNotFound
+from persist.client import deadlines
 from persist.client.arguments import check_numbers, checked, checked_time, checked_wait
 from persist.client.complete import latest as latest
 from persist.client.expanding import expanded, limited
@@ -23,6 +24,7 @@ from persist.client.part_reading import part_reader as part_reader
 from persist.client.retry import send
 from persist.client.rows import Rows
 from persist.client.show import html_table
+from persist.client.timed import Timeable
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -80,8 +82,8 @@ class Tagged:
     name: str
 
 
-class ReadLease:
-    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
+class ReadLease(Timeable):
+    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: `Shard.open_reader` anew.
 
     `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
 
@@ -171,15 +173,25 @@ class ReadLease:
         moved = self._send(command(self.reader, self.since, self.seqno))
         assert isinstance(moved, c.SinceDowngraded)
         if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
-            raise Expired(f"the hold of reader {self.reader} at {since} is gone: its lease lapsed; open a new one")
+            raise Expired(
+                f"the hold on shard {self._name!r} at {since} is gone: its lease lapsed; read or listen again"
+            )
         self._renewed_s = now
 
     def close(self) -> None:
         """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
-        if not self._closed:
-            self._closed = True
-            with suppress(PersistError):  # also in a forked child, where it belongs to the parent
-                self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
+        if self._closed:
+            return
+        self._closed = True
+        if deadlines.has_passed():  # its caller waits no longer, and the hold must not stay
+            with suppress(RuntimeError):
+                threading.Thread(target=self._expire, name="persist-release", daemon=True).start()
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        with suppress(PersistError):  # also in a forked child, where it belongs to the parent
+            self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
 
     def release(self) -> None:
         """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
@@ -420,7 +432,7 @@ def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, setting
 
 def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease, wait_s: float) -> ShardView:
     """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`, and Expired."""
-    deadline = transport.clock.monotonic() + wait_s
+    deadline = transport.clock.monotonic() + deadlines.at_most(wait_s)
     while True:
         left = max(0.0, deadline - transport.clock.monotonic())
         request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
@@ -446,7 +458,8 @@ def check_held(view: ShardView, as_of: int) -> None:
     if not view.since.less_equal(as_of):
         what = "was dropped or closed to reads" if view.since.is_empty else f"has forgotten history before {view.since}"
         raise Expired(
-            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; read anew"
+            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; "
+            "take the snapshot, listen or load() again"
         )
 
 
@@ -464,7 +477,7 @@ def leased_blobs(lease: ReadLease) -> Iterator[None]:
         lease.check()
         if lease._transport.shows_copy:
             raise Expired(
-                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read anew"
+                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read again"
             ) from error
         raise _in_shard(Corruption(translate(error).message), lease._name) from error
     except Corruption as error:

@@ -6,9 +6,11 @@ import gc
 import os
 import sys
 import weakref
+from dataclasses import replace
 from functools import lru_cache
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from blob import without_secrets
 from persist.client.connect import Connection
@@ -62,6 +64,8 @@ def place(connection: Connection) -> str:
 def _opened(connection: Connection, pid: int) -> Transport:
     """By process, too: a forked child must not go on with its parent's connections."""
     _settle(pid, writes=False)
+    if TaskContext.get() is not None:  # the driver has reached the servers: they are there, or start again
+        connection = replace(connection, connect_s=max(connection.connect_s, connection.request_s))
     opened = connection.transport()
     if isinstance(opened, EmbeddedTransport):  # its threads go on until it is closed; what was evicted nobody closes
         weakref.finalize(opened, opened.location.close).atexit = False

@@ -9,7 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs
+from persist.client.snapshot import ReadLease, SnapshotSplit, leased_blobs
+from persist.client.together import holding_for_plans
+from persist.client.transport import OneShard
 from persist.client.wall_clock import as_of_at, resolved
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
@@ -58,11 +60,14 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     """The splits of a snapshot, held by a lease that executors renew; none where nothing was ever written.
 
     The lease is not closed: Spark plans once and may read the plan again and again, so it lapses when nobody reads.
+    Plans of this process within a minute share one.
     """
-    if options.as_of is None and executors.view_of(target).upper.element == 0:
+    view = executors.view_of(target)
+    if options.as_of is None and view.upper.element == 0:
         return []
     transport, settings = executors.transport(target.connection), target.connection.handles.read
-    with holding(transport, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
+    one = OneShard(transport, view.shard_id)
+    with holding_for_plans(one, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
         selection = replace(options.selection, columns=columns)
         return list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
 

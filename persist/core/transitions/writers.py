@@ -38,7 +38,7 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
     if known is None and is_retired(state, command.writer, context):
         raise Expired(
             f"writer {command.writer} of shard {state.name!r} was retired, or is of before the shard was created; "
-            "open a new one"
+            "open a new writer"
         )
     if known is None:
         entry = WriterState(context.lease_now_ms, command.lease_ms)
@@ -398,7 +398,7 @@ def _registered(state: State, writer: WriterId) -> WriterState:
     known = state.writers.get(writer)
     if known is None:
         raise Expired(
-            f"writer {writer} is not registered with shard {state.name!r}, or its lease lapsed; open a new one"
+            f"writer {writer} is not registered with shard {state.name!r}, or its lease lapsed; open a new writer"
         )
     return known
 
