@@ -16,9 +16,11 @@ from persist.client.connect import Client
 from persist.client.connect import connect as connect_here
 from persist.client.critical import CriticalReaderHandle
 from persist.client.listen import Listen, ListenEvent
+from persist.client.merging import Merge
 from persist.client.pipelined import PipelinedWriter
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Snapshot
+from persist.client.subscribe import Subscription
 from persist.client.write import WriteHandle
 from persist.core.errors import InvalidUsage, Overloaded, Unavailable
 from persist.core.shard_settings import ShardSettings
@@ -188,6 +190,47 @@ class AsyncListen(AsyncHandle[Listen]):
         return event
 
 
+class AsyncSubscription(AsyncListen):
+    """As `persist.Subscription`: `async for event in shard.subscribe()`, as `AsyncListen` says."""
+
+    below: ClassVar[type[Any]] = Subscription
+
+
+class AsyncMerge(AsyncHandle[Merge]):
+    """As `persist.Merge`: `await shard.merge(rows).when_matched_update().execute()`."""
+
+    below: ClassVar[type[Any]] = Merge
+
+    execute = asks(Merge.execute)
+
+    def when_matched_delete(self, *args: Any, **options: Any) -> AsyncMerge:
+        """As `persist.Merge.when_matched_delete`."""
+        return self._with("when_matched_delete", *args, **options)
+
+    def when_matched_update(self, *args: Any, **options: Any) -> AsyncMerge:
+        """As `persist.Merge.when_matched_update`."""
+        return self._with("when_matched_update", *args, **options)
+
+    def when_not_matched_by_source_delete(self, *args: Any, **options: Any) -> AsyncMerge:
+        """As `persist.Merge.when_not_matched_by_source_delete`."""
+        return self._with("when_not_matched_by_source_delete", *args, **options)
+
+    def when_not_matched_by_source_update(self, *args: Any, **options: Any) -> AsyncMerge:
+        """As `persist.Merge.when_not_matched_by_source_update`."""
+        return self._with("when_not_matched_by_source_update", *args, **options)
+
+    def when_not_matched_insert(self, *args: Any, **options: Any) -> AsyncMerge:
+        """As `persist.Merge.when_not_matched_insert`."""
+        return self._with("when_not_matched_insert", *args, **options)
+
+    def _with(self, clause: str, *args: Any, **options: Any) -> AsyncMerge:
+        async def opener() -> Merge:
+            found: Merge = getattr(await self._ready(), clause)(*args, **options)
+            return found
+
+        return AsyncMerge(self._threads, opener)
+
+
 class AsyncShard(AsyncHandle[Shard]):
     """As `persist.Shard`, whose methods are awaited. `settings`, a property there, is a method here."""
 
@@ -213,33 +256,43 @@ class AsyncShard(AsyncHandle[Shard]):
     close = asks(Shard.close)
     compare_and_append = asks(Shard.compare_and_append)
     configure = asks(Shard.configure)
+    count = asks(Shard.count)
     critical_reader = opens(Shard.critical_reader, AsyncCriticalReader)
+    delete = asks(Shard.delete)
     downgrade_since = asks(Shard.downgrade_since)
     drop = asks(Shard.drop)
     erase = asks(Shard.erase)
     erasures = asks(Shard.erasures)
     evolve_schema = asks(Shard.evolve_schema)
     forget = asks(Shard.forget)
+    get = asks(Shard.get)
+    head = asks(Shard.head)
     history = asks(Shard.history)
     insert = asks(Shard.insert)
     listen = opens(Shard.listen, AsyncListen)
+    merge = opens(Shard.merge, AsyncMerge)
     open_reader = opens(Shard.open_reader, AsyncReadLease)
     open_writer = opens(Shard.open_writer, AsyncWriter)
+    overwrite = asks(Shard.overwrite)
     pipelined_writer = opens(Shard.pipelined_writer, AsyncPipelinedWriter)
     refresh_schema = asks(Shard.refresh_schema)
+    replace_where = asks(Shard.replace_where)
     restore = asks(Shard.restore)
     retain = asks(Shard.retain)
     retention = asks(Shard.retention)
     run_retention = asks(Shard.run_retention)
     since = asks(Shard.since)
     snapshot = opens(Shard.snapshot, AsyncSnapshot)
+    subscribe = opens(Shard.subscribe, AsyncSubscription)
     tag = asks(Shard.tag)
     tags = asks(Shard.tags)
     time_at = asks(Shard.time_at)
     timestamp_of = asks(Shard.timestamp_of)
     truncate = asks(Shard.truncate)
     untag = asks(Shard.untag)
+    update = asks(Shard.update)
     upper = asks(Shard.upper)
+    upsert = asks(Shard.upsert)
     view = asks(Shard.view)
 
     def with_timeout(self, timeout_s: float) -> AsyncShard:

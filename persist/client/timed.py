@@ -16,7 +16,7 @@ from persist.client.deadlines import Deadline, current, within
 from persist.core.errors import InvalidUsage, shown
 
 UNBOUNDED = frozenset({"with_timeout", "new_token"})  # they ask nobody
-INNER = ("_send", "_update_attributes")  # what properties and the handles that these give ask by
+INNER = ("_send", "_update_attributes", "_edit")  # what properties and the handles that these give ask by
 HANDLES_MAX = 64  # classes of handles
 _T = TypeVar("_T")
 _END = object()
