@@ -40,9 +40,16 @@ def outliving(pieces: Iterator[pa.Table], anew: Callable[[], Iterator[pa.Table]]
     except Expired:
         pieces = anew()
         first = next(pieces, None)
-    if first is not None:
-        yield first
+    if first is None:
+        return
+    yield first
+    try:
         yield from pieces
+    except Expired as error:
+        raise Expired(
+            f"{error.message}. This task took longer than leaseSeconds between two batches of rows; Spark tries it "
+            "again from the beginning where it may. Give a longer leaseSeconds if it does not come through"
+        ) from error
 
 
 def snapshot_again(target: Target, split: SnapshotSplit) -> SnapshotSplit:

@@ -323,7 +323,7 @@ class ShardTable:
         if type(retries) is not int or not 0 <= retries <= RETRIES_MAX:
             raise InvalidUsage(f"retries is {shown(retries)}; it must be in [0, {RETRIES_MAX}]")
         for left in range(retries, -1, -1):
-            found, lease = self._fixed(None, where=where, with_diff=True)
+            found, lease = self._fixed(None, where=where, rewrites=True)
             try:
                 return self._write(changes(found.df), "append", {"diffColumn": DIFF}, found.as_of, None, info)
             except UpperMismatch as error:
@@ -358,8 +358,9 @@ class ShardTable:
 
     def _load(self, **options: str) -> DataFrame:
         left_out = (*_WRITES, *_READS) if "metadata" in options else _WRITES
+        given = {**self._without((*left_out, *options)), **options}
         with plainly():
-            return self._spark.read.format(FORMAT).options(**self._without(left_out), **options).load(self.name)
+            return self._spark.read.format(FORMAT).options(**given).load(self.name)
 
     def _time(self, what: str, point: int | datetime | None) -> int | None:
         target = self._near
@@ -373,29 +374,36 @@ class ShardTable:
         tag: str | None = None,
         where: Condition = None,
         columns: Sequence[str] | None = None,
-        with_diff: bool = False,
+        rewrites: bool = False,
     ) -> tuple[Fixed, ReadLease | None]:
-        """With the lease that holds the time until Spark has planned the read; it lapses by itself."""
+        """With the lease that holds the time until Spark has planned the read; it lapses by itself.
+
+        What `rewrites` reads rows with their multiplicities, and reads them at home: a copy may be behind.
+        """
         if tag is not None and as_of is not None:
             raise InvalidUsage("as_of and tag are both given; give one of them")
-        target = self._near
+        target = self._named.at(writes=True) if rewrites else self._near
         view, settings = executors.view_of(target), target.connection.handles.read
         schema = current_schema(view.schemas)[1]
         chosen = schema.columns(None if columns is None else tuple_of("columns", columns))
         if as_of is None and tag is None and view.upper.element == 0:
             fields = [schema.arrow.field(name) for name in chosen]
-            empty = self._spark.createDataFrame([], spark_schema([*fields, MULTIPLICITY] if with_diff else fields))
+            empty = self._spark.createDataFrame([], spark_schema([*fields, MULTIPLICITY] if rewrites else fields))
             return Fixed(empty, NOTHING_YET), None
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
         one = OneShard(executors.transport(target.connection), view.shard_id)
         with holding(one, self.name, at, "spark table", WAIT_S, settings) as held:
-            options = {"asOf": str(held.as_of)} | ({"multiplicity": "column"} if with_diff else {})
+            options = {"asOf": str(held.as_of)}
+            if rewrites:
+                options["multiplicity"] = "column"
+                if target.connection.url is not None:
+                    options["url"] = target.connection.url
             pushed = isinstance(where, str) and _is_known(where, schema)
             if pushed:
                 options["where"] = str(where)
             if where is None or pushed:
                 return Fixed(self._load(**options, columns=json.dumps(chosen)), held.as_of), held.lease
-            shown = [*chosen, DIFF] if with_diff else chosen
+            shown = [*chosen, DIFF] if rewrites else chosen
             found = self._load(**options).where(as_condition(where)).select(*(F.col(quoted(one)) for one in shown))
             return Fixed(found, held.as_of), held.lease
 
