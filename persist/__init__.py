@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from persist.client.critical import CriticalReaderHandle
     from persist.client.cut import Cut
     from persist.client.cutting import CutTruncated, ShardTruncated
+    from persist.client.editing import Edited
     from persist.client.erase import ErasureStatus
     from persist.client.listen import Listen, ListenEvent
+    from persist.client.merging import Merge, source, target
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
     from persist.client.retaining import RetentionRun, RowRetention
     from persist.client.shard import HandleSettings, Shard
     from persist.client.snapshot import ReadLease, ReadSettings, Snapshot, SnapshotSplit
+    from persist.client.subscribe import Subscription
     from persist.client.tags import ShardTag
     from persist.client.truncate import Truncated
     from persist.client.write import WriteHandle, WriteSettings
@@ -52,7 +55,8 @@ __all__ += ["ListenEvent", "ReadLease", "WriteHandle", "PipelinedWriter", "Criti
 __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BYTE_COUNT", "EVENT_COUNT", "Antichain"]
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
 __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
-__all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun"]
+__all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun", "Subscription"]
+__all__ += ["Edited", "Merge", "source", "target"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += [
@@ -72,7 +76,8 @@ __all__ += ["__version__"]
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
 _HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
-_HOMES += ["client.by_column", "client.bulk", "client.shard", "attributes"]
+_HOMES += ["client.by_column", "client.bulk", "client.subscribe", "client.editing"]
+_HOMES += ["client.merging", "client.shard", "attributes"]
 
 
 def _check_neighbours() -> None:

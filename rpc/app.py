@@ -18,7 +18,21 @@ from persist.formats.store_errors import translated
 from rpc import errors
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
-from rpc.routes import blobs, cuts, erasures, health, history, listen, past, regions, retention, rows, shards, tags
+from rpc.routes import (
+    blobs,
+    cuts,
+    erasures,
+    health,
+    history,
+    listen,
+    past,
+    regions,
+    retention,
+    rows,
+    shards,
+    tags,
+    verbs,
+)
 from rpc.routes import location as locations
 from rpc.routes.parameters import only_known
 from rpc.service import Service
@@ -85,6 +99,7 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
         cuts,
         history,
         past,
+        verbs,
         tags,
         regions,
         retention,

@@ -23,6 +23,7 @@ from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.phases import dropped, outlived
 from persist.core.state import State
 from persist.core.view import Seen
+from persist.parts import EVERYTHING, Selection
 from rpc.leases import LEASE_MS, Hold, Leases
 from rpc.listen_frames import EVENTS, HEARTBEAT_S, Source, frame, heartbeat, sse
 from rpc.settings import Limits
@@ -35,7 +36,8 @@ SHARED_BYTES_MAX = 64 * 1024 * 1024  # of steps that are kept for listeners that
 LARGE_STEPS_MAX = 4  # made at a time
 _Encode = Callable[[ListenEvent], bytes]
 _Step = list[tuple[Antichain, bytes]]
-_Key = tuple[ShardId, str, Antichain, Antichain]  # of a step: the form, and the frontiers between which it lies
+_Form = tuple[str, Selection]  # how events are written, and of which updates
+_Key = tuple[ShardId, _Form, Antichain, Antichain]  # of a step: the form, and the frontiers between which it lies
 
 
 class Listeners:
@@ -53,9 +55,9 @@ class Listeners:
         self.leases = Leases(location, work)
 
     async def stream(
-        self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str
+        self, name: str, hold: Hold, start: Antichain, until: Antichain, form: str, selection: Selection = EVERYTHING
     ) -> AsyncGenerator[bytes]:
-        """The frames from the frontier `start` on, until `until`, the shard's end, or the server's.
+        """The frames of what is selected, from the frontier `start` on, until `until`, or the end of shard or server.
 
         The first one comes at once: it tells the id by which to resume.
         """
@@ -75,13 +77,13 @@ class Listeners:
                     is_first = False
                     continue
                 with hold.reading(state.seqno):
-                    async for upper, frame in self._step(state, frontier, min(state.upper, until), form):
+                    async for upper, frame in self._step(state, frontier, min(state.upper, until), (form, selection)):
                         yield frame
                         frontier, is_first = upper, False
                 hold.move(frontier)
 
     async def _step(
-        self, state: State, frontier: Antichain, until: Antichain, form: str
+        self, state: State, frontier: Antichain, until: Antichain, form: _Form
     ) -> AsyncIterator[tuple[Antichain, bytes]]:
         """(frontier afterwards, frame) up to exactly `until`, which the State has reached."""
         rows = size = 0
@@ -100,7 +102,7 @@ class Listeners:
             while (made := await self._work.run(next, events, None)) is not None:
                 yield made
 
-    async def _shared_step(self, state: State, frontier: Antichain, until: Antichain, form: str) -> _Step | None:
+    async def _shared_step(self, state: State, frontier: Antichain, until: Antichain, form: _Form) -> _Step | None:
         key = (state.shard_id, form, frontier, until)
         found = self._shared.get(key)
         if found is None:
@@ -123,16 +125,16 @@ class Listeners:
             self._shared_bytes -= _size(made)
 
     def _events(
-        self, state: State, frontier: Antichain, until: Antichain, form: str
+        self, state: State, frontier: Antichain, until: Antichain, form: _Form
     ) -> Iterator[tuple[Antichain, bytes]]:
         """Blocking: what the cached State has in `[frontier, until)`, as frames. It may be a later one by now."""
-        encode: _Encode = partial(sse if form == EVENTS else frame, source=_source(state))
+        encode: _Encode = partial(sse if form[0] == EVENTS else frame, source=_source(state))
         element = frontier.element
         assert element is not None
         as_of = None if element == 0 else element - 1
         name, transport = state.name, OneShard(self._transport, state.shard_id)
         lease = _HeldElsewhere(transport, name, ReaderId("r" + "0" * 32), self._settings, SeqNo(1))
-        listen = Listen(transport, name, lease, as_of, until, self._settings)
+        listen = Listen(transport, name, lease, (as_of, until), self._settings, form[1])
         for event in listen.next_events(0.0):
             yield event.upper, encode(event)
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "compactor": ("compactor.cli.compactor", "merge batches in the background"),
     "gc": ("compactor.cli.gc", "delete what no reader can need any more"),
     "shards": ("persist.cli.shards", "list shards, or show one"),
+    "cat": ("rpc.cli.cat", "the rows of a shard, as NDJSON or CSV"),
     "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
     "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
     "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),

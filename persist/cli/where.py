@@ -6,12 +6,11 @@ import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-from blob.location import is_there
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
+from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
-from persist.formats.store_errors import translated
 
 DEFAULT_DIRECTORY = "persist-data"
 
@@ -36,18 +35,6 @@ class Where:
         if must_exist and not path.exists():
             raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
         return open_location(f"persist://{quote(str(path))}", settings=settings)
-
-
-def check_there(url: str) -> None:
-    """Raises InvalidUsage where the URL is of a directory, or of a SQLite file, that is not there: opening makes it."""
-    scheme, _, rest = url.partition(":")
-    if scheme.lower() == "sqlite":
-        there = not rest.startswith("///") or Path(unquote(rest.removeprefix("///").partition("?")[0])).exists()
-    else:
-        with translated():
-            there = is_there(url)
-    if not there:
-        raise InvalidUsage(f"{url} does not exist")
 
 
 def check_given(arguments: argparse.Namespace, *names: str) -> None:

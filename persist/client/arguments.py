@@ -5,18 +5,32 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.errors import InvalidUsage, shown
 
 NUMBER_MAX = 2**62
+SPLITS_MAX = 100_000
 
 
 def checked(what: str, value: object, *kinds: type) -> None:
     """Raise InvalidUsage unless `value` is one of these kinds; None among them stands for None."""
+    if isinstance(value, Antichain) and Antichain not in kinds:
+        raise InvalidUsage(
+            f"{what} is the frontier {value}; it must be a time: upper().element - 1 is the latest complete one, "
+            "since().element the earliest that can be read"
+        )
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         raise InvalidUsage(f"{what} is {shown(value)}; it must be {wanted}")
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
         raise InvalidUsage(f"{what} is {value!a:.100}; it is no Unicode text, since it has half a surrogate pair")
+
+
+def checked_time(what: str, value: object, least: int = 0) -> None:
+    """Raise InvalidUsage unless `value` is a time that can be read, or None, which says the latest."""
+    checked(what, value, int, type(None))
+    if isinstance(value, int) and not least <= value <= TIME_MAX:
+        raise InvalidUsage(f"{what} is {shown(value)}; it must be a time in [{least}, {TIME_MAX}] or None")
 
 
 def checked_wait(what: str, value: object) -> None:
@@ -47,6 +61,12 @@ def names(what: str, value: object) -> tuple[str, ...]:
     for name in found:
         checked(f"one of {what}", name, str)
     return found
+
+
+def check_splits(num_splits: object) -> None:
+    """Raise InvalidUsage unless so many splits can be made."""
+    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
+        raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
 
 
 def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.dropped import runs_of
+from persist.client.arguments import checked
+from persist.client.dropped import runs_of, within
 from persist.client.rows import Rows, Split
 from persist.client.show import html_table
 from persist.client.snapshot import (
@@ -27,7 +28,7 @@ from persist.client.snapshot import (
 )
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import as_of_at, resolved, shown_instant
-from persist.core.antichain import TIME_MAX
+from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.drops import clipped, contents, floor_at, until
 from persist.core.errors import InvalidUsage, NotReadable
@@ -149,6 +150,9 @@ class Named:
         if isinstance(point, datetime):
             found = resolved(transport, name, point, *limits)
             return cls(as_of_at(name, found), shown_instant(found.at_ms))
+        given: object = point
+        if isinstance(given, Antichain):
+            checked(what, given, int)
         if point is not None and (type(point) is not int or not 0 <= point <= TIME_MAX):
             raise InvalidUsage(
                 f"{what} is {point!r:.100}; it must be a time in [0, {TIME_MAX}], or a wall clock with its zone"
@@ -271,12 +275,6 @@ def changes_between(
 def runs_between(view: ShardView, low: int, high: int) -> tuple[Run, ...]:
     """What may have updates at times in `(low, high]` that count as of `high`."""
     return within(contents(runs_of(view), view.drops, high), low, high)
-
-
-def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
-    """The runs with those parts that may have updates at times in `(low, high]`."""
-    parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
-    return tuple(Run(some) for some in parts if some)
 
 
 def _ranges(

@@ -24,6 +24,7 @@ from persist.client.far import FarShard
 from persist.client.keeping import kept_by_itself
 from persist.client.shard import HandleSettings, Shard
 from persist.client.telling import Info
+from persist.client.timed import Timeable, checked_timeout
 from persist.client.transport import Transport
 from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
@@ -38,6 +39,7 @@ from persist.parts import ShardSchema
 _TRANSPORT_MODULES = {"http": "rpc.client.transport", "https": "rpc.client.transport"}
 _ROUTING_MODULE = "rpc.client.routing"
 _COPY_MODULE = "persist.regions.opening"
+REQUEST_S = 60.0  # a request to servers that have answered: one of them may be starting again
 LIVES_MAX = 100  # dropped shards of a name that one call is told of
 
 
@@ -46,13 +48,17 @@ class Connection:
     """Plain settings of a connection; pickle it to connect elsewhere.
 
     Either `url` (`persist:///dir`, or one or more `http(s)://host:port` with commas), or both `blob` and `consensus`,
-    URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers; `timeout_s` bounds one call to
-    them. `handles` are settings of readers and writers, `location` those of stores that this process opens itself.
-    `collect`: whether this process deletes, in the background as it commits, what nobody can need any more, and runs
-    policies of rows; not where it commits through a server, which has maintenance of its own. `history`: for how long
-    new shards stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin
-    so, `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that. `read_only`: the
-    blob store alone is opened, and read as far as was published there; it may be a copy of home's, in another region.
+    URLs of stores. `token` and `ca_file` (a PEM file of whom to trust) are for servers. A server that has never
+    answered is tried for `connect_s` seconds; once it has, a request is tried for a minute, in case it starts again.
+    With `timeout_s` each call of the client and of its handles ends within so many seconds, as `Client.with_timeout`
+    says; None: it is repeated for `retry_s` seconds of `handles`.
+
+    `handles` are settings of readers and writers, `location` those of stores that this process opens itself. `collect`:
+    whether this process deletes, in the background as it commits, what nobody can need any more, and runs policies of
+    rows; not where it commits through a server, which has maintenance of its own. `history`: for how long new shards
+    stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin so,
+    `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that. `read_only`: the blob
+    store alone is opened, and read as far as was published there; it may be a copy of home's, in another region.
     """
 
     url: str | None = None
@@ -60,7 +66,8 @@ class Connection:
     consensus: str | None = None
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
-    timeout_s: float = 60.0
+    timeout_s: float | None = None
+    connect_s: float = 5.0
     handles: HandleSettings = field(default_factory=HandleSettings)
     location: LocationSettings = field(default_factory=LocationSettings)
     collect: bool = True
@@ -71,12 +78,19 @@ class Connection:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
             checked(name, getattr(self, name), str, type(None))
         check_numbers(self)
+        if self.timeout_s is not None:
+            checked_timeout(self.timeout_s)
         checked("handles", self.handles, HandleSettings)
         checked("location", self.location, LocationSettings)
         checked("collect", self.collect, bool)
         checked("read_only", self.read_only, bool)
         checked("history", self.history, str, type(None))
         HistoryDefaults(self.history or DEFAULT_HISTORY)
+
+    @property
+    def request_s(self) -> float:
+        """For how long one request to a server that has answered is tried."""
+        return REQUEST_S if self.timeout_s is None else self.timeout_s
 
     def __repr__(self) -> str:
         given = {name: getattr(self, name) for name in ("url", "blob", "consensus")}
@@ -132,7 +146,7 @@ class Connection:
         return replace(self.location, collects=self.collect, history=self.history or DEFAULT_HISTORY)
 
 
-class Client:
+class Client(Timeable):
     """Opens shards; `persist.connect` gives one. Thread-safe. Close it, or use it in a `with`, to release connections.
 
     Beside what its docstring names, every call may raise Unavailable (it did not happen; retrying is safe), Overloaded,
@@ -385,4 +399,5 @@ def connect(url: str | None = None, **settings: Any) -> Client:
         if name not in known:
             raise InvalidUsage(f"connect() has no setting {name!r}; it takes {', '.join(known)}")
     connection = Connection(url, **settings)
-    return Client(connection.transport(), connection.handles, connection)
+    client = Client(connection.transport(), connection.handles, connection)
+    return client if connection.timeout_s is None else client.with_timeout(connection.timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -193,9 +194,10 @@ def each(work: Callable[[str], _T], names: Iterable[str], at_once: int) -> list[
     """What the work on each name returns, in their order. The first error ends it. 1 at once: on this thread."""
     if at_once == 1:
         return [work(name) for name in names]
+    context = copy_context()  # the deadline of this call is theirs too
     with ThreadPoolExecutor(at_once, thread_name_prefix="persist-cut") as pool:
         try:
-            return list(pool.map(work, names))
+            return list(pool.map(lambda name: context.copy().run(work, name), names))
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.drops import RowDrop, taken_away
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ALL_KEYS, TIME, KeyRange, PartReader, negated
+from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, negated
 
 
 def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
@@ -25,6 +25,12 @@ def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
 def runs_of(view: ShardView) -> tuple[Run, ...]:
     """All runs of a view."""
     return tuple(run for batch in view.batches for run in batch.runs)
+
+
+def within(runs: Iterable[Run], low: int, high: int) -> tuple[Run, ...]:
+    """The runs with those parts that may have updates at times in `(low, high]`."""
+    parts = (tuple(part for part in run.parts if part.time_max > low and part.time_min <= high) for run in runs)
+    return tuple(Run(some) for some in parts if some)
 
 
 def retractions(
@@ -42,6 +48,29 @@ def retractions(
     before = Antichain(drop.cut)
     found = reader.read_updates(parts, Antichain(0), before, since=drop.cut - 1, key_range=key_range, columns=columns)
     return (_at(negated(table), drop.at) for table in found)
+
+
+def changes_at(
+    reader: PartReader,
+    runs: Sequence[Run],
+    came: Sequence[Run],
+    drop: RowDrop,
+    key_range: KeyRange = ALL_KEYS,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.Table]:
+    """All that changed at the time of a drop: `retractions` of `runs`, and what was written then, which is in `came`.
+
+    Rows that went and came cancel out. Tables are as those of `retractions`. Raises what reading does.
+    """
+    if not came:
+        yield from retractions(reader, runs, drop, key_range, columns)
+        return
+    went = reader.read_range(runs, as_of=drop.cut - 1, key_range=key_range)
+    fresh = reader.read_changes(came, drop.at - 1, drop.at, key_range=key_range)
+    for table in reader.difference(went, fresh, columns):
+        times = pa.repeat(pa.scalar(drop.at, pa.int64()), len(table))
+        place = table.schema.get_field_index(DIFF)
+        yield table.add_column(place, pa.field(TIME, pa.int64(), nullable=False), times)
 
 
 def retracted(

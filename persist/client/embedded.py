@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from persist.client import identity
+from blob import Blob
+from persist.client import deadlines, identity
+from persist.client.deadlines import Patience
 from persist.client.erased_before import erased_before
+from persist.client.sharing import LeasePool
 from persist.commit.cloning import Cloning
 from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import ShardExists
 from persist.core.ids import ShardId, check_shard_name
+from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import SchemaRecord, State, initial_state
@@ -25,17 +29,22 @@ class EmbeddedTransport:
 
     def __init__(self, location: Location) -> None:
         self.location = location
-        self.blob = location.blob
+        self.leases: LeasePool | None = None
+        self._patience = Patience()
         self.clock = location.clock
         self.ids = location.ids
         self.policy = location.settings.policy
 
     def __repr__(self) -> str:
-        return f"{self.blob.url} and {self.location.consensus.url}"
+        return f"{self.location.blob.url} and {self.location.consensus.url}"
+
+    @property
+    def blob(self) -> Blob:
+        return self._patience.blob(self.location.blob)
 
     @property
     def proof(self) -> str:
-        return identity.ensure(self.blob, self.ids)
+        return identity.ensure(self.location.blob, self.ids)
 
     @property
     def listening_moves_since(self) -> bool:
@@ -50,7 +59,7 @@ class EmbeddedTransport:
         return False
 
     def belongs(self) -> tuple[str, int]:
-        binding = self.location.identity.check()
+        binding = self._patience.ask("the location", self.location.identity.check)
         return binding.location_id, binding.epoch
 
     def create(
@@ -65,41 +74,61 @@ class EmbeddedTransport:
         check_first(schema)
         chosen = self.location.settings_of_new(name) if settings is None else settings
         fresh = initial_state(name, schema, self.clock.now_ms(), chosen, caller)
-        state = self.location.machine(name).create(fresh, follows)
+        state = self._patience.ask(
+            f"the creation of shard {name!r}", lambda: self.location.machine(name).create(fresh, follows), safe=False
+        )
         known = (state.schemas[state.schema_id], state.schemas[current_schema(state.schemas)[0]])
         if not state.is_closed and schema not in known:
             raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
         return view_of(state, state.upper, with_batches=False)
 
     def clone(self, source: str, name: str, keep_policies: bool = False, caller: Caller = NOBODY) -> ShardView:
-        state = Cloning(self.location).clone(source, name, keep_policies, caller)
+        state = self._patience.ask(
+            f"the clone {name!r}",
+            lambda: Cloning(self.location).clone(source, name, keep_policies, caller),
+            safe=False,
+        )
         return view_of(state, state.upper, with_batches=False)
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
-        return self.location.names(prefix, after, limit)
+        return self._patience.ask("the list of shards", lambda: self.location.names(prefix, after, limit))
 
     def vouched(self, shard: ShardId, runs: tuple[Run, ...]) -> tuple[Run, ...]:
         return self.location.versions.receipts.given(shard, runs)
 
     def receipted(self, name: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-        return self.location.machine(name).receipted(runs)
+        return self._patience.ask(_about(name), lambda: self.location.machine(name).receipted(runs))
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
-        return self.location.machine(check_shard_name(name)).apply(command, caller)
+        check_shard_name(name)
+        ask = self._patience.ask
+        return ask(_about(name), lambda: self.location.machine(name).apply(command, caller), safe=False)
 
     def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:
-        return self.location.history_page(check_shard_name(name), before, limit, maintenance)
+        check_shard_name(name)
+        return self._patience.ask(_about(name), lambda: self.location.history_page(name, before, limit, maintenance))
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
+        check_shard_name(name)
+        asked = replace(request, timeout_s=deadlines.at_most(request.timeout_s))
+        return self._patience.ask(_about(name), lambda: self._view(name, asked))
+
+    def erased_before(self, name: str, before: int) -> dict[str, Any]:
+        return self._patience.ask(_about(name), lambda: erased_before(self.location, name, before))
+
+    def close(self) -> None:
+        if self.leases is not None:
+            self.leases.close()
+        self.location.close()
+
+    def _view(self, name: str, request: ViewRequest) -> ShardView:
         state = view_state(self.location, name, request)
         self.location.machine(name).check_seen(state, request.seen)
         return view_of(state, request.lower, request.with_batches)
 
-    def erased_before(self, name: str, before: int) -> dict[str, Any]:
-        return erased_before(self.location, name, before)
 
-    def close(self) -> None:
-        self.location.close()
+def _about(name: str) -> str:
+    return f"a call of shard {name!r}"
 
 
 def view_state(location: Location, name: str, request: ViewRequest) -> State:

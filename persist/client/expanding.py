@@ -46,13 +46,43 @@ def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
         yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
 
 
+def limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+    """The first rows, together as many as `limit` says (None: all), each counted as often as `__diff` says.
+
+    Of the last row only so many are given. A row that was taken away more often than added counts as often as it is
+    missing. No more tables are taken than these rows need.
+    """
+    if limit is None:
+        yield from tables
+        return
+    left = limit
+    while left > 0 and (table := next(tables, None)) is not None:
+        counts = multiplicities(table)
+        # Counts are capped first, so that their sum cannot wrap around.
+        ends = np.cumsum(np.minimum(np.abs(np.maximum(counts, -left)), left))
+        last = int(np.searchsorted(ends, left))
+        if last == len(ends):
+            left -= int(ends[-1]) if len(ends) else 0
+            yield table
+            continue
+        over = int(ends[last]) - left
+        found, kept = table.slice(0, last + 1), counts[: last + 1].copy()
+        kept[last] = np.sign(kept[last]) * (min(abs(int(kept[last])), left) - over)
+        place = found.column_names.index("__diff")
+        yield found.set_column(place, found.schema.field(place), pa.array(kept))
+        return
+
+
 def _check(table: pa.Table, rows: pa.Table, counts: npt.NDArray[np.int64]) -> None:
     """The sum of the counts is taken in floating point, where it cannot wrap around."""
     negative = first_negative(table)
     if negative is not None:
+        missing = int((counts < 0).sum())
         raise NegativeMultiplicity(
-            f"a row is there {counts[negative]} times, because it was taken away more often than added; read with "
-            "to_arrow(), or expand=false over HTTP, which give each row its __diff",
+            f"{missing} of {len(counts)} rows, taken away more often than added, cannot be shown: "
+            f"{'it' if missing == 1 else 'the first'} is there {counts[negative]} times; insert what is missing, or "
+            "read with to_arrow(), or expand=false over HTTP, which give each row its __diff",
+            rows=missing,
         )
     if counts.sum(dtype=np.float64) > EXPANDED_ROWS_MAX:
         most = int(np.argmax(counts))

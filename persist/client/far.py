@@ -12,9 +12,10 @@ from persist.core.view import ShardView
 
 # Every verb that changes the shard, whatever it reads on the way: it reads what it needs at home as well.
 AT_HOME = (
-    "advance_upper", "append", "compare_and_append", "configure", "critical_reader", "downgrade_since", "drop", "erase",
-    "erased", "erasures", "evolve_schema", "forget", "insert", "open_writer", "pipelined_writer", "restore", "retain",
-    "run_retention", "tag", "truncate", "untag", "_update_attributes",
+    "advance_upper", "append", "compare_and_append", "configure", "critical_reader", "delete", "downgrade_since",
+    "drop", "erase", "erased", "erasures", "evolve_schema", "forget", "insert", "merge", "open_writer", "overwrite",
+    "pipelined_writer", "replace_where", "restore", "retain", "run_retention", "tag", "truncate", "untag", "update",
+    "upsert", "_update_attributes",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.client.ladder import due_rungs, next_rung_ms, outlived
 from persist.client.past import HandleSettings
 from persist.client.retaining import RetentionRun, run_retention
+from persist.client.sharing import LeasePool
 from persist.client.transport import OneShard, Transport
 from persist.client.wall_clock import instant_ms
 from persist.commit.location import Location
@@ -69,10 +70,14 @@ class Keeper:
 
 
 def kept_by_itself(location: Location) -> EmbeddedTransport:
-    """A transport of an embedded program, whose upkeep runs the policies of the shards to which it commits.
+    """A transport of an embedded program whose small reads share leases.
+
+    Its upkeep runs the policies of the shards to which it commits.
 
     That is where its location collects: then no other process may be there to do it.
     """
     if location.settings.collects:  # by a transport of its own: nothing but its users keeps the other one alive
         location.retain_with(Keeper(location, EmbeddedTransport(location)).run)
-    return EmbeddedTransport(location)
+    made = EmbeddedTransport(location)
+    made.leases = LeasePool(location.clock)
+    return made

@@ -11,16 +11,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import checked_wait
-from persist.client.dropped import retractions, runs_of, whole_view
+from persist.client.dropped import changes_at, runs_of, whole_view, within
 from persist.client.snapshot import VIEW_WAIT_S, ReadLease, ReadSettings, check_held, kept, part_reader
+from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain, frontier
 from persist.core.batch import HollowBatch
-from persist.core.drops import RowDrop, drops_within, taken_away
+from persist.core.drops import RowDrop, clipped, drops_within, taken_away
 from persist.core.errors import HistoryLost, InvalidUsage, Overloaded, Unavailable
 from persist.core.ids import SeqNo
 from persist.core.view import Seen, ShardView, ViewRequest
-from persist.parts import TIME, PartReader, ShardSchema
+from persist.parts import EVERYTHING, TIME, PartReader, Selected, Selection, newest, sound_schemas
 
 # A listener moves its holds forward at most this often (a part of its lease): progress must not grow the log.
 DOWNGRADES_PER_LEASE = 30
@@ -31,7 +32,7 @@ EVENT_ROWS = 100_000  # adjacent batches are taken together up to this many upda
 class ListenEvent:
     """Updates with times in `[lower, upper)`, complete: no more will come for these times.
 
-    `updates` has the user's columns, `__time` and `__diff`, consolidated and ordered by time. A batch of more than
+    `updates` has the columns, `__time` and `__diff`, consolidated and ordered by time. A batch of more than
     EVENT_ROWS updates, or of more bytes than the reader's `memory_bytes`, comes as several events, one key range after
     another, of which only the last moves the frontier: `lower == upper` says "more to come".
     """
@@ -44,7 +45,7 @@ class ListenEvent:
         return f"ListenEvent({self.lower}, {self.upper}, {len(self.updates)} updates)"
 
 
-class Listen:
+class Listen(Timeable):
     """An iterator of events. Holds `since` at what it has delivered, so nothing it needs is forgotten or deleted.
 
     `Shard.listen` gives one. Iterate it, or call `next_events`. The hold is given back when `until` is reached, when it
@@ -59,15 +60,18 @@ class Listen:
         transport: Transport,
         name: str,
         lease: ReadLease,
-        as_of: int | None,
-        until: Antichain,
+        between: tuple[int | None, Antichain],
         settings: ReadSettings,
+        selection: Selection = EVERYTHING,
     ) -> None:
+        """`between`: the time after which it begins (None: the beginning), and the frontier at which it ends."""
+        as_of, until = between
         self._transport = transport
         self._name = name
         self._lease = lease
         self._settings = settings
         self._until = until
+        self._selection = selection
         self._downgraded_s = transport.clock.monotonic()
         self._closed = False
         self._seen: Seen | None = None
@@ -124,55 +128,65 @@ class Listen:
         upper = min(view.upper, self._until)
         if upper <= lower:
             return
-        schema, reader = part_reader(self._transport, view, self._settings)
+        wanted, reader = self._reader(view)
         for drop in drops_within(view.drops, lower.element or 0, upper.element):
-            yield from self._steps(view, Antichain(drop.at), reader, schema)
+            yield from self._steps(view, Antichain(drop.at), reader, wanted)
             yield from self._dropped(view, drop)
-        yield from self._steps(view, upper, reader, schema)
+        yield from self._steps(view, upper, reader, wanted)
         self._downgrade(view.seqno)
 
-    def _steps(
-        self, view: ShardView, upper: Antichain, reader: PartReader, schema: ShardSchema
-    ) -> Iterator[ListenEvent]:
+    def _reader(self, view: ShardView) -> tuple[Selected, PartReader]:
+        """What is selected of the shard as it is in this view, and a reader for it."""
+        wanted = self._selection.on(newest(sound_schemas(view.schemas))[1])
+        return wanted, part_reader(self._transport, view, self._settings, wanted.keeps)[1]
+
+    def _steps(self, view: ShardView, upper: Antichain, reader: PartReader, wanted: Selected) -> Iterator[ListenEvent]:
         """The events of what was written before `upper`."""
         if upper <= self.frontier:
             return
         batches = [b for b in view.batches if self.frontier < b.desc.upper and b.desc.lower < upper]
         for group in _groups(batches, self._settings.memory_bytes):
-            yield from self._step(group, min(group[-1].desc.upper, upper), reader, schema)
+            yield from self._step(group, min(group[-1].desc.upper, upper), reader, wanted)
 
     def _dropped(self, view: ShardView, drop: RowDrop) -> Iterator[ListenEvent]:
-        """The events of a drop: what it took away, at its time. It is worked out here, since nobody has written it."""
+        """The events of a drop: what it took away, at its time, and what came in its place.
+
+        What it took away is worked out here, since nobody has written it.
+        """
         whole = whole_view(self._transport, self._name, view)
         check_held(whole, max(drop.at - 1, 0))
-        schema, reader = part_reader(self._transport, whole, self._settings)
+        wanted, reader = self._reader(whole)
         runs = taken_away(runs_of(whole), whole.drops, drop)
-        rows = sum(part.rows for run in runs for part in run.parts)
-        pieces = kept(retractions(reader, runs, drop), self._lease)
-        yield from self._events(pieces, rows, Antichain(drop.at + 1), schema)
+        came = within(clipped(runs_of(whole), drop.cut), drop.at - 1, drop.at)
+        rows = sum(part.rows for run in (*runs, *came) for part in run.parts)
+        pieces = changes_at(reader, runs, came, drop, wanted.key_range, wanted.read)
+        yield from self._events(pieces, rows, Antichain(drop.at + 1), wanted)
 
     def _step(
-        self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, schema: ShardSchema
+        self, batches: Sequence[HollowBatch], upper: Antichain, reader: PartReader, wanted: Selected
     ) -> Iterator[ListenEvent]:
         """The events of adjacent batches: one, ordered by time, unless the updates are too many for that."""
         parts = [part for batch in batches for part in batch.parts()]
-        pieces = kept(reader.read_updates(parts, self.frontier, upper), self._lease)
-        yield from self._events(pieces, sum(batch.rows for batch in batches), upper, schema)
+        pieces = reader.read_updates(parts, self.frontier, upper, key_range=wanted.key_range, columns=wanted.read)
+        yield from self._events(pieces, sum(batch.rows for batch in batches), upper, wanted)
 
     def _events(
-        self, pieces: Iterator[pa.Table], rows: int, upper: Antichain, schema: ShardSchema
+        self, pieces: Iterator[pa.Table], rows: int, upper: Antichain, wanted: Selected
     ) -> Iterator[ListenEvent]:
-        """The updates up to `upper`, of which there are at most `rows`, as one event or several."""
+        """The updates up to `upper`, of which there are at most `rows`, as one event or several.
+
+        There is one also where none of them is wanted: it tells that the time has passed.
+        """
         lower = self.frontier
         held: list[pa.Table] = []
         left = self._settings.memory_bytes if rows <= EVENT_ROWS else 0
-        for piece in pieces:
+        for piece in filter(len, map(wanted.apply, kept(pieces, self._lease))):
             left -= piece.nbytes
             if left < 0:
                 yield from (ListenEvent(lower, lower, table) for table in held)
                 held = []
             held.append(piece)
-        last = pa.concat_tables(held) if held else schema.updates_schema.empty_table()
+        last = pa.concat_tables(held) if held else wanted.no_updates()
         if len(held) > 1:
             last = last.take(pc.sort_indices(last, sort_keys=[(TIME, "ascending")]))
         self.frontier = upper

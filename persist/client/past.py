@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, overload
 
-from persist.client.arguments import checked, checked_wait, names
+from persist.client.arguments import check_splits, checked, checked_wait, names
 from persist.client.changes import Asked, Changes, Named, changes_between, changes_of
 from persist.client.erase import (
     Erasing,
@@ -20,9 +20,10 @@ from persist.client.erase import (
 )
 from persist.client.restore import Restored, Restoring
 from persist.client.rewriting import RETRIES_MAX
-from persist.client.snapshot import ReadSettings, check_splits
+from persist.client.snapshot import ReadSettings
 from persist.client.tags import ShardTag, keep_ms, read_tags, remove_tag, set_tag
 from persist.client.telling import Info, info_bytes
+from persist.client.timed import Timeable
 from persist.client.transport import OneShard
 from persist.client.truncate import DROP, Dropping, Truncated, Truncating, cut_of, mode_of
 from persist.client.wall_clock import as_of_at, resolved
@@ -37,7 +38,7 @@ class HandleSettings:
     read: ReadSettings = field(default_factory=ReadSettings)
 
 
-class Past:
+class Past(Timeable):
     """The base of `Shard`, which says more."""
 
     name: str

@@ -11,6 +11,7 @@ earlier instance still has under way cannot land once a new one has read the num
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -22,7 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.attributes.handle import Attributes
+from persist.client import deadlines
 from persist.client.arguments import check_numbers
+from persist.client.timed import Timeable
 from persist.client.write import Updates, WriteHandle, as_updates
 from persist.commit.system import Clock, OwnProcess
 from persist.core.attribute import AttributeUpdate, named_key
@@ -68,7 +71,7 @@ class _Append(NamedTuple):
     weight: int
 
 
-class PipelinedWriter:
+class PipelinedWriter(Timeable):
     """One writer by its id; numbers its appends from 1 on. Thread-safe. Opened by `Shard.pipelined_writer`.
 
     One instance of an id writes at a time: opening another stops this one. After an error every call raises it; what
@@ -87,6 +90,7 @@ class PipelinedWriter:
         self._number_key = named_key(f"pipelined writer {name}")
         self._epoch_key = named_key(f"pipelined writer's epoch {name}")
         self._writer = writer
+        self._transport = writer.transport
         self._attributes = attributes
         self._clock = clock
         self._settings = settings
@@ -126,7 +130,8 @@ class PipelinedWriter:
         settings = self._settings
         with self._changed:
             while self._error is None and not self._closing and self._is_full(rows.nbytes):
-                self._changed.wait()
+                deadlines.check(f"an append of the pipelined writer {self.name!r}, whose window is full,")
+                self._changed.wait(_left_s())
             self._check()
             if self._closing:
                 raise InvalidUsage(f"the pipelined writer {self.name!r} is closed; open it anew")
@@ -138,12 +143,20 @@ class PipelinedWriter:
             return self._last
 
     def flush(self) -> None:
-        """Wait until every append is acknowledged. Raises the error that stopped the writer."""
+        """Wait until every append is acknowledged.
+
+        Raises: the error that stopped the writer; with a time-out also Indeterminate (the writer goes on: flush again).
+        """
         self._process.check()
         with self._changed:
             last = self._last
             while self._error is None and self.acknowledged < last:
-                self._changed.wait()
+                if deadlines.has_passed():
+                    raise Indeterminate(
+                        f"of the pipelined writer {self.name!r} appends up to {self.acknowledged} are acknowledged, "
+                        f"those up to {last} not yet; it goes on with them: flush again"
+                    )
+                self._changed.wait(_left_s())
             self._check()
 
     def close(self) -> None:
@@ -158,7 +171,7 @@ class PipelinedWriter:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(_left_s())
 
     def __enter__(self) -> Self:
         return self
@@ -278,6 +291,12 @@ class PipelinedWriter:
             f"pipelined writer {self.name!r} was opened elsewhere, which ends this instance; open it anew to go on",
             **error.details,
         )
+
+
+def _left_s() -> float | None:
+    """How long the call under way may wait; None: for ever."""
+    left_s = deadlines.at_most(math.inf)
+    return None if left_s == math.inf else left_s
 
 
 def _conformed(updates: Updates, schema: ShardSchema) -> _Append:

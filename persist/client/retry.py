@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from persist.client import deadlines
 from persist.client.transport import Transport
 from persist.commit.system import jittered
 from persist.core import commands as c
@@ -71,9 +72,11 @@ def settled(
     deadline passed, or a later try was refused. A server that was stopped, or a proxy, may hold the request of that
     try, and deliver it when what the refusal tells holds no more. Only a refusal that stays true is told as it is (see
     `is_final`). Every other error, but for Corruption and the root of the tree, means that it did not happen and never
-    will. What changes no data, and lapses by itself (`lapses`), is never Indeterminate: it is asked again.
+    will. What changes no data, and lapses by itself (`lapses`), is never Indeterminate: it is asked again. Where the
+    call under way has a deadline, that counts if it is earlier, and what comes after it is not asked at all.
     """
-    deadline = transport.clock.monotonic() + retry_s
+    deadlines.check(what)
+    deadline = transport.clock.monotonic() + deadlines.at_most(retry_s)
     unknown = False
     tries = 0
     while True:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -78,10 +78,13 @@ class Rewriting(ABC):
     info: bytes = b""  # what the commit history is to tell of it
 
     @classmethod
-    def of(cls, transport: OneShard, name: str, to: Named, write: WriteSettings, read: ReadSettings) -> Self:
-        """With settings by which it holds a bounded amount of memory."""
+    def of(
+        cls, transport: OneShard, name: str, to: Named, write: WriteSettings, read: ReadSettings, **more: Any
+    ) -> Self:
+        """With settings by which it holds a bounded amount of memory, and with `more` fields."""
         buffered = replace(write, part_bytes_target=min(BUFFER_BYTES, write.part_bytes_target))
-        return cls(transport, name, to, buffered, replace(read, memory_bytes=min(READ_BYTES, read.memory_bytes)))
+        bounded = replace(read, memory_bytes=min(READ_BYTES, read.memory_bytes))
+        return cls(transport, name, to, buffered, bounded, **more)
 
     @property
     def purpose(self) -> str:

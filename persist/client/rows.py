@@ -9,6 +9,7 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from blob import optional
+from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
@@ -31,7 +32,7 @@ class Split(Protocol):
     def read(self, transport: Transport) -> Iterator[pa.Table]: ...
 
 
-class Rows:
+class Rows(Timeable):
     """The base of those who hold rows."""
 
     schema: ShardSchema
@@ -45,9 +46,12 @@ class Rows:
 
         When the last one was given it is closed. Raises what reading may; see the class.
         """
+        yield from self._tables()
+        self.close()
+
+    def _tables(self) -> Iterator[pa.Table]:
         for split in self.splits:
             yield from split.read(self._transport)
-        self.close()
 
     def empty(self) -> pa.Table:
         """A table of these columns without rows. Raises nothing."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pyarrow as pa
 
 from persist.attributes import Attributes
-from persist.client.arguments import NUMBER_MAX, checked, checked_wait, names
+from persist.client.arguments import NUMBER_MAX, checked
 from persist.client.critical import CriticalReaderHandle
-from persist.client.listen import Listen
 from persist.client.past import HandleSettings as HandleSettings
 from persist.client.pipelined import PipelinedWriter, PipelineSettings
+from persist.client.reading import Reading
 from persist.client.retaining import Retaining
 from persist.client.retry import send
 from persist.client.show import html_table
-from persist.client.snapshot import ReadLease, Snapshot, Tagged, check_splits, holding
+from persist.client.snapshot import ReadLease
 from persist.client.telling import (
     HistoryEntry,
     Info,
@@ -30,7 +29,8 @@ from persist.client.telling import (
     read_place,
 )
 from persist.client.transport import OneShard, Transport
-from persist.client.wall_clock import as_of_at, kept_ms, period_ms, resolved, shown_instant
+from persist.client.verbs import Verbs
+from persist.client.wall_clock import kept_ms, period_ms, shown_instant
 from persist.client.write import AttributeUpdates, Time, Updates, WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
@@ -38,14 +38,13 @@ from persist.core.errors import Conflict, InvalidUsage, shown
 from persist.core.ids import Token
 from persist.core.recorded import PURPOSE_CHARS_MAX, Caller
 from persist.core.shard_settings import ShardSettings
-from persist.core.tags import check_tag_name
 from persist.core.view import ShardView, ViewRequest
 from persist.parts import ShardSchema, current_schema
 
 IDLE_WRITERS_MAX = 64  # writers kept for reuse by one Shard object
 
 
-class Shard(Retaining):
+class Shard(Reading, Verbs, Retaining):
     """A shard by its name; `Client.create_shard` and `Client.shard` give one. Thread-safe.
 
     Times are integers. An interval `[lower, upper)` holds `lower` and not `upper`; an upper of None closes the shard.
@@ -246,67 +245,7 @@ class Shard(Retaining):
         with self._writer() as writer:
             return writer.advance_upper(upper)
 
-    # --- reading
-
-    def snapshot(
-        self,
-        as_of: int | datetime | None = None,
-        *,
-        num_splits: int = 1,
-        columns: Sequence[str] | None = None,
-        wait_s: float = 60.0,
-        purpose: str = "snapshot",
-        tag: str | None = None,
-    ) -> Snapshot:
-        """The exact contents as of a time, held until the snapshot is closed or read to its end.
-
-        Args:
-            as_of: the time; None is the latest complete one. A datetime with its zone is a wall clock: the contents by
-                then, rounded down to the shard's grid (a second). They are the same whenever it is asked.
-            tag: the name of a tag, in the place of a time.
-            num_splits: into how many splits of disjoint keys it is cut, so that many can read it together.
-            columns: those to read; None is all.
-            wait_s: seconds to wait until `as_of` is complete.
-            purpose: what lists of readers show for it.
-        Raises: InvalidUsage (no such time or column), NotReadable (`as_of` lies before since and has no tag, there is
-            no such tag, or nothing was written yet), Unavailable (`as_of` was not complete within `wait_s`, or no clock
-            can be trusted for a wall clock).
-        """
-        check_splits(num_splits)
-        chosen = None if columns is None else names("columns", columns)
-        if tag is not None and as_of is not None:
-            raise InvalidUsage("as_of and tag are both given; give one of them")
-        if not isinstance(as_of, datetime):
-            at = as_of if tag is None else Tagged(check_tag_name(tag))
-            with holding(self._transport, self.name, at, purpose, wait_s, self._settings.read) as held:
-                return held.snapshot(num_splits, chosen)
-        by = self._resolved(as_of, wait_s)
-        found = self.snapshot(
-            as_of_at(self.name, by), num_splits=num_splits, columns=chosen, wait_s=wait_s, purpose=purpose
-        )
-        return replace(found, timestamp=shown_instant(by.at_ms))
-
-    def listen(self, as_of: int | datetime | None, *, until: Time = None, purpose: str = "listen") -> Listen:
-        """Every update after a time, once and in order. After `snapshot(as_of)` it goes on without gap or overlap.
-
-        Args:
-            as_of: the time; None is from the beginning. A datetime with its zone is a wall clock, as for `snapshot`.
-            until: the frontier at which it ends; None never ends, unless the shard is closed.
-            purpose: what lists of readers show for it.
-        Raises: InvalidUsage (no such time), NotReadable (what follows `as_of` was forgotten), Unavailable (no clock can
-            be trusted for a wall clock, or it is to come).
-        """
-        checked("purpose", purpose, str)
-        if isinstance(as_of, datetime):
-            found = self._resolved(as_of, 0.0)
-            as_of = None if found.upper.element == 0 else as_of_at(self.name, found)
-        since, end = frontier(0 if as_of is None else as_of), frontier(until)
-        lease = ReadLease.open(self._transport, self.name, since, purpose, self._settings.read)
-        try:
-            return Listen(self._transport, self.name, lease, as_of, end, self._settings.read)
-        except BaseException:
-            lease.close()
-            raise
+    # --- wall clocks
 
     def time_at(self, when: datetime, *, wait_s: float = 0.0) -> Antichain:
         """The upper that the shard had by a wall clock: every time before it was complete. Repeating it is safe.
@@ -332,11 +271,6 @@ class Shard(Retaining):
         found = self._send(c.TimeShown(frontier(time).element or 0))
         assert isinstance(found, c.ShownFrom)
         return None if found.at_ms is None else shown_instant(found.at_ms)
-
-    def _resolved(self, when: datetime, wait_s: float) -> c.TimeResolved:
-        checked("when", when, datetime)
-        checked_wait("wait_s", wait_s)
-        return resolved(self._transport, self.name, when, wait_s, self._settings.read.retry_s)
 
     # --- settings and history
 

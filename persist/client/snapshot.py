@@ -6,25 +6,27 @@ space and can be read by anyone, anywhere: their union is exactly the contents o
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Protocol
 
 import pyarrow as pa
 
 from blob import BlobNotFound
-from persist.client.arguments import check_numbers, checked, checked_wait
-from persist.client.expanding import expanded
+from persist.client import deadlines
+from persist.client.arguments import checked, checked_time, checked_wait
+from persist.client.complete import latest as latest
+from persist.client.expanding import expanded, limited
+from persist.client.lease import ReadLease as ReadLease
+from persist.client.lease import ReadSettings as ReadSettings
+from persist.client.part_reading import part_reader as part_reader
 from persist.client.retry import send
 from persist.client.rows import Rows
 from persist.client.show import html_table
 from persist.client.transport import OneShard, Transport
 from persist.core import commands as c
-from persist.core.antichain import TIME_MAX, Antichain
+from persist.core.antichain import Antichain
 from persist.core.batch import Run
 from persist.core.drops import contents
 from persist.core.errors import (
@@ -32,41 +34,29 @@ from persist.core.errors import (
     Expired,
     InvalidUsage,
     NotReadable,
-    PersistError,
     Unavailable,
     UpgradeNeeded,
-    shown,
 )
 from persist.core.ids import ReaderId, SeqNo, ShardId, mint
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translate, translated_but_missing
-from persist.parts import KeyRange, PartReader, ShardSchema, newest, plan_splits, sound_schemas
-from persist.parts.files import Keeps
+from persist.parts import (
+    KeyRange,
+    PartReader,
+    Selection,
+    ShardSchema,
+    newest,
+    overlapping,
+    plan_splits,
+    plan_within,
+    sound_schemas,
+)
 
-LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
 VIEW_WAIT_S = 30.0  # one wait for the upper; repeated until the caller's deadline
-SPLITS_MAX = 100_000
-CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
 LATEST_TRIES_MAX = 20  # how often since may pass the latest time before a hold on it was taken
-
-
-@dataclass(frozen=True, slots=True)
-class ReadSettings:
-    """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event."""
-
-    lease_ms: int = 900_000
-    retry_s: float = 120.0
-    memory_bytes: int = 256 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
-
-def check_splits(num_splits: object) -> None:
-    """Raise InvalidUsage unless so many splits can be made."""
-    if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:
-        raise InvalidUsage(f"num_splits is {shown(num_splits)}; it must be an integer in [1, {SPLITS_MAX}]")
+FEW_BATCH_ROWS = 16_384  # decoded at a time by a read that ends after so many rows
+FEW_MEMORY_BYTES = 16 * 1024 * 1024  # and what it holds: it fetches little ahead of what it gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,126 +66,12 @@ class Tagged:
     name: str
 
 
-class ReadLease:
-    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: open a new one.
-
-    `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
-
-    When another process took the lease is not known here, so then the first `keep` renews it.
-    """
-
-    def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings, seqno: SeqNo) -> None:
-        self._transport = transport
-        self._name = name
-        self._settings = settings
-        self.reader = reader
-        self.seqno = seqno
-        self.since = Antichain(0)
-        self.is_point = False
-        self._renewed_s = -math.inf
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"ReadLease({self._name!r}, since={self.since}, {self.reader})"
-
-    @classmethod
-    def open(
-        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
-    ) -> ReadLease:
-        """Take a hold on the shard `name` at `since` (None: the shard's own); lists of readers show its `purpose`.
-
-        Users call `Shard.open_reader`, which knows `transport` and `settings`. Raises NotReadable (the shard's since is
-        beyond `since`).
-        """
-        try:
-            return cls._opened(transport, name, since, purpose, settings)
-        except Expired:  # the answer came so late that the lease had lapsed
-            return cls._opened(transport, name, since, purpose, settings)
-
-    @classmethod
-    def _opened(
-        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
-    ) -> ReadLease:
-        reader = mint(ReaderId, transport.ids)
-        command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
-        asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
-        result = send(transport, name, command, settings.retry_s)
-        assert isinstance(result, c.ReaderRegistered)
-        lease = cls(transport, name, reader, settings, result.seqno)
-        lease.since, lease._renewed_s = result.since, asked_s
-        lease.keep()
-        return lease
-
-    def keep(self) -> None:
-        """Renew the lease if a third of it has passed. Call between pieces of work. Raises Expired: it is gone."""
-        now = self._transport.clock.monotonic()
-        lease_s = self._settings.lease_ms / 1000
-        if now - self._renewed_s < lease_s / LEASE_RENEWED_AFTER:
-            return
-        self.check()
-
-    def check(self) -> None:
-        """Renew the lease now. Raises Expired when it is gone."""
-        now = self._transport.clock.monotonic()
-        self._send(c.HeartbeatReader(self.reader, self.seqno))
-        self._renewed_s = now
-
-    def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
-        """Give up reads before `since`, and States before `seqno`. The shard's since follows, but never beyond the
-
-        latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
-        Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
-        """
-        self._give_up(since, seqno, c.DowngradeSince)
-
-    def move(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
-
-        Raises Expired: the lease is gone.
-        """
-        follows = self._transport.listening_moves_since
-        self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
-
-    def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
-        """As `move` to `since` and `seqno`, but the shard's since stays: nobody loses history by it. Raises Expired."""
-        self._give_up(since, seqno, c.MoveHold)
-
-    def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
-        now = self._transport.clock.monotonic()
-        # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
-        self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
-        moved = self._send(command(self.reader, self.since, self.seqno))
-        assert isinstance(moved, c.SinceDowngraded)
-        if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
-            raise Expired(f"the hold of reader {self.reader} at {since} is gone: its lease lapsed; open a new one")
-        self._renewed_s = now
-
-    def close(self) -> None:
-        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
-        if not self._closed:
-            self._closed = True
-            with suppress(PersistError):  # also in a forked child, where it belongs to the parent
-                self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
-
-    def release(self) -> None:
-        """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
-
-        Raises nothing.
-        """
-
-        with suppress(RuntimeError):  # the interpreter ends: no thread can be started
-            closing = threading.Thread(target=self.close, name="persist-release", daemon=True)
-            closing.start()
-            closing.join(CLOSE_RETRY_S)
-
-    def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
-        longest = self._settings.retry_s
-        return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
-
-
 @dataclass(frozen=True)
 class SnapshotSplit:
-    """One key range of a snapshot: all that is needed to read it elsewhere. Pickle it, or read it here."""
+    """One key range of a snapshot: all that is needed to read it elsewhere. Pickle it, or read it here.
+
+    `where` and `limit` are those of the snapshot: this split alone may give as many rows as the limit says.
+    """
 
     shard: str
     as_of: int
@@ -207,26 +83,31 @@ class SnapshotSplit:
     settings: ReadSettings
     columns: tuple[str, ...] | None = None
     shard_id: ShardId | None = None
+    where: str | None = None
+    limit: int | None = None
 
     def __repr__(self) -> str:
         return f"SnapshotSplit({self.shard!r}, as_of={self.as_of}, {sum(len(run.parts) for run in self.runs)} parts)"
 
-    def read(
-        self, transport: Transport, keeps: Keeps | None = None, batch_rows: int | None = None
-    ) -> Iterator[pa.Table]:
+    def read(self, transport: Transport, batch_rows: int | None = None) -> Iterator[pa.Table]:
         """The rows as of the snapshot, consolidated and in key order, piece by piece; columns and `__diff`.
 
-        `transport` is that of a client, `Client.transport`; `keeps` leaves row groups out by their statistics, as
-        `PartReader` says; `batch_rows` is as `read_range` says. Memory is bounded by `settings.memory_bytes`.
-        Raises Expired (the snapshot's lease lapsed), UnknownShard (the shard was dropped),
+        `transport` is that of a client, `Client.transport`; `batch_rows` is as `read_range` says. Memory is bounded by
+        `settings.memory_bytes`. Raises Expired (the snapshot's lease lapsed), UnknownShard (the shard was dropped),
         Corruption (a part is damaged or missing).
         """
         if self.shard_id is not None:
             transport = OneShard(transport, self.shard_id)
         lease = ReadLease(transport, self.shard, self.reader, self.settings, self.seqno)
         lease.check()
-        _, reader = part_reader(transport, self, self.settings, keeps)
-        yield from kept(self._pieces(reader, batch_rows), lease)
+        settings = self.settings
+        if self.limit is not None:
+            batch_rows = min(self.limit, batch_rows or FEW_BATCH_ROWS) or 1
+            settings = replace(settings, memory_bytes=min(settings.memory_bytes, FEW_MEMORY_BYTES))
+        wanted = Selection(self.where, columns=self.columns).on(newest(sound_schemas(self.schemas))[1])
+        _, reader = part_reader(transport, self, settings, wanted.keeps)
+        pieces = kept(replace(self, columns=wanted.read)._pieces(reader, batch_rows), lease)
+        yield from limited(filter(len, map(wanted.apply, pieces)), self.limit)
 
     def _pieces(self, reader: PartReader, batch_rows: int | None) -> Iterator[pa.Table]:
         key_range, columns = self.key_range, self.columns
@@ -252,6 +133,7 @@ class Snapshot(Rows):
     _lease: ReadLease
     _closed: bool = field(default=False)
     timestamp: datetime | None = None
+    limit: int | None = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
@@ -260,6 +142,9 @@ class Snapshot(Rows):
     def _repr_html_(self) -> str:
         fields = [(field.name, field.type) for field in self.empty().schema]
         return html_table(f"Snapshot of {self.shard} as of {self.as_of}", [*fields, ("splits", len(self.splits))])
+
+    def _tables(self) -> Iterator[pa.Table]:
+        return limited(super()._tables(), self.limit)
 
     def to_arrow(self, *, expand: bool = False) -> pa.Table:
         """All rows as one table with `__diff`, or, with `expand`, each row as often as `__diff` says.
@@ -289,7 +174,9 @@ class Held:
         runs = (run for b in self.view.batches if b.desc.lower.less_equal(self.as_of) for run in b.runs)
         return contents(runs, self.view.drops, self.as_of)
 
-    def split(self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None) -> SnapshotSplit:
+    def split(
+        self, key_range: KeyRange, runs: tuple[Run, ...], columns: tuple[str, ...] | None, where: str | None = None
+    ) -> SnapshotSplit:
         """One key range of it, whose rows are in `runs`; `columns` None: all."""
         view, lease = self.view, self.lease
         return SnapshotSplit(
@@ -303,17 +190,39 @@ class Held:
             settings=self.settings,
             columns=columns,
             shard_id=view.shard_id,
+            where=where,
         )
 
-    def snapshot(self, num_splits: int, columns: Sequence[str] | None) -> Snapshot:
-        """All of it, in splits. Raises InvalidUsage, Expired."""
+    def splits(
+        self, selection: Selection, count: Callable[[int], int], *, is_light: bool = False
+    ) -> tuple[SnapshotSplit, ...]:
+        """What is selected, in splits: `count` says how many, given the encoded bytes. Raises InvalidUsage, Expired.
+
+        Where only some keys are wanted, or `is_light`, each carries only the parts that it reads, and there may be
+        fewer, but at least one.
+        """
         schema, reader = part_reader(self.transport, self.view, self.settings)
-        chosen, runs = schema.columns(columns), self.runs
+        wanted, runs = selection.on(schema), self.runs
+        is_light = is_light or wanted.is_narrow
         with leased_blobs(self.lease):
-            ranges = plan_splits(runs, num_splits, schema, reader)
+            if is_light:
+                runs = overlapping(reader.expanded(runs, wanted.key_range), wanted.key_range)
+            splits = count(sum(part.size for run in runs for part in run.parts))
+            if is_light:
+                ranges = plan_within(runs, splits, schema, reader, wanted.key_range)
+            else:
+                ranges = plan_splits(runs, splits, schema, reader)
         self.lease.keep()  # a part that was missing may have gone with the hold
-        splits = tuple(self.split(key_range, runs, chosen) for key_range in ranges)
-        return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, self.lease)
+        lighter = (overlapping(runs, one) if is_light else runs for one in ranges)
+        return tuple(
+            self.split(one, some, selection.columns, selection.where) for one, some in zip(ranges, lighter, strict=True)
+        )
+
+    def snapshot(self, num_splits: int, selection: Selection, limit: int | None = None) -> Snapshot:
+        """What is selected, at most `limit` rows of it, in splits. Raises InvalidUsage, Expired."""
+        schema = newest(sound_schemas(self.view.schemas))[1]
+        splits = tuple(replace(one, limit=limit) for one in self.splits(selection, lambda _: num_splits))
+        return Snapshot(self.view.name, self.as_of, schema, splits, self.transport, self.lease, limit=limit)
 
 
 @contextmanager
@@ -331,9 +240,8 @@ def holding(
     elif isinstance(as_of, Tagged):
         lease = _lease_point(transport, name, as_of, purpose, settings)
         as_of = lease.since.element or 0
-    elif type(as_of) is not int or not 0 <= as_of <= TIME_MAX:
-        raise InvalidUsage(f"as_of is {shown(as_of)}; it must be a time in [0, {TIME_MAX}] or None for the latest")
     else:
+        checked_time("as_of", as_of)
         lease = _lease_at(transport, name, as_of, purpose, settings)
     try:
         yield Held(transport, as_of, wait_for_upper(transport, name, as_of, lease, wait_s), lease, settings)
@@ -379,28 +287,9 @@ def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, setting
             raise error from None
 
 
-def latest(view: ShardView) -> int:
-    """The last complete time of a shard. Raises NotReadable when no time is complete yet, or none readable any more."""
-    if view.since.is_empty:
-        raise NotReadable(f"shard {view.name!r} was closed to reads", as_of=None, since=view.since.to_json())
-    if view.upper.element == 0:
-        raise NotReadable(
-            f"shard {view.name!r} has no complete time yet: nothing was written", as_of=None, since=view.since.to_json()
-        )
-    if view.upper < view.since:
-        raise NotReadable(
-            f"shard {view.name!r} has since {view.since}, beyond its upper {view.upper}: nothing can be read until "
-            "somebody writes that far",
-            as_of=None,
-            since=view.since.to_json(),
-        )
-    last = TIME_MAX if view.upper.element is None else view.upper.element - 1
-    return max(last, view.since.element or 0)
-
-
 def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease, wait_s: float) -> ShardView:
     """The view in which `as_of` is complete, with all batches. Raises Unavailable after `wait_s`, and Expired."""
-    deadline = transport.clock.monotonic() + wait_s
+    deadline = transport.clock.monotonic() + deadlines.at_most(wait_s)
     while True:
         left = max(0.0, deadline - transport.clock.monotonic())
         request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
@@ -426,24 +315,9 @@ def check_held(view: ShardView, as_of: int) -> None:
     if not view.since.less_equal(as_of):
         what = "was dropped or closed to reads" if view.since.is_empty else f"has forgotten history before {view.since}"
         raise Expired(
-            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; read anew"
+            f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; "
+            "take the snapshot, listen or load() again"
         )
-
-
-class _Schemas(Protocol):
-    """A view, or a split of one."""
-
-    @property
-    def schemas(self) -> Mapping[int, SchemaRecord]: ...
-
-
-def part_reader(
-    transport: Transport, of: _Schemas, settings: ReadSettings, keeps: Keeps | None = None
-) -> tuple[ShardSchema, PartReader]:
-    """The current schema of a view or split, and a reader of parts of any of its sound schemas."""
-    sound = sound_schemas(of.schemas)
-    _, current = newest(sound)
-    return current, PartReader(transport.blob, sound, current, keeps=keeps, memory_bytes=settings.memory_bytes)
 
 
 @contextmanager
@@ -460,7 +334,7 @@ def leased_blobs(lease: ReadLease) -> Iterator[None]:
         lease.check()
         if lease._transport.shows_copy:
             raise Expired(
-                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read anew"
+                f"shard {lease._name!r}: a blob is not in this copy any more, or not yet ({error}); read again"
             ) from error
         raise _in_shard(Corruption(translate(error).message), lease._name) from error
     except Corruption as error:

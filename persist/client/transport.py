@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from blob import Blob
+from persist.client.sharing import LeasePool
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -16,6 +17,9 @@ from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
+
+# What these come to depends on who holds the shard: nobody may hear of a reader that has ended.
+WAITING_FOR_HOLDS = (c.Drop, c.DowngradeSince, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings, c.Erase)
 
 
 class Transport(Protocol):
@@ -55,6 +59,11 @@ class Transport(Protocol):
     @property
     def knows_regions(self) -> bool:
         """Whether its servers tell an index of regions: a shard with a slash in its name may be elsewhere."""
+        ...
+
+    @property
+    def leases(self) -> LeasePool | None:
+        """What small reads share; None: each has a lease of its own."""
         ...
 
     def belongs(self) -> tuple[str, int]:
@@ -150,6 +159,10 @@ class ForwardingTransport:
     def knows_regions(self) -> bool:
         return self.inner.knows_regions
 
+    @property
+    def leases(self) -> LeasePool | None:
+        return self.inner.leases
+
     def belongs(self) -> tuple[str, int]:
         return self.inner.belongs()
 
@@ -210,6 +223,8 @@ class OneShard(ForwardingTransport):
         self.shard = shard
 
     def apply(self, name: str, command: c.Command, caller: Caller = NOBODY) -> c.Result:
+        if isinstance(command, WAITING_FOR_HOLDS) and (leases := self.leases) is not None:
+            leases.let_go(name)
         return super().apply(name, replace(command, shard=self.shard), caller)
 
     def history(self, name: str, before: Place | None, limit: int, maintenance: bool) -> HistoryPage:

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Final, Literal, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between, within
-from persist.client.dropped import runs_of
+from persist.client.changes import READS_AT_ONCE, Asked, Between, Named, Point, between
+from persist.client.dropped import runs_of, within
 from persist.client.rewriting import Count, Rewriting, check_complete, read_facts
 from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
 from persist.client.transport import OneShard

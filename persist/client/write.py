@@ -13,6 +13,7 @@ from persist.client.arguments import check_numbers
 from persist.client.digests import digest_of
 from persist.client.retry import send
 from persist.client.telling import Info, info_bytes
+from persist.client.timed import Timeable
 from persist.client.transport import OneShard
 from persist.commit.system import OwnProcess
 from persist.core import commands as c
@@ -49,7 +50,7 @@ class WriteSettings:
         check_numbers(self)
 
 
-class WriteHandle:
+class WriteHandle(Timeable):
     """One writer of one shard. Its calls without a token are serialised: the shard remembers the last for retries.
 
     `Shard.open_writer` gives one. Its methods are those of `Shard`, which tells more of them, with a `token` for every

@@ -28,7 +28,7 @@ STATS_MAX = 32  # blobs with receipts that a command may name for the store to b
 AT_ONCE_BYTES_MAX = 64 * 1024  # inline bytes that are looked at in a moment
 EVOLVING = (c.EvolveSchema, c.Recreate)
 BRINGING = (
-    c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate, c.Erase, c.RetractAged,
+    c.Insert, c.CompareAndAppend, c.Append, c.Restore, c.Truncate, c.Edit, c.Erase, c.RetractAged,
     c.MergeResult, c.SaveMergeProgress, c.ReplacePart, c.BundleParts, c.AddRollup, *EVOLVING,
 )  # fmt: skip
 """Commands that may name new parts or a rollup, or have a schema."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobNotFound, BlobNotWritable, open_blob, without_secrets
+from blob.location import is_there
 from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
 from consensus.metrics import MeteredConsensus
@@ -330,6 +331,26 @@ def directory_urls(url: str, *, makes: bool = True) -> tuple[str, str]:
         raise InvalidUsage(f"{root} does not exist")
     path = quote(str(root))
     return f"file://{path}/blob", f"sqlite:///{path}/consensus.db"
+
+
+def check_location(url: str) -> None:
+    """Raises InvalidUsage where `persist:///path` is no location yet: opening makes it one."""
+    directory_urls(url, makes=False)
+    root = Path(unquote(urlsplit(url).path))
+    if not (root / MARKER).exists() and _is_empty(root):
+        raise InvalidUsage(f"{root} is empty")
+
+
+def check_there(url: str) -> None:
+    """Raises InvalidUsage where the URL is of a directory, or of a SQLite file, that is not there: opening makes it."""
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() == "sqlite":
+        there = not rest.startswith("///") or Path(unquote(rest.removeprefix("///").partition("?")[0])).exists()
+    else:
+        with translated():
+            there = is_there(url)
+    if not there:
+        raise InvalidUsage(f"{url} does not exist")
 
 
 def _mark(root: Path) -> None:

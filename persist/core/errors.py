@@ -18,7 +18,7 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
         AttributeMismatch  an attribute's condition does not hold
         SchemaMismatch     the schema is not the expected one
         OutcomeForgotten   what became of the command is no longer known, or its token was born in the future
-      Expired              the registration is gone; open a new one
+      Expired              the registration is gone; read again, or open a new writer
       NotReadable          as_of lies before since
       Overloaded           back off for `retry_after_s`, then retry
         InlineBudget       the State has no room for these inline rows; write them to the blob store

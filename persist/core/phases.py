@@ -38,6 +38,7 @@ PHASES: Mapping[type[c.Command], frozenset[Phase]] = {
     c.Restore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Truncate: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.DropBefore: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
+    c.Edit: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Erase: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.RetractAged: frozenset({Phase.LIVE, Phase.CLOSED_TO_READS}),
     c.Finalise: frozenset({Phase.DROPPED, Phase.TOMBSTONE}),

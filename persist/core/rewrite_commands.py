@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from persist.core.antichain import Antichain
+from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.command import WriteCommand
 from persist.core.ids import Token, WriterId, written
@@ -45,3 +46,28 @@ class DropBefore(Rewrite, frozen=True):
     where what was written from the cut on may hold a retraction, or where the shard is fed by `append`; NotReadable
     where the time before the cut was forgotten.
     """
+
+
+EDITS = (
+    "upsert",
+    "merge_into",
+    "delete",
+    "update",
+    "replace_where",
+    "overwrite",
+)  # verbs, as the commit history has them
+
+
+class Edit(Rewrite, frozen=True, kw_only=True):
+    """The rows are what a verb, such as `upsert`, changes in the contents as of `as_of` (-1: nothing is there yet).
+
+    -> Appended. With `drops` all that is there goes as well, as by `DropBefore`, and an `expected_upper` of [] stands
+    for whatever the upper is. `question` tells what was asked for: a token stands for that, whatever rows it came to.
+    Where nothing changes no time is taken, and the interval is empty. Raises InvalidUsage and NotReadable as
+    `DropBefore` does.
+    """
+
+    verb: Annotated[str, Meta(pattern=f"^({'|'.join(EDITS)})$")]
+    question: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
+    attributes: tuple[AttributeUpdate, ...] = ()
+    drops: bool = False

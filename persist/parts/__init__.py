@@ -6,18 +6,22 @@ from persist.parts.consolidate import consolidate, negated
 from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
 from persist.parts.reader import MEMORY_BYTES, PartReader
 from persist.parts.schema import DIFF, TIME, ShardSchema, current_schema, newest, sound_schemas
-from persist.parts.splits import plan_splits
+from persist.parts.selection import EVERYTHING, Selected, Selection
+from persist.parts.splits import overlapping, plan_splits, plan_within
 from persist.parts.writer import PartSink, PartWriter, spill_inline, stage
 
 __all__ = [
     "ALL_KEYS",
     "DIFF",
+    "EVERYTHING",
     "MEMORY_BYTES",
     "TIME",
     "KeyRange",
     "PartReader",
     "PartSink",
     "PartWriter",
+    "Selected",
+    "Selection",
     "ShardSchema",
     "ahead",
     "consolidate",
@@ -29,7 +33,9 @@ __all__ = [
     "encode_parquet",
     "negated",
     "newest",
+    "overlapping",
     "plan_splits",
+    "plan_within",
     "sound_schemas",
     "spill_inline",
     "stage",

@@ -1,4 +1,4 @@
-"""The option `where`: a small SQL predicate that is evaluated exactly as Spark would, or rejected.
+"""`where`: a small SQL predicate that is evaluated exactly as Spark would, or rejected. It is the same at every door.
 
     predicate := comparisons with AND, OR, NOT and parentheses
     comparison := column (= | == | <> | != | < | <= | > | >= | <=>) literal | column [NOT] IN (literal, ...)
@@ -12,9 +12,11 @@ number, as in Spark; null is neither true nor false.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from persist.core.errors import InvalidUsage
 
@@ -22,9 +24,10 @@ COMPARISONS = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<="
 MIRRORED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<=>": "<=>"}
 PREDICATE_CHARS_MAX = 100_000
 DEPTH_MAX = 100
+DECIMAL_DIGITS_MAX = 38
 _TOKEN = re.compile(
     r"\s*(?:(?P<string>'[^'\\]*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
-    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
+    r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\.[A-Za-z_][A-Za-z_0-9]*)*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
 )
 _WORDS = frozenset(
     ("AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "IS", "NULL", "TRUE", "FALSE", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ")
@@ -92,7 +95,7 @@ Predicate = Compare | In | StartsWith | IsNull | Truth | Not | And | Or
 def parse(text: str) -> Predicate:
     """The predicate that `text` writes. Raises InvalidUsage at what it does not know."""
     if len(text) > PREDICATE_CHARS_MAX:
-        raise InvalidUsage(f"option 'where' has {len(text)} characters; at most {PREDICATE_CHARS_MAX}")
+        raise InvalidUsage(f"where has {len(text)} characters; at most {PREDICATE_CHARS_MAX}")
     parser = _Parser(list(_tokens(text)))
     found = parser.disjunction()
     parser.end()
@@ -120,14 +123,14 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
-            raise InvalidUsage(f"option 'where' cannot be read from {text[position : position + 20]!r} on")
+            raise InvalidUsage(f"where cannot be read from {text[position : position + 20]!r} on")
         kind = str(match.lastgroup)
         value = match.group(kind)
         if kind == "word" and value.upper() in _WORDS:
             kind, value = "keyword", value.upper()
         following = text[match.end() : match.end() + 1]
         if kind == "string" and following == "'":
-            raise InvalidUsage("option 'where' has a quote inside a string, which is not supported")
+            raise InvalidUsage("where has a quote inside a string, which is not supported")
         yield kind, value
         position = match.end()
 
@@ -158,7 +161,7 @@ class _Parser:
 
     def error(self, wanted: str) -> InvalidUsage:
         found = self.peek()[1] or "the end"
-        return InvalidUsage(f"option 'where' has {found!r} where it should have {wanted}")
+        return InvalidUsage(f"where has {found!r} where it should have {wanted}")
 
     def end(self) -> None:
         if self.peek()[0] != "end":
@@ -179,7 +182,7 @@ class _Parser:
     def negation(self) -> Predicate:
         self.depth += 1
         if self.depth > DEPTH_MAX:
-            raise InvalidUsage(f"option 'where' is nested deeper than {DEPTH_MAX}")
+            raise InvalidUsage(f"where is nested deeper than {DEPTH_MAX}")
         try:
             if self.take("keyword", "NOT"):
                 return Not(self.negation())
@@ -231,7 +234,7 @@ class _Parser:
         pattern = self.literal()
         body = pattern.text.removesuffix("%")
         if pattern.kind != "string" or "%" in body or "_" in body:
-            raise InvalidUsage(f"option 'where' takes LIKE 'prefix%' only, not {pattern.text!r}")
+            raise InvalidUsage(f"where takes LIKE 'prefix%' only, not {pattern.text!r}")
         if body == pattern.text:
             return Compare(column, "=", pattern)
         return StartsWith(column, body)
@@ -257,9 +260,7 @@ class _Parser:
         if kind == "string":
             return Literal("string", value[1:-1])
         if kind == "number":
-            if "e" in value.lower():
-                return Literal("double", value)
-            return Literal("integer" if _PLAIN_INTEGER.match(value) else "decimal", value)
+            return _number(value)
         if kind == "keyword" and value in ("TRUE", "FALSE"):
             return Literal("boolean", value)
         if kind == "keyword" and value == "NULL":
@@ -269,6 +270,20 @@ class _Parser:
             return Literal(named[value], self.next()[1][1:-1])
         self.position -= 1
         raise self.error("a literal")
+
+
+def _number(text: str) -> Literal:
+    """Raises InvalidUsage at what is no number for Spark: a double beyond all doubles, a decimal of too many digits."""
+    if "e" in text.lower():
+        if math.isinf(float(text)):
+            raise InvalidUsage(f"where has the number {text[:40]}, which is larger than any double")
+        return Literal("double", text)
+    if _PLAIN_INTEGER.match(text):
+        return Literal("integer", text)
+    _, digits, exponent = Decimal(text).as_tuple()
+    if max(len(digits), -int(exponent)) > DECIMAL_DIGITS_MAX:
+        raise InvalidUsage(f"where has the number {text[:40]}..., of more than {DECIMAL_DIGITS_MAX} digits")
+    return Literal("decimal", text)
 
 
 def conjuncts(predicate: Predicate) -> list[Predicate]:

@@ -48,7 +48,7 @@ class Filter:
         for name in p.columns_of(parsed):
             if name not in schema.arrow.names:
                 raise InvalidUsage(
-                    f"option 'where' names {name!r}, which the shard has not; it has {', '.join(schema.arrow.names)}"
+                    f"where names {name!r}, which the shard has not; it has {', '.join(schema.arrow.names)}"
                 )
         found = cls(parsed, schema)
         found.apply(schema.arrow.empty_table())
@@ -186,7 +186,7 @@ def _value(literal: p.Literal, kind: Any) -> Any:
 
 def _require(holds: bool, name: str, kind: Any, what: str) -> None:
     if not holds:
-        raise InvalidUsage(f"option 'where' cannot use {what} on column {name!r}, which is {kind}")
+        raise InvalidUsage(f"where cannot use {what} on column {name!r}, which is {kind}")
 
 
 def _compare(name: str, column: Any, op: str, literal: p.Literal) -> Any:
@@ -229,9 +229,9 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
                 return (*_instants(column, moment), False)
     except (pa.ArrowException, ValueError, OverflowError, decimal.DecimalException) as error:
         why = "" if isinstance(error, pa.ArrowException) else f": {error}"  # Arrow repeats the value that is stored
-        raise InvalidUsage(f"option 'where': {literal.text!r} does not fit column {name!r}{why}") from error
+        raise InvalidUsage(f"where: {literal.text!r} does not fit column {name!r}{why}") from error
     raise InvalidUsage(
-        f"option 'where' cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
+        f"where cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -51,6 +51,24 @@ def plan_splits(
             pieces.extend((sample, size) for sample in group.samples)
     boundaries = _boundaries(sorted(pieces), num_splits)
     return [KeyRange(lower, upper) for lower, upper in pairwise([None, *boundaries, None])]
+
+
+def plan_within(
+    runs: Sequence[Run], num_splits: int, schema: ShardSchema, reader: PartReader, wanted: KeyRange
+) -> list[KeyRange]:
+    """As `plan_splits`, of the keys `wanted` only: at most so many ranges, and at least one, which may be empty."""
+    ranges = (one.meet(wanted) for one in plan_splits(runs, num_splits, schema, reader))
+    return [one for one in ranges if not one.is_empty] or [wanted]
+
+
+def overlapping(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
+    """The parts that may have keys of the range, so that a split carries no more than it reads."""
+    kept = []
+    for run in runs:
+        parts = tuple(part for part in run.parts if key_range.overlaps(part.key_lower, part.key_upper))
+        if parts:
+            kept.append(Run(parts))
+    return tuple(kept)
 
 
 def _coarse(parts: list[Part], num_splits: int) -> set[str]:

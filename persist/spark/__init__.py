@@ -1,6 +1,6 @@
 """PySpark: `format("persist")`, a Python data source for batch and streams.
 
-`table` is its native twin, `restore` makes a shard again what it was, as a Spark job.
+`ShardTable` is a shard as a table, `table` reads one by Spark's own reader, and `restore` makes it again what it was.
 """
 
 from blob import optional
@@ -10,6 +10,7 @@ optional("pyspark", "persist.spark", "persist-shards[spark]", InvalidUsage)
 
 from persist.spark.native import table  # noqa: E402
 from persist.spark.past import restore  # noqa: E402
+from persist.spark.shard_table import ShardTable  # noqa: E402
 from persist.spark.source import PersistDataSource  # noqa: E402
 
-__all__ = ["PersistDataSource", "restore", "table"]
+__all__ = ["PersistDataSource", "ShardTable", "restore", "table"]

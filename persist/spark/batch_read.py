@@ -23,6 +23,7 @@ from persist.parts import DIFF, TIME, current_schema
 from persist.spark import executors, planning
 from persist.spark.changes import ChangesPartition, Interval, plan_changes, read_changes
 from persist.spark.options import ReadOptions, Target
+from persist.spark.outliving import outliving, snapshot_again
 from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 MULTIPLICITY = pa.field(DIFF, pa.int64())
@@ -55,14 +56,17 @@ class SnapshotReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, SplitPartition):
             return iter(())
-        transport = executors.transport(self._target.connection)
         split = partition.split
-        wanted = planning.filter_of(self._options, split.schemas)
-        tables = split.read(transport, None if wanted is None else wanted.may_match, self._options.batch_rows)
-        if wanted is not None:
-            tables = (wanted.apply(table) for table in tables)
-        rows = self._rows(tables, split)
+        rows = self._rows(self._pieces(split), split)
         return batches(rows, arrow_schema(self._schema), self._options.batch_rows)
+
+    def _pieces(self, split: SnapshotSplit) -> Iterator[pa.Table]:
+        transport, batch_rows = executors.transport(self._target.connection), self._options.batch_rows
+
+        def anew() -> Iterator[pa.Table]:
+            return snapshot_again(self._target, split).read(transport, batch_rows)
+
+        return outliving(split.read(transport, batch_rows), anew)
 
     def _rows(self, tables: Iterator[pa.Table], split: SnapshotSplit) -> Iterator[pa.Table]:
         for table in tables:
@@ -76,8 +80,7 @@ class SnapshotReader(DataSourceReader):
     def _negative(self, split: SnapshotSplit) -> InvalidUsage:
         """The error that names the key: read again, since the key need not be among the columns."""
         schema = current_schema(executors.view_of(self._target).schemas)[1]
-        transport = executors.transport(self._target.connection)
-        for table in replace(split, columns=schema.key).read(transport):
+        for table in self._pieces(replace(split, columns=schema.key)):
             row = first_negative(table)
             if row is not None:
                 found = table.slice(row, 1).to_pylist()[0]

@@ -5,14 +5,17 @@ The token of the commit is fixed when Spark makes the writer, so whatever is ret
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from persist.spark.jobs import Job
+from persist.spark.jobs import Job, progress_of
 from persist.spark.options import Target, WriteOptions
+
+log = logging.getLogger("persist.spark")
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -27,7 +30,13 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish. The writer is left to lapse: its record tells a commit that is tried again that it happened."""
         txn = self._job.options.txn
-        self._job.publish(messages, None if txn is None else (f"spark application {txn[0]}", txn[1]))
+        if not self._job.publish(messages, None if txn is None else progress_of(txn)) and txn is not None:
+            log.warning(
+                "persist: a write to shard %r was skipped: transaction %d of %r, or a later one, was committed before",
+                self._job.target.shard,
+                txn[1],
+                txn[0],
+            )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Hold nothing any more. Spark calls this also after a commit whose outcome it does not know: that may land.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pyarrow as pa
@@ -23,10 +23,11 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import ReaderId, SeqNo, ShardId
 from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
-from persist.parts import DIFF, TIME, KeyRange, ShardSchema, current_schema
+from persist.parts import DIFF, TIME, KeyRange, PartReader, ShardSchema, current_schema, overlapping
 from persist.parts.pruning import Filter
 from persist.spark import executors, planning
 from persist.spark.options import ReadOptions, Target
+from persist.spark.outliving import forgotten, held_again, outliving
 from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP = "_change_type", "_commit_version", "_commit_timestamp"
@@ -37,6 +38,7 @@ CHANGE_FIELDS = (
     pa.field(TIME, pa.int64()),
     pa.field(DIFF, pa.int64()),
 )
+CHANGE_COLUMNS = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP)
 MADE_UP = tuple(field.name for field in CHANGE_FIELDS)
 _MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -131,39 +133,67 @@ def plan_changes(
     transport = executors.transport(target.connection)
     settings = target.connection.handles.read
     schema, parts_reader = part_reader(transport, view, settings)
-    columns = planning.with_filter(schema, options, columns_read(schema, names))
-    wanted = planning.key_range(schema, options)
-    held: tuple[Run, ...] = tuple(run for b in overlapping_batches(view.batches, interval) for run in b.runs)
-    if interval.snapshot:
-        held = contents(held, view.drops, interval.lower)
-
-    def found(some: Iterable[Run]) -> tuple[Run, ...]:
-        return planning.overlapping(parts_reader.expanded(some, wanted), wanted)
-
-    with leased_blobs(lease):
-        runs = found(held)
-        dropped = [(drop, found(some)) for drop, some in _dropped(OneShard(transport, view.shard_id), view, interval)]
+    chosen = planning.selected(schema, options, columns_read(schema, names))
+    columns, wanted = chosen.read or (), chosen.key_range
+    runs, dropped = _found(OneShard(transport, view.shard_id), parts_reader, view, interval, wanted, lease)
     every = (*runs, *(run for _, some in dropped for run in some))
     if not every:
         return []
     splits = []
     for one in planning.split_ranges(every, options.partitions, schema, parts_reader, wanted, lease):
-        parts = tuple(part for run in planning.overlapping(runs, one) for part in run.parts)
         split = ChangesSplit(
             shard=target.shard,
             interval=interval,
             key_range=one,
-            parts=parts,
+            parts=_parts(runs, one),
             schemas=view.schemas,
             reader=lease.reader,
             seqno=lease.seqno,
             settings=settings,
             columns=columns,
             shard_id=view.shard_id,
-            dropped=tuple((drop, planning.overlapping(some, one)) for drop, some in dropped),
+            dropped=tuple((drop, overlapping(some, one)) for drop, some in dropped),
         )
         splits.append(ChangesPartition(split))
     return splits
+
+
+def changes_again(target: Target, split: ChangesSplit) -> ChangesSplit:
+    """The split with parts and a lease as of now. Raises Expired where history was forgotten, UnknownShard."""
+    interval, wanted = split.interval, split.key_range
+    first = interval.held.element or 0
+    held = held_again(target, split.shard_id, first)
+    with forgotten(target, first):
+        check_held(held.view, first)  # a hold on this time alone says nothing of later ones
+    reader = part_reader(held.transport, held.view, split.settings)[1]
+    runs, dropped = _found(OneShard(held.transport, split.shard_id), reader, held.view, interval, wanted, held.lease)
+    return replace(
+        split,
+        parts=_parts(runs, wanted),
+        dropped=tuple(dropped),
+        schemas=held.view.schemas,
+        reader=held.lease.reader,
+        seqno=held.lease.seqno,
+    )
+
+
+def _found(
+    transport: OneShard, reader: PartReader, view: ShardView, interval: Interval, wanted: KeyRange, lease: ReadLease
+) -> tuple[tuple[Run, ...], list[tuple[RowDrop, tuple[Run, ...]]]]:
+    """What may have keys of the range: of the interval, and of what its drops took away."""
+    held: tuple[Run, ...] = tuple(run for b in overlapping_batches(view.batches, interval) for run in b.runs)
+    if interval.snapshot:
+        held = contents(held, view.drops, interval.lower)
+
+    def found(some: Iterable[Run]) -> tuple[Run, ...]:
+        return overlapping(reader.expanded(some, wanted), wanted)
+
+    with leased_blobs(lease):
+        return found(held), [(drop, found(some)) for drop, some in _dropped(transport, view, interval)]
+
+
+def _parts(runs: Iterable[Run], key_range: KeyRange) -> tuple[Part, ...]:
+    return tuple(part for run in overlapping(runs, key_range) for part in run.parts)
 
 
 def _dropped(transport: Transport, view: ShardView, interval: Interval) -> Iterator[tuple[RowDrop, tuple[Run, ...]]]:
@@ -190,6 +220,11 @@ def changes_schema(target: Target, options: ReadOptions) -> StructType:
     """The columns that a change feed shows when it is given no schema."""
     schema = current_schema(executors.view_of(target).schemas)[1]
     names = schema.columns(options.columns)
+    for name in set(names).intersection(CHANGE_COLUMNS):
+        raise InvalidUsage(
+            f"shard {target.shard!r} has a column {name!r}, and so has a change feed; leave that of the shard out with "
+            "option 'columns', or read what changed between two times with readChanges"
+        )
     return spark_schema([*(schema.arrow.field(name) for name in names), *CHANGE_FIELDS])
 
 
@@ -209,7 +244,7 @@ def read_changes(
     """A split's rows for Spark: as changes, or, without a change feed, the rows that were added."""
     wanted = planning.filter_of(options, split.schemas)
     transport = executors.transport(target.connection)
-    tables = split.read(transport, wanted)
+    tables = outliving(split.read(transport, wanted), lambda: changes_again(target, split).read(transport, wanted))
     rows: Iterator[pa.Table]
     if options.changes:
         is_dated = options.time_unit is None and COMMIT_TIMESTAMP in schema.names

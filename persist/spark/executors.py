@@ -6,15 +6,19 @@ import gc
 import os
 import sys
 import weakref
+from dataclasses import replace
 from functools import lru_cache
 
 import pyarrow as pa
+from pyspark import TaskContext
 
+from blob import without_secrets
 from persist.client.connect import Connection
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import OneShard, Transport
 from persist.client.write import WriteHandle
-from persist.core.errors import UnknownShard
+from persist.commit import location
+from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ShardId
 from persist.core.phases import dropped
 from persist.core.recorded import Caller
@@ -31,10 +35,37 @@ def transport(connection: Connection) -> Transport:
     return _opened(connection, os.getpid())
 
 
+def check_there(target: Target) -> None:
+    """Raises UnknownShard where the target names a directory that holds no shards: opening it would make it.
+
+    So a read of a mistyped directory leaves nothing behind.
+    """
+    connection = target.connection
+    url = connection.url or ""
+    try:
+        if url.partition(":")[0].lower() == "persist":
+            location.check_location(url)
+        elif connection.blob and connection.consensus:
+            location.check_there(connection.blob)
+            location.check_there(connection.consensus)
+    except InvalidUsage as error:
+        raise UnknownShard(
+            f"there is no shard {target.shard!r}, nor any other, at {place(connection)} ({error.message}): look at the "
+            "options that say where shards are. A write with option 'key' makes a new place"
+        ) from error
+
+
+def place(connection: Connection) -> str:
+    """Where the connection leads, without secrets."""
+    return " and ".join(without_secrets(one) for one in (connection.url, connection.blob, connection.consensus) if one)
+
+
 @lru_cache(maxsize=TRANSPORTS_MAX)
 def _opened(connection: Connection, pid: int) -> Transport:
     """By process, too: a forked child must not go on with its parent's connections."""
     _settle(pid, writes=False)
+    if TaskContext.get() is not None:  # the driver has reached the servers: they are there, or start again
+        connection = replace(connection, connect_s=max(connection.connect_s, connection.request_s))
     opened = connection.transport()
     if isinstance(opened, EmbeddedTransport):  # its threads go on until it is closed; what was evicted nobody closes
         weakref.finalize(opened, opened.location.close).atexit = False
@@ -83,7 +114,10 @@ def _kept_writer(target: Target, shard: ShardId, pid: int) -> WriteHandle:
 
 def view_of(target: Target) -> ShardView:
     """Frontiers and schemas of the shard as of now. Raises UnknownShard (also where it was dropped)."""
-    view = transport(target.connection).view(target.shard, ViewRequest(with_batches=False))
+    try:
+        view = transport(target.connection).view(target.shard, ViewRequest(with_batches=False))
+    except UnknownShard as error:
+        raise UnknownShard(f"{error.message} (looked at {place(target.connection)})", **error.details) from error
     if view.is_dropped:
         raise UnknownShard(dropped(target.shard))
     return view

@@ -35,17 +35,22 @@ SCHEMA = StructType(
 )
 
 
+def check_columns(what: str, whole: StructType, asked: StructType) -> None:
+    """Raises InvalidUsage unless `what`, which has the columns of `whole`, has those that are asked for."""
+    known = {field.name: field.dataType for field in whole}
+    for field in asked:
+        if known.get(field.name) != field.dataType:
+            raise InvalidUsage(
+                f"{what} has no column {field.name!r} of type {field.dataType.simpleString()}; it has "
+                + ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
+            )
+
+
 class HistoryReader(DataSourceReader):
     """Reads it in one task, page by page. What is committed meanwhile is not in it."""
 
     def __init__(self, target: Target, options: HistoryOptions, schema: StructType) -> None:
-        known = {field.name: field.dataType for field in SCHEMA}
-        for field in schema:
-            if known.get(field.name) != field.dataType:
-                raise InvalidUsage(
-                    f"readHistory has no column {field.name!r} of type {field.dataType.simpleString()}; it has "
-                    + ", ".join(f"{name} {kind.simpleString()}" for name, kind in known.items())
-                )
+        check_columns("readHistory", SCHEMA, schema)
         self._target = target
         self._options = options
         self._schema = schema

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from persist.client.connect import Client
+from persist.client.retry import send
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core.antichain import EMPTY, frontier
@@ -28,10 +29,12 @@ from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, replacing, telling
+from persist.spark.changes import CHANGE_COLUMNS
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import stored_schema
 
 Runs = tuple[Run, ...]
+Attributes = tuple[AttributeUpdate, ...]
 REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 
 
@@ -39,7 +42,8 @@ REPLACE_NOTHING, REPLACE_KEYS, REPLACE_ALL = "nothing", "keys", "all"
 class Staged(WriterCommitMessage):
     """What one task staged: runs, with inline rows in them.
 
-    `claims` are runs of the keys that the task replaces, `base` what it saw of the shard, `query` the streaming query.
+    `claims` are runs of the keys that the task replaces, and `left` those of them whose old rows it has not retracted;
+    `base` is what it saw of the shard, `query` the streaming query.
     """
 
     shard_id: ShardId
@@ -48,6 +52,7 @@ class Staged(WriterCommitMessage):
     base: replacing.Base | None = None
     query: str | None = None
     told: Mapping[str, str] = field(default_factory=dict)  # of the application
+    left: Runs = ()
 
 
 def staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -67,21 +72,29 @@ class Job:
     record: SchemaRecord
     base: replacing.Base | None
     shard_id: ShardId
+    is_taken: bool = False  # its transaction was committed before: nothing is left to do
 
     @classmethod
     def open(cls, target: Target, options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
-        """Find the shard, or create it from the DataFrame's schema; check that the columns fit."""
-        if overwrite and (options.upsert or options.expected_upper is not None):
+        """Find the shard, or create it from the DataFrame's schema; check that the columns fit.
+
+        A transaction that was committed before is nothing but skipped, whatever the shard is like by now.
+        """
+        if overwrite and (options.upsert or options.time_column or options.restores is not None or options.moves_upper):
             raise InvalidUsage("mode 'overwrite' replaces everything at a time of its own; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
         _check_roles(schema, options)
         transport = executors.transport(target.connection)
         view = _found_or_created(target, options, schema)
         schema_id, current = current_schema(view.schemas)
-        _check_columns(schema, current, options, target.shard)
-        base = None if replaces == REPLACE_NOTHING else replacing.Base.take(target, view)
+        taken = options.txn is not None and is_taken(target, view.shard_id, options.txn)
+        base = None
+        if not taken:
+            _check_columns(schema, current, options, target.shard)
+            base = _base(target, view, options, replaces)
         writer, token = mint(WriterId, transport.ids), mint(Token, transport.ids)
-        return cls(target, options, replaces, writer, token, schema_id, view.schemas[schema_id], base, view.shard_id)
+        record = view.schemas[schema_id]
+        return cls(target, options, replaces, writer, token, schema_id, record, base, view.shard_id, taken)
 
     @property
     def schema(self) -> ShardSchema:
@@ -101,15 +114,21 @@ class Job:
         """Write a task's rows as parts that nobody sees yet."""
         executors.settle_to_write()
         rows = self._renamed(batches)
+        if self.is_taken:
+            for _ in rows:  # Spark's worker wants its input to be read
+                pass
+            return Staged(self.shard_id, (), (), None, query, telling.task_tells())
         if self.replaces != REPLACE_KEYS:
             handle = self.handle()
-            time = self.options.expected_upper if self.options.restores is None else None  # the commit names it
+            names_it = self.replaces == REPLACE_ALL or self.options.restores is not None  # the commit names the time
+            time = None if names_it else self.options.expected_upper
             runs = handle.stage_for_one_commit(rows, time)
             return Staged(self.shard_id, handle.receipted(runs), (), self.base, query, telling.task_tells())
         assert self.base is not None
         handle = self.handle()
-        runs, claims = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
-        return Staged(self.shard_id, handle.receipted(runs), claims, self.base, query, telling.task_tells())
+        did = self._replacement(self.base, handle).stage_upsert(rows, self.options.delete_column)
+        runs, told = handle.receipted(did.runs), telling.task_tells()
+        return Staged(self.shard_id, runs, did.claims, self.base, query, told, did.left)
 
     def publish(
         self, messages: Sequence[WriterCommitMessage | None], progress: tuple[str, int] | None, *, streams: bool = False
@@ -126,24 +145,22 @@ class Job:
         try:
             if any(message.shard_id != self.shard_id for message in done):  # inline rows do not tell whose they are
                 raise UnknownShard(outlived(self.target.shard))
+            if progress is not None and not streams and self._taken(*progress):  # before anything else is looked at
+                return False
             follows = progress is not None and streams and self._follows(*progress)
             caller = self._caller(done, streams)
-            if self.replaces != REPLACE_NOTHING:
-                self._replace(done, runs, attributes, caller, retire=streams)
-            elif self.options.restores is not None:
-                self._restore(runs, self.options.restores, caller)
-            elif self.options.expected_upper is not None:
-                upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
-                self.handle(caller).commit_compare_and_append(
-                    runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
-                )
-            elif runs and streams:
-                executors.kept_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
-            elif runs:
-                self.handle(caller).commit_insert(runs, token=self.token, attributes=attributes)
-            if follows and not runs and not any(message.claims for message in done):  # no commit has told it
+            self._commit(done, runs, attributes, caller, streams=streams)
+            if runs or any(message.claims for message in done):
+                return True
+            if follows:  # no commit has told it
                 executors.kept_writer(self.target, self.shard_id, caller).update_attributes(attributes)
+            elif attributes and not streams and not self._commits_without_rows:
+                self.handle(caller).update_attributes(attributes, token=self.token)
         except AttributeMismatch:
+            return False
+        except UpperMismatch:
+            if progress is None or not self._taken(*progress):  # another try of it may have landed meanwhile
+                raise
             return False
         except Indeterminate as error:
             # A number as high is there already. It never becomes less, so what is still under way cannot land.
@@ -153,6 +170,34 @@ class Job:
         finally:
             self.release(messages)
         return True
+
+    @property
+    def _commits_without_rows(self) -> bool:
+        """Whether a job without rows changes the shard all the same."""
+        is_conditional = self.options.expected_upper is not None and self.replaces == REPLACE_NOTHING
+        return self.replaces == REPLACE_ALL or is_conditional
+
+    def _commit(
+        self, done: Sequence[Staged], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool
+    ) -> None:
+        """The one commit; none where there is nothing to do."""
+        if self.replaces != REPLACE_NOTHING:
+            self._replace(done, runs, attributes, caller, retire=streams)
+        elif self.options.restores is not None:
+            self._restore(runs, self.options.restores, caller)
+        elif self.options.expected_upper is not None:
+            upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
+            self.handle(caller).commit_compare_and_append(
+                runs, self.options.expected_upper, upper, token=self.token, attributes=attributes
+            )
+        elif runs and streams:
+            executors.kept_writer(self.target, self.shard_id, caller).commit_insert(runs, attributes=attributes)
+        elif runs:
+            self.handle(caller).commit_insert(runs, token=self.token, attributes=attributes)
+
+    def _taken(self, name: str, number: int) -> bool:
+        retry_s = self.target.connection.handles.write.retry_s
+        return _taken(self.transport, self.target.shard, retry_s, name, number)
 
     def release(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Give back what the job and the tasks that sent these messages hold of the shard. Repeating it is safe.
@@ -188,7 +233,7 @@ class Job:
         self,
         done: Sequence[Staged],
         runs: Runs,
-        attributes: tuple[AttributeUpdate, ...],
+        attributes: Attributes,
         caller: Caller,
         *,
         retire: bool,
@@ -201,7 +246,10 @@ class Job:
         replaced = None if self.replaces == REPLACE_ALL else claims
         handle = self.handle(caller)
         try:
-            self._replacement(base, handle).publish(runs, replaced, self.token, attributes)
+            verb = "overwrite" if replaced is None else "upsert"
+            commit = replacing.Commit(verb, self.token, attributes, self.options.expected_upper is not None)
+            left = tuple(run for message in done for run in message.left)
+            self._replacement(base, handle).publish(runs, replaced, left, commit)
         finally:
             if retire:
                 handle.close()
@@ -216,6 +264,7 @@ class Job:
     def _caller(self, done: Sequence[Staged], streams: bool) -> Caller:
         """What the commit history is told of the job."""
         told = next((message.told for message in done if message.told), {})
+        told = {**told, **telling.options_tell(self.options)}
         return telling.caller("spark stream" if streams else "spark job", told, self.options.info)
 
     def _replacement(self, base: replacing.Base, handle: WriteHandle) -> replacing.Replacement:
@@ -231,6 +280,41 @@ class Job:
 def progress_update(name: str, number: int) -> AttributeUpdate:
     """The condition by which a numbered piece of work is committed at most once, in order."""
     return AttributeUpdate.replace_if_greater(named_key(name), number)
+
+
+def progress_of(txn: tuple[str, int]) -> tuple[str, int]:
+    """The name and the number by which a shard knows a transaction of an application."""
+    return f"spark application {txn[0]}", txn[1]
+
+
+def is_taken(target: Target, shard: ShardId, txn: tuple[str, int]) -> bool:
+    """Whether this transaction, or a later one of its application, was committed. What is so stays so."""
+    one = OneShard(executors.transport(target.connection), shard)
+    return _taken(one, target.shard, target.connection.handles.write.retry_s, *progress_of(txn))
+
+
+def _taken(transport: OneShard, shard: str, retry_s: float, name: str, number: int) -> bool:
+    """Whether this piece of work, or a later one of that name, was committed. What is so stays so."""
+    key = named_key(name)
+    found = send(transport, shard, ReadAttributes((key,)), retry_s)
+    assert isinstance(found, AttributeValues)
+    value = found.values[key]
+    return value is not None and value >= number
+
+
+def _base(target: Target, view: ShardView, options: WriteOptions, replaces: str) -> replacing.Base | None:
+    """What a job that replaces rows goes by. Raises UpperMismatch where others wrote after what its user has read."""
+    if replaces == REPLACE_NOTHING:
+        return None
+    expected = options.expected_upper
+    if expected is not None and view.upper != frontier(expected):
+        raise UpperMismatch(
+            f"shard {target.shard!r} has upper {view.upper}, not the expected [{expected}]: somebody wrote after what "
+            "you have read; read it again and decide anew",
+            expected=[expected],
+            actual=view.upper.to_json(),
+        )
+    return replacing.Base.take(target, view)
 
 
 def _found_or_created(target: Target, options: WriteOptions, schema: StructType) -> ShardView:
@@ -251,14 +335,22 @@ def _found_or_created(target: Target, options: WriteOptions, schema: StructType)
                 f"shard {target.shard!r} does not exist; to create it from the DataFrame, name its key columns: "
                 "option('key', 'id')"
             ) from None
+        _check_new(schema, target.shard)
         apart = [n for n in (TIME, DIFF, options.time_column, options.diff_column, options.delete_column) if n]
         client = Client(executors.transport(target.connection), target.connection.handles)
         client.create_shard(target.shard, stored_schema(schema, apart), options.key, history=options.history)
         return executors.view_of(target)
-    found = current_schema(view.schemas)[1].key
-    if options.key is not None and options.key != found:
-        raise InvalidUsage(f"shard {target.shard!r} has the key ({listed(found)}), not ({listed(options.key)})")
     return view
+
+
+def _check_new(schema: StructType, shard: str) -> None:
+    """Whether a change feed of a new shard could show the columns beside its own."""
+    for name in schema.names:
+        if name in CHANGE_COLUMNS:
+            raise InvalidUsage(
+                f"shard {shard!r} cannot have a column {name!r}: a change feed has one of that name; drop it, or give "
+                f"it another name: df.withColumnRenamed({name!r}, ...)"
+            )
 
 
 def _renamed(schema: StructType, options: WriteOptions) -> list[str]:
@@ -279,19 +371,34 @@ def _check_roles(schema: StructType, options: WriteOptions) -> None:
     given = _renamed(schema, options)
     if len(set(given)) != len(given):
         raise InvalidUsage(f"a column occurs twice in {given}")
+    if TIME in schema.names and options.time_column != TIME:
+        raise InvalidUsage(
+            f"the DataFrame has a column {TIME}, the name of times: rows with times need options expectedUpper and "
+            f"newUpper, and timeColumn={TIME}; or drop the column"
+        )
+    if DIFF in schema.names and options.diff_column != DIFF and options.restores is None:
+        raise InvalidUsage(
+            f"the DataFrame has a column {DIFF}, the name of how often a row occurs: if it is that, give "
+            f"diffColumn={DIFF}; or drop the column"
+        )
     if options.restores is not None and DIFF not in given:
         raise InvalidUsage(
             f"rows with restoreTo need the column {DIFF}, as readChanges gives it: it tells what is added and what goes"
         )
-    if TIME in given and options.expected_upper is None:
-        raise InvalidUsage(f"rows with times need options expectedUpper and newUpper; or drop the column {TIME}")
 
 
 def _check_columns(schema: StructType, shard: ShardSchema, options: WriteOptions, name: str) -> None:
     """Whether the DataFrame's columns are the shard's, with times and diffs where they are allowed."""
+    if options.key is not None and options.key != shard.key:
+        raise InvalidUsage(f"shard {name!r} has the key ({listed(shard.key)}), not ({listed(options.key)})")
     given = _renamed(schema, options)
     unknown = [column for column in given if column not in (*shard.arrow.names, TIME, DIFF)]
     missing = [column for column in shard.arrow.names if column not in given]
+    if unknown and unknown[0] in CHANGE_COLUMNS:
+        raise InvalidUsage(
+            f"the DataFrame has the column {unknown[0]!r} of a change feed, which no shard has; drop it. To write what "
+            f"a feed tells, give diffColumn={DIFF}"
+        )
     if unknown:
         raise InvalidUsage(f"shard {name!r} has no column {unknown[0]!r}; its columns are {listed(shard.arrow.names)}")
     if missing:

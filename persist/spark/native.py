@@ -59,7 +59,9 @@ def table(
     if as_of is not None and tag is not None:
         raise InvalidUsage("as_of and tag are both given; give one of them")
     at = as_of if tag is None else Tagged(check_tag_name(tag))
-    target = Target.of(Options({**options, "path": shard})).at(writes=False)
+    named = Target.of(Options({**options, "path": shard}))
+    executors.check_there(named)
+    target = named.at(writes=False)
     settings = replace(target.connection.handles.read, lease_ms=int(hold_s * 1000))
     transport = executors.transport(target.connection)
     view = executors.view_of(target)

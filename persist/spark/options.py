@@ -1,66 +1,44 @@
-"""Options of `format("persist")`: their names, where each is allowed, and their values as Python objects.
-
-Spark hands options over as text with case-insensitive names. An option that nobody knows, or that means nothing where
-it was given, is refused: a misspelt option must not silently read or write something else.
-"""
+"""What the options of `format("persist")` mean for a read or a write, as Python objects."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from persist.client.arguments import named_once
 from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged
 from persist.client.telling import read_info
 from persist.client.wall_clock import read_instant, read_point
 from persist.client.write import WriteSettings
+from persist.core.antichain import TIME_MAX
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.tags import check_tag_name
-from persist.parts import DIFF, TIME
+from persist.parts import DIFF, TIME, Selection
+from persist.spark.option_names import (
+    BATCH_CHANGES,
+    BATCH_HISTORY,
+    BATCH_PAST,
+    BATCH_READ,
+    CHANGES,
+    READ,
+    SELECTS,
+    WRITES_OTHERWISE,
+)
+from persist.spark.option_names import Options as Options
 
 BATCH_ROWS = 16_384  # rows of one Arrow batch handed to Spark; fewer cost Python time, more bring nothing
 BATCH_ROWS_MAX = 1_000_000
 PARTITIONS_MAX = 100_000
 HISTORY_ROWS = 1_000  # of the commit history, unless more are asked for
 HISTORY_ROWS_MAX = 10_000_000
+METADATA = ("history", "parts", "readers", "cursors", "schemas", "detail")
 WAIT_S = 60.0
-_LOCATION = ("url", "blob", "consensus", "token", "caFile", "timeoutSeconds", "path", "shard")
-_SELECTS = ("where", "startKey", "endKey", "keyPrefix")
-_READ = ("columns", *_SELECTS, "numPartitions", "batchRows", "memoryBytes", "leaseSeconds")
-_BATCH_READ = ("asOf", "versionAsOf", "timestampAsOf", "tag", "multiplicity", "waitSeconds")
-_BATCH_CHANGES = ("startingTimestamp", "endingTimestamp")
-_CHANGES = ("readChangeFeed", "startingVersion", "endingVersion", "timeUnit")
-_BATCH_HISTORY = ("readHistory", "historyLimit", "maintenance")
-_BATCH_PAST = ("readChanges", "start", "end", "other")
-_STREAM_READ = (
-    "readChangeFeed", "startingVersion", "startingTimestamp", "timeUnit", "startingOffsets", "cursor",
-    "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
-)  # fmt: skip
-_WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info")
-_BATCH_WRITE = ("expectedUpper", "newUpper", "txnAppId", "txnVersion", "restoreTo")
-_WRITES_OTHERWISE = ("newUpper", "txnAppId", "txnVersion", "timeColumn", "envelope", "deleteColumn", "history")
-_RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
-_STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
-ALLOWED: Mapping[str, tuple[str, ...]] = {
-    "a batch read": (*_LOCATION, *_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_HISTORY, *_BATCH_PAST),
-    "a streaming read": (*_LOCATION, *_READ, *_STREAM_READ),
-    "a batch write": (*_LOCATION, *_WRITE, *_BATCH_WRITE),
-    "a restore": (*_LOCATION, *_RESTORE),
-    "a streaming write": (*_LOCATION, *_WRITE, *_STREAM_WRITE),
-}
-_KNOWN = {name.lower(): name for names in ALLOWED.values() for name in names}
-_REFUSED = {
-    "mergeschema": "evolve the shard's schema with Shard.evolve_schema",
-    "overwriteschema": "evolve the shard's schema with Shard.evolve_schema",
-}
-_REFUSED["location"] = "CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist"
-_UNITS = {"": 1, "b": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+WRITE_ID_CHARS_MAX = 64
+_STARTS = ("startingVersion", "startingTimestamp")
 _NO_SHARD = (
     "no shard was named: give it as load('name') or option 'shard'. In SQL, CREATE TABLE ... USING persist loses its "
     "options; write CREATE TEMPORARY VIEW v USING persist OPTIONS (...), or SELECT ... FROM t WITH (...)"
@@ -69,114 +47,6 @@ _NO_LOCATION = (
     "no location was given: option 'url' (persist:///directory or http://host), or both 'blob' and 'consensus'. "
     "In SQL, CREATE TABLE ... USING persist loses its options; write CREATE TEMPORARY VIEW ... USING persist OPTIONS"
 )
-
-
-class Options:
-    """Options by their names, whatever the case; every getter raises InvalidUsage naming the option."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._values = {name.lower(): value for name, value in given.items()}
-        for name in self._values:
-            if name in _REFUSED:
-                raise InvalidUsage(f"option {name!r} is not supported: {_REFUSED[name]}")
-            if name == "paths":
-                raise InvalidUsage("one load reads one shard: give one name, and union the DataFrames of several")
-            if name not in _KNOWN:
-                raise InvalidUsage(f"option {name!r} is unknown; known are {', '.join(sorted(_KNOWN.values()))}")
-
-    def check(self, use: str) -> None:
-        """Refuse options that mean nothing for this use, a key of `ALLOWED`."""
-        allowed = {name.lower() for name in ALLOWED[use]}
-        for name in self._values:
-            if name not in allowed:
-                raise InvalidUsage(f"option {_KNOWN[name]!r} means nothing for {use}; leave it out")
-
-    def has(self, name: str) -> bool:
-        return name.lower() in self._values
-
-    def text(self, name: str, default: str | None = None) -> str | None:
-        return self._values.get(name.lower(), default)
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of the choices; the first by default."""
-        value = self._values.get(name.lower(), choices[0]).lower()
-        if value not in choices:
-            raise InvalidUsage(f"option {name!r} is one of {', '.join(choices)}, not {value!r}")
-        return value
-
-    def integer(self, name: str, least: int, most: int) -> int | None:
-        """A whole number in `[least, most]`, or None when it is not given."""
-        value = self._values.get(name.lower())
-        if value is None:
-            return None
-        try:
-            number = int(value)
-        except ValueError:
-            raise InvalidUsage(f"option {name!r} is a whole number, not {value!r}") from None
-        if not least <= number <= most:
-            raise InvalidUsage(f"option {name!r} is {number}, outside [{least}, {most}]")
-        return number
-
-    def size(self, name: str) -> int | None:
-        """Bytes, written 1000, 64k, 64m or 1g; None when it is not given."""
-        value = self._values.get(name.lower())
-        if value is None:
-            return None
-        digits = value.strip().lower().rstrip("bkmg")
-        unit = value.strip().lower()[len(digits) :].removesuffix("b") if digits else "?"
-        if not digits.isdigit() or unit not in _UNITS or int(digits) == 0:
-            raise InvalidUsage(f"option {name!r} is a size such as 1000, 64k, 64m or 1g, not {value!r}")
-        return int(digits) * _UNITS[unit]
-
-    def seconds(self, name: str, default: float) -> float:
-        value = self._values.get(name.lower())
-        if value is None:
-            return default
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 < number <= 86_400:
-            raise InvalidUsage(f"option {name!r} is a number of seconds in (0, 86400], not {value!r}")
-        return number
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self._values.get(name.lower(), str(default)).lower()
-        if value not in ("true", "false"):
-            raise InvalidUsage(f"option {name!r} is true or false, not {value!r}")
-        return value == "true"
-
-    def names(self, name: str) -> tuple[str, ...] | None:
-        """Column names, separated by commas or as a JSON list; None when not given."""
-        value = self._values.get(name.lower())
-        if value is None:
-            return None
-        if value.lstrip().startswith("["):
-            names = self._json(name, value, list)
-        else:
-            names = [part.strip() for part in value.split(",")]
-        if not names or not all(isinstance(part, str) and part for part in names):
-            raise InvalidUsage(f"option {name!r} lists column names, not {value!r}")
-        return tuple(names)
-
-    def values(self, name: str) -> tuple[Any, ...] | None:
-        """Values of the first key columns: a JSON list, or text that is the value of the first one."""
-        value = self._values.get(name.lower())
-        if value is None:
-            return None
-        return tuple(self._json(name, value, list)) if value.lstrip().startswith("[") else (value,)
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        return dict(self._json(name, self._values[name.lower()], dict))
-
-    def _json(self, name: str, value: str, kind: type) -> Any:
-        try:
-            found = json.loads(value, object_pairs_hook=named_once)
-        except (ValueError, RecursionError) as error:
-            raise InvalidUsage(f"option {name!r} is not valid JSON: {error}") from None
-        if not isinstance(found, kind):
-            raise InvalidUsage(f"option {name!r} must be a JSON {kind.__name__}, not {value!r}")
-        return found
 
 
 @dataclass(frozen=True)
@@ -237,25 +107,29 @@ class ReadOptions:
     starting_timestamp: datetime | None = None
     ending_timestamp: datetime | None = None
 
+    @property
+    def selection(self) -> Selection:
+        """The rows and keys that are wanted, of all columns."""
+        called = ("option 'startKey'", "option 'endKey'", "option 'keyPrefix'", "")
+        return Selection(self.where, self.start_key, self.end_key, self.key_prefix, called=called)
+
     @classmethod
-    def of(cls, options: Options) -> ReadOptions:
+    def of(cls, options: Options, *, streams: bool = False) -> ReadOptions:
+        """`streams`: what says where a stream starts is in `StreamOptions`. Raises InvalidUsage."""
         _one_of(options, "asOf", "versionAsOf", "timestampAsOf", "tag")
         _one_of(options, "startingVersion", "startingTimestamp")
         _one_of(options, "endingVersion", "endingTimestamp")
         name = "versionAsOf" if options.has("versionAsOf") else "asOf"
         latest = (options.text(name) or "latest").lower() == "latest"
         changes = options.flag("readChangeFeed")
-        latest_change = (options.text("startingVersion") or "").lower() == "latest"
-        starting = None if latest_change else _version(options, "startingVersion")
+        _check_of_feeds(options, changes, streams=streams)
+        starting = None if streams else _version(options, "startingVersion")
         ending = _version(options, "endingVersion")
         tag = options.text("tag")
         at = None if tag is None else Tagged(check_tag_name(tag))
         for given in (name, "timestampAsOf", "tag"):
             if changes and options.has(given):
                 raise InvalidUsage(f"option {given!r} is for snapshots; a change feed has a starting and an ending one")
-        for given in ("endingVersion", "endingTimestamp"):
-            if not changes and options.has(given):
-                raise InvalidUsage(f"option {given!r} needs readChangeFeed")
         return cls(
             columns=options.names("columns"),
             where=options.text("where"),
@@ -292,7 +166,14 @@ class WriteOptions:
     txn: tuple[str, int] | None = None
     history: str | None = None  # of a shard that the write creates
     info: bytes = b""  # what the commit history is to tell
+    write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
+
+    @property
+    def moves_upper(self) -> bool:
+        """Whether the write names the upper that comes after it, other than the next time."""
+        expected = self.expected_upper
+        return self.closes or (expected is not None and self.new_upper != expected + 1)
 
     @property
     def renames(self) -> dict[str | None, str]:
@@ -302,11 +183,14 @@ class WriteOptions:
     @classmethod
     def of(cls, options: Options) -> WriteOptions:
         time_column, diff_column = options.text("timeColumn"), options.text("diffColumn")
-        expected = _version(options, "expectedUpper")
+        expected = _expected_upper(options)
         closes = (options.text("newUpper") or "").lower() in ("closed", "[]")
         upper = None if closes else _version(options, "newUpper")
+        upsert = options.choice("envelope", ("none", "upsert")) == "upsert"
         if expected is None and (upper is not None or closes):
             raise InvalidUsage("option 'newUpper' needs 'expectedUpper'; without both the service chooses the time")
+        if upsert and (upper is not None or closes or time_column or diff_column):
+            raise InvalidUsage("envelope=upsert works out times and diffs itself; leave the other options out")
         if expected is not None and upper is None and not closes:
             if time_column is not None:
                 raise InvalidUsage("option 'timeColumn' needs 'newUpper': every time lies in [expectedUpper, newUpper)")
@@ -317,15 +201,12 @@ class WriteOptions:
             raise InvalidUsage("options 'txnAppId' and 'txnVersion' go together")
         restores = _version(options, "restoreTo")
         if restores is not None:
-            for given in _WRITES_OTHERWISE:
+            for given in WRITES_OTHERWISE:
                 if options.has(given):
                     raise InvalidUsage(f"option {given!r} means nothing with restoreTo; leave it out")
             if expected is None:
                 raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
         version = options.integer("txnVersion", 0, 2**63 - 1)
-        upsert = options.choice("envelope", ("none", "upsert")) == "upsert"
-        if upsert and (expected is not None or time_column or diff_column):
-            raise InvalidUsage("envelope=upsert works out times and diffs itself; leave the other options out")
         if options.has("deleteColumn") and not upsert:
             raise InvalidUsage("option 'deleteColumn' needs envelope=upsert")
         return cls(
@@ -341,7 +222,22 @@ class WriteOptions:
             history=options.text("history"),
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
+            write_id=_write_id(options),
         )
+
+
+def metadata_of(options: Options) -> str | None:
+    """Which metadata of a shard is read, one of `METADATA`; None: it is not metadata that is read."""
+    if not options.has("metadata"):
+        return None
+    kind = (options.text("metadata") or "").lower()
+    if kind not in METADATA:
+        raise InvalidUsage(f"option 'metadata' is one of {', '.join(METADATA)}, not {options.text('metadata')!r}")
+    others = (*READ, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_PAST, "readHistory")
+    for given in (*others, *(() if kind == "history" else BATCH_HISTORY[1:])):
+        if options.has(given):
+            raise InvalidUsage(f"option {given!r} means nothing for metadata={kind}; leave it out")
+    return kind
 
 
 @dataclass(frozen=True)
@@ -354,12 +250,13 @@ class HistoryOptions:
     @classmethod
     def of(cls, options: Options) -> HistoryOptions | None:
         """None: it is not the commit history that is read."""
-        if not options.flag("readHistory"):
-            for given in _BATCH_HISTORY[1:]:
+        kind = metadata_of(options)
+        if not options.flag("readHistory") and kind != "history":
+            for given in BATCH_HISTORY[1:]:
                 if options.has(given):
                     raise InvalidUsage(f"option {given!r} needs readHistory")
             return None
-        for given in (*_READ, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_PAST):
+        for given in (*READ, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_PAST):
             if options.has(given):
                 raise InvalidUsage(f"option {given!r} means nothing for readHistory; leave it out")
         limit = options.integer("historyLimit", 1, HISTORY_ROWS_MAX)
@@ -382,14 +279,14 @@ class PastOptions:
     def of(cls, options: Options) -> PastOptions | None:
         """None: it is not what changed that is read."""
         if not options.flag("readChanges"):
-            for given in _BATCH_PAST[1:]:
+            for given in BATCH_PAST[1:]:
                 if options.has(given):
                     raise InvalidUsage(f"option {given!r} needs readChanges")
             return None
-        for given in (*_SELECTS, *_BATCH_READ, *_CHANGES, *_BATCH_CHANGES, *_BATCH_HISTORY):
+        for given in (*SELECTS, *BATCH_READ, *CHANGES, *BATCH_CHANGES, *BATCH_HISTORY):
             if options.has(given) and given != "waitSeconds":
                 raise InvalidUsage(f"option {given!r} means nothing for readChanges; leave it out")
-        start, end, other = (options.text(name) for name in _BATCH_PAST[1:])
+        start, end, other = (options.text(name) for name in BATCH_PAST[1:])
         if start is None:
             raise InvalidUsage("readChanges needs option 'start', the time or the instant that is compared with")
         return cls(
@@ -444,6 +341,23 @@ def _starting(options: Options) -> str | int | datetime:
     return _version(options, name) or 0
 
 
+def _check_of_feeds(options: Options, changes: bool, *, streams: bool) -> None:
+    """Raises InvalidUsage where an option means nothing without a change feed, or with one.
+
+    A stream without a change feed has a start too.
+    """
+    for given in ("endingVersion", "endingTimestamp", "timeUnit", *(() if streams else _STARTS)):
+        if not changes and options.has(given):
+            raise InvalidUsage(f"option {given!r} needs readChangeFeed")
+    if changes and options.has("multiplicity"):
+        raise InvalidUsage("option 'multiplicity' is for snapshots; a change feed shows how often in its column __diff")
+    if not streams and (options.text("startingVersion") or "").strip().lower() == "latest":
+        raise InvalidUsage(
+            "startingVersion=latest is for streams: a batch read has nothing after the latest time; give a time, such "
+            "as that of the change that you have seen last, plus 1"
+        )
+
+
 def _one_of(options: Options, *names: str) -> None:
     given = [name for name in names if options.has(name)]
     if len(given) > 1:
@@ -453,6 +367,24 @@ def _one_of(options: Options, *names: str) -> None:
 def _instant(options: Options, name: str) -> datetime | None:
     text = options.text(name)
     return None if text is None else read_instant(f"option {name!r}", text)
+
+
+def _write_id(options: Options) -> str | None:
+    found = options.text("writeId")
+    if found is not None and not 0 < len(found) <= WRITE_ID_CHARS_MAX:
+        raise InvalidUsage(f"option 'writeId' has {len(found)} characters; it may have 1 to {WRITE_ID_CHARS_MAX}")
+    return found
+
+
+def _expected_upper(options: Options) -> int | None:
+    """The upper that a write asks for: right after `readTime`, where that is given."""
+    _one_of(options, "expectedUpper", "readTime")
+    at = options.integer("readTime", -1, 2**63 - 2)  # -1: nothing had been written
+    if at is None:
+        return _version(options, "expectedUpper")
+    if at >= TIME_MAX:
+        raise InvalidUsage(f"option 'readTime' is {at}; no write comes after it")
+    return at + 1
 
 
 def _version(options: Options, name: str) -> int | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -17,16 +16,15 @@ from pyspark.sql.types import StructType
 
 from persist.client.changes import Asked, Changes, ChangesSplit, Named, PairSplit, changes_between, changes_of
 from persist.client.rewriting import check_complete
-from persist.client.snapshot import SnapshotSplit
 from persist.client.transport import OneShard
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.parts import DIFF, current_schema
 from persist.spark import executors, planning
 from persist.spark.options import Options, PastOptions, Target
+from persist.spark.outliving import carrying, lighter, outliving, past_again
 from persist.spark.schemas import arrow_schema, batches, spark_schema
 
-_Split = TypeVar("_Split", bound=SnapshotSplit)
 _OF_READS = ("numpartitions", "memorybytes", "leaseseconds")
 MULTIPLICITY = pa.field(DIFF, pa.int64())
 
@@ -61,7 +59,8 @@ class PastReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, PastPartition):
             return iter(())
-        tables = partition.split.read(executors.transport(self._target.connection))
+        target, split, transport = self._target, partition.split, executors.transport(self._target.connection)
+        tables = outliving(split.read(transport), lambda: past_again(target, split).read(transport))
         return batches(tables, arrow_schema(self._schema), self._options.read.batch_rows)
 
     def _changes(self) -> Changes:
@@ -99,7 +98,9 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     """
     given = Options({**options, "path": shard})
     given.check("a restore")
-    target = Target.of(given).at(writes=True)
+    named = Target.of(given)
+    executors.check_there(named)
+    target = named.at(writes=True)
     one, settings = _opened(target), target.connection.handles.read
     to = Named.of("as_of", as_of, one, shard, (0.0, settings.retry_s)).time
     view = executors.view_of(target)
@@ -119,13 +120,9 @@ def _opened(target: Target) -> OneShard:
 def _carrying(split: object) -> ChangesSplit | PairSplit | None:
     """The split with only those parts that it reads. None: there are no keys in it."""
     if isinstance(split, PairSplit):
-        earlier, later = _lighter(split.earlier), _lighter(split.later)
+        earlier, later = (lighter(side, side.key_range) for side in (split.earlier, split.later))
         return None if earlier.key_range.is_empty else replace(split, earlier=earlier, later=later)
     assert isinstance(split, ChangesSplit)
     if split.key_range.is_empty:
         return None
-    return replace(_lighter(split), gone=planning.overlapping(split.gone, split.key_range))
-
-
-def _lighter(split: _Split) -> _Split:
-    return replace(split, runs=planning.overlapping(split.runs, split.key_range))
+    return carrying(split, split.key_range)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from persist.client.snapshot import ReadLease, SnapshotSplit, holding, leased_blobs, part_reader
+from persist.client.snapshot import ReadLease, SnapshotSplit, leased_blobs
+from persist.client.together import holding_for_plans
+from persist.client.transport import OneShard
 from persist.client.wall_clock import as_of_at, resolved
 from persist.core.antichain import TIME_MAX, Antichain
 from persist.core.batch import Run
 from persist.core.commands import TimeResolved
-from persist.core.errors import InvalidUsage
 from persist.core.state import SchemaRecord
-from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema, encode_key, plan_splits
-from persist.parts.given import given_key, is_text
-from persist.parts.keycodec import successor
+from persist.parts import KeyRange, Selected, ShardSchema, current_schema, plan_within
 from persist.parts.pruning import Filter
 from persist.parts.reader import PartReader
 from persist.spark import executors
@@ -61,18 +60,16 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     """The splits of a snapshot, held by a lease that executors renew; none where nothing was ever written.
 
     The lease is not closed: Spark plans once and may read the plan again and again, so it lapses when nobody reads.
+    Plans of this process within a minute share one.
     """
-    if options.as_of is None and executors.view_of(target).upper.element == 0:
+    view = executors.view_of(target)
+    if options.as_of is None and view.upper.element == 0:
         return []
     transport, settings = executors.transport(target.connection), target.connection.handles.read
-    with holding(transport, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
-        schema, reader = part_reader(transport, held.view, settings)
-        columns = with_filter(schema, options, columns)
-        wanted = key_range(schema, options)
-        with leased_blobs(held.lease):
-            runs = overlapping(reader.expanded(held.runs, wanted), wanted)
-        ranges = split_ranges(runs, options.partitions, schema, reader, wanted, held.lease)
-        return [held.split(one, overlapping(runs, one), columns) for one in ranges]
+    one = OneShard(transport, view.shard_id)
+    with holding_for_plans(one, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
+        selection = replace(options.selection, columns=columns)
+        return list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
 
 
 def split_ranges(
@@ -89,8 +86,7 @@ def split_ranges(
     """
     count = partitions or partitions_for(sum(part.size for run in runs for part in run.parts))
     with leased_blobs(lease):
-        ranges = plan_splits(runs, count, schema, reader)
-    return [one for one in (one.meet(wanted) for one in ranges) if not one.is_empty] or [wanted]
+        return plan_within(runs, count, schema, reader, wanted)
 
 
 def partitions_for(size: int) -> int:
@@ -100,47 +96,10 @@ def partitions_for(size: int) -> int:
     return max(os.cpu_count() or 1, math.ceil(size / SPLIT_BYTES))
 
 
-def overlapping(runs: Iterable[Run], key_range: KeyRange) -> tuple[Run, ...]:
-    """The parts that may have keys of the range, so that a partition carries no more than it reads."""
-    kept = []
-    for run in runs:
-        parts = tuple(part for part in run.parts if key_range.overlaps(part.key_lower, part.key_upper))
-        if parts:
-            kept.append(Run(parts))
-    return tuple(kept)
-
-
-def key_range(schema: ShardSchema, options: ReadOptions) -> KeyRange:
-    """The keys that `where`, `startKey` (inclusive), `endKey` (exclusive) and `keyPrefix` leave."""
-    wanted = ALL_KEYS if options.where is None else Filter.of(options.where, schema).key_range()
-    if options.start_key is not None:
-        wanted = wanted.meet(KeyRange(_encoded(schema, options.start_key, "startKey"), None))
-    if options.end_key is not None:
-        wanted = wanted.meet(KeyRange(None, _encoded(schema, options.end_key, "endKey")))
-    if options.key_prefix is not None:
-        prefix = _encoded(schema, options.key_prefix, "keyPrefix")
-        last = schema.arrow.field(schema.key[len(options.key_prefix) - 1]).type
-        if is_text(last) and options.key_prefix[-1] is not None:
-            prefix = prefix[: -len(b"\x00\x00")]  # without the end mark: everything that begins with the value
-        wanted = wanted.meet(KeyRange(prefix, successor(prefix)))
-    return wanted
-
-
-def with_filter(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns to read: those, and what `where` looks at."""
-    if options.where is None:
-        return columns
-    return (*columns, *(name for name in Filter.of(options.where, schema).columns if name not in columns))
+def selected(schema: ShardSchema, options: ReadOptions, columns: tuple[str, ...]) -> Selected:
+    """What the options select, of these columns."""
+    return replace(options.selection, columns=columns).on(schema)
 
 
 def filter_of(options: ReadOptions, schemas: Mapping[int, SchemaRecord]) -> Filter | None:
-    return None if options.where is None else Filter.of(options.where, current_schema(schemas)[1])
-
-
-def _encoded(schema: ShardSchema, values: tuple[Any, ...], name: str) -> bytes:
-    if not 0 < len(values) <= len(schema.key):
-        raise InvalidUsage(f"option {name!r} has {len(values)} values; the key is ({', '.join(schema.key)})")
-    try:
-        return encode_key(schema, given_key(schema, values))
-    except InvalidUsage as error:
-        raise InvalidUsage(f"option {name!r}: {error.message}") from error
+    return options.selection.on(current_schema(schemas)[1]).filter

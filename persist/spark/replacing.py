@@ -1,12 +1,19 @@
 """Replacing rows: by key (`envelope=upsert`) or all of them (mode overwrite), exactly, under concurrency too.
 
-A job fixes a base: the shard's upper when it began. Tasks stage the new rows, and the retractions of the rows that
-their keys had before the base, worked out from the snapshot; the commit compares the shard's upper with the base. When
-others have written meanwhile, it also retracts what they wrote under the keys of the job, and tries again. So after the
-commit each key has exactly the rows that the job gave it; what others wrote before the commit is replaced.
+A job fixes a base: the shard's upper when it began. Tasks stage the new rows; what their keys had before the base is
+retracted, worked out from the snapshot; the commit compares the shard's upper with the base. When others have written
+meanwhile, it also retracts what they wrote under the keys of the job, and tries again. So after the commit each key has
+exactly the rows that the job gave it; what others wrote before the commit is replaced.
+
+Who retracts what was there before depends on the keys. Where those of a task lie close together, it reads a few rows
+for each: the task does so. Where they are few among many, other tasks would read the same row groups once more: then
+the commit does so for all of these together, and reads each row group once.
 
 Which keys a job replaces is staged as parts too (claims: the key columns alone). Nothing ever names them; they let the
-commit find a key that comes twice, and what others wrote, in bounded memory.
+commit find a key that comes twice, and what was there, in bounded memory.
+
+An overwrite lets all that is there go by metadata, by a drop in the same commit, without a look at it. Where that is
+not possible the commit reads and retracts it.
 """
 
 from __future__ import annotations
@@ -15,34 +22,55 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.dropped import retracted, whole_view
+from persist.client.editing import DROPS_FOR_OTHERS
 from persist.client.retry import send
-from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, part_reader
+from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.drops import drops_within
-from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
+from persist.core.drops import DROPS_MAX, drops_within
+from persist.core.errors import (
+    Conflict,
+    InvalidUsage,
+    NotReadable,
+    TokenReused,
+    UnknownShard,
+    UpgradeNeeded,
+    UpperMismatch,
+)
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
-from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, ShardSchema, consolidate
-from persist.parts.consolidate import join, negated, sort_groups
-from persist.parts.keycodec import SortedKeys
+from persist.parts import ALL_KEYS, TIME, KeyRange, PartReader, ShardSchema
+from persist.parts.consolidate import join, negated
+from persist.parts.files import WHOLE_BYTES_MAX
+from persist.parts.keyed import KeyPoints, check_single, distinct_keys, key_schema, semi_join, single_keys
 from persist.spark import executors
 from persist.spark.options import Target
 
 Runs = tuple[Run, ...]
 CLAIMS_SCHEMA = 1  # claims are read with their own schema only
 CHUNK_BYTES = 32 * 1024 * 1024  # rows that a task replaces at a time
+DENSE_ROWS = 8  # for each key: a task reads no more; where more would be read the commit does it
+KEYS_AT_ONCE = 1_000_000  # for which the commit reads what was there
 TRIES_MAX = 1_000  # lost races; each means that another writer made progress
+
+
+@dataclass(frozen=True)
+class Commit:
+    """How a replacement is committed. `alone`: only if nobody has written since the base."""
+
+    verb: str  # as the commit history tells it
+    token: Token
+    attributes: tuple[AttributeUpdate, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,10 +109,34 @@ class Base:
         held = Held(transport, self.upper - 1, view, self.lease(target), target.connection.handles.read)
         yield from held.split(key_range, held.runs, None).read(transport)
 
+    def rows_before(self, target: Target, keys: KeyPoints) -> int:
+        """How many rows the row groups have that may have one of the keys. Reads footers of large parts."""
+        if self.upper == 0:
+            return 0
+        transport, settings = self.transport(target), target.connection.handles.read
+        view = transport.view(target.shard, ViewRequest())
+        held = Held(transport, self.upper - 1, view, self.lease(target), settings)
+        _, reader = part_reader(transport, held.view, settings)
+        found = 0
+        with leased_blobs(held.lease):
+            for part in (part for run in reader.expanded(held.runs, keys) for part in run.parts):
+                if not keys.overlaps(part.key_lower, part.key_upper):
+                    continue
+                if part.is_inline or part.size <= WHOLE_BYTES_MAX:
+                    found += part.rows
+                    continue
+                groups = reader.row_groups(part)
+                found += sum(group.rows for group in groups if keys.overlaps(group.key_lower, group.key_upper))
+        return found
 
-def key_schema(schema: ShardSchema) -> ShardSchema:
-    """The key columns alone, as a schema of their own."""
-    return ShardSchema(pa.schema([schema.arrow.field(name) for name in schema.key]), schema.key)
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a task stages: rows, the keys that it claims, and those of the claims whose old rows it left in place."""
+
+    runs: Runs
+    claims: Runs
+    left: Runs
 
 
 @dataclass(frozen=True)
@@ -96,24 +148,39 @@ class Replacement:
     handle: WriteHandle
     schema: ShardSchema
 
-    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> tuple[Runs, Runs]:
-        """Stage new rows and the retractions of those that they replace; the runs, and those of the claimed keys.
+    def stage_upsert(self, batches: Iterable[pa.RecordBatch], delete_column: str | None) -> Replaced:
+        """Stage new rows, and the retractions of those that they replace where these lie close together.
 
         Rows whose `delete_column` is true (not null) only remove their key.
         """
         found: list[Run] = []
         claims: list[Run] = []
+        left: list[Run] = []
+        keyed = key_schema(self.schema)
         for rows, deleted in _chunks(batches, delete_column, self.schema):
-            keys = _claims(rows, self.schema)
-            claims.extend(self._stage_claims(keys))
+            keys = single_keys(rows, keyed, "an upsert")
+            claim = self._stage_claims(keys)
+            claims.extend(claim)
             pieces = [rows.filter(pc.invert(deleted))]
-            span = _span(keys, self.schema)
-            pieces += [_negated(semi_join(old, keys, self.schema)) for old in self.base.before(self.target, span)]
+            points = KeyPoints.of(keys, keyed)
+            if self.base.rows_before(self.target, points) <= DENSE_ROWS * len(keys):
+                pieces += [_negated(semi_join(old, keys, keyed)) for old in self.base.before(self.target, points)]
+            else:
+                left.extend(claim)
             found.extend(self.handle.stage_for_one_commit(_batches(pieces), None))
-        return tuple(found), tuple(claims)
+        return Replaced(tuple(found), tuple(claims), tuple(left))
 
-    def publish(self, runs: Runs, claims: Runs | None, token: Token, attributes: tuple[AttributeUpdate, ...]) -> None:
-        """Commit `runs` with retractions: of the whole shard (`claims` None), or of what others wrote under them.
+    def publish(
+        self,
+        runs: Runs,
+        claims: Runs | None,
+        left: Runs,
+        commit: Commit,
+    ) -> None:
+        """Commit `runs` with retractions: of the whole shard (`claims` None), or of what has the keys claimed.
+
+        `left` are the claims whose rows of before the base no task has retracted. With `commit.alone` it raises
+        UpperMismatch where somebody has written since the base.
 
         Raises InvalidUsage when a key is claimed twice, AttributeMismatch when a condition fails, Conflict when others
         won every one of `TRIES_MAX` races or rows were erased since the base, Expired when the base's lease lapsed,
@@ -121,14 +188,19 @@ class Replacement:
         """
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
+            if self._dropped(runs, commit):
+                return
             lease.check()
-            retractions = self.handle.stage_for_one_commit(
-                _batches(map(_negated, self.base.before(target, ALL_KEYS))), None
-            )
-            runs = (*runs, *retractions)
+            whole = _batches(map(_negated, self.base.before(target, ALL_KEYS)))
+            runs = (*runs, *self.handle.stage_for_one_commit(whole, None))
         else:
             self._check_claims(claims)
+            lease.check()
+            runs = (*runs, *self._retract_before(left))
         seen = self.base.upper
+        if commit.alone:
+            self._commit(runs, Antichain(seen), commit)
+            return
         for _ in range(TRIES_MAX):
             upper = self.base.transport(target).view(target.shard, ViewRequest(with_batches=False)).upper.element
             if upper is None:
@@ -138,14 +210,58 @@ class Replacement:
                 runs = (*runs, *self._retract_between(lease, claims, seen, upper))
                 seen = upper
             try:
-                self.handle.commit_compare_and_append(
-                    at(runs, seen), seen, seen + 1, token=token, attributes=attributes
-                )
+                self._commit(runs, Antichain(seen), commit)
             except UpperMismatch:
                 lease.keep()
                 continue
             return
         raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
+
+    def _commit(self, runs: Runs, expected: Antichain, commit: Commit, *, drops: bool = False) -> None:
+        """One try. Raises UpperMismatch where the upper is not the expected one."""
+        as_of = (expected.element or 0) - 1
+        self.handle.commit_rewrite(
+            lambda writer, token: c.Edit(
+                writer, token, expected, as_of, runs, verb=commit.verb, attributes=commit.attributes, drops=drops
+            ),
+            commit.token,
+        )
+
+    def _dropped(self, runs: Runs, commit: Commit) -> bool:
+        """Whether all that was there went by a drop in the commit of the rows. False: that is not possible here.
+
+        Raises Conflict where rows were erased since the base: they may be among those that the job writes.
+        """
+        seen = self.base.upper
+        for _ in range(TRIES_MAX):
+            view = self.base.transport(self.target).view(self.target.shard, ViewRequest(with_batches=False))
+            if view.upper.element in (None, 0) or len(view.drops) >= DROPS_MAX - DROPS_FOR_OTHERS:
+                return False
+            if view.upper.element != seen and not commit.alone:
+                self._check_erased(self.base.upper)
+                seen = view.upper.element or 0
+            try:
+                self._commit(runs, Antichain(seen), commit, drops=True)
+            except UpperMismatch:
+                if commit.alone:
+                    raise
+                continue
+            except (UnknownShard, TokenReused):
+                raise
+            except (InvalidUsage, NotReadable, UpgradeNeeded):  # of the drop: nothing was written
+                return False
+            return True
+        return False
+
+    def _retract_before(self, left: Runs) -> Runs:
+        """Stage the opposite of what had these keys before the base. Each row group is read once."""
+        keyed = key_schema(self.schema)
+        found: list[Run] = []
+        for keys in _gathered(self._claim_reader().read_range(left), KEYS_AT_ONCE) if left else ():
+            points = KeyPoints.of(keys, keyed)
+            opposite = (_negated(semi_join(old, keys, keyed)) for old in self.base.before(self.target, points))
+            found.extend(self.handle.stage_for_one_commit(_batches(opposite), None))
+        return tuple(found)
 
     def _check_erased(self, lower: int) -> None:
         """The opposite of what an erasure wrote is its rows: they would be written once more, after its receipt even.
@@ -187,7 +303,7 @@ class Replacement:
             return
         with translated():
             for piece in self._claim_reader().read_range(claims):
-                _check_single(piece, self.schema)
+                check_single(piece, key_schema(self.schema), "an upsert")
 
     def _retract_between(self, lease: ReadLease, claims: Runs | None, lower: int, upper: int) -> Runs:
         """Stage the opposite of what was written at times in `[lower, upper)`, under the claimed keys only."""
@@ -210,34 +326,22 @@ class Replacement:
         if claims is None:
             yield rows
             return
-        keys = consolidate([_keys_of(rows, self.schema)], key_schema(self.schema))
-        for claimed in self._claim_reader().read_range(claims, since=0, key_range=_span(keys, self.schema)):
-            yield semi_join(rows, claimed, self.schema)
+        keyed = key_schema(self.schema)
+        span = KeyPoints.of(distinct_keys(rows, keyed), keyed)
+        for claimed in self._claim_reader().read_range(claims, since=0, key_range=span):
+            yield semi_join(rows, claimed, keyed)
 
 
-def at(runs: Iterable[Run], time: int) -> Runs:
-    """The runs with all rows at `time`."""
-    return tuple(Run(tuple(part.at(time) for part in run.parts)) for run in runs)
-
-
-def semi_join(rows: pa.Table, keys: pa.Table, schema: ShardSchema) -> pa.Table:
-    """The rows whose key is among `keys`, by the shard's own equality (null is null, NaN is NaN)."""
-    if not len(rows) or not len(keys):
-        return rows.slice(0, 0)
-    both = join([_keys_of(rows, schema), _keys_of(keys, schema)])
-    order, starts = sort_groups(both, key_schema(schema))
-    groups = np.cumsum(starts) - 1
-    if order is not None:
-        sorted_groups, groups = groups, np.empty(len(groups), dtype=np.int64)
-        groups[order] = sorted_groups
-    wanted = np.zeros(int(groups.max()) + 1, dtype=bool)
-    wanted[groups[len(rows) :]] = True
-    return rows.filter(pa.array(wanted[groups[: len(rows)]]))
-
-
-def _keys_of(rows: pa.Table, schema: ShardSchema) -> pa.Table:
-    """The keys of the rows, each with diff 1."""
-    return key_schema(schema).conform(rows.select(list(schema.key)), 0)
+def _gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The tables, several together until they have so many rows."""
+    held: list[pa.Table] = []
+    for table in tables:
+        held.append(table)
+        if sum(map(len, held)) >= rows:
+            yield join(held)
+            held = []
+    if held:
+        yield join(held)
 
 
 def _negated(rows: pa.Table) -> pa.Table:
@@ -280,25 +384,3 @@ def _chunk(
         deleted = column.fill_null(False)
         table = table.drop_columns([delete_column])
     return schema.conform(table, 0).drop_columns([TIME]), deleted
-
-
-def _claims(rows: pa.Table, schema: ShardSchema) -> pa.Table:
-    """The keys of the rows, sorted. Raises InvalidUsage when one comes twice."""
-    keys = consolidate([_keys_of(rows, schema)], key_schema(schema))
-    _check_single(keys, schema)
-    return keys
-
-
-def _check_single(keys: pa.Table, schema: ShardSchema) -> None:
-    twice = pc.index(pc.greater(keys.column(DIFF), 1), True).as_py()
-    if twice >= 0:
-        key = keys.select(list(schema.key)).slice(twice, 1).to_pylist()[0]
-        raise InvalidUsage(
-            f"key {key!r} comes more than once; an upsert takes one row a key: drop the duplicates first"
-        )
-
-
-def _span(keys: pa.Table, schema: ShardSchema) -> KeyRange:
-    """The key range from the first of the sorted keys to the last."""
-    ordered = SortedKeys(keys, schema.key)
-    return KeyRange(ordered[0], ordered[len(ordered) - 1] + b"\x00")

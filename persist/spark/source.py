@@ -13,12 +13,21 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from persist.core.errors import InvalidUsage, PersistError
-from persist.spark import history, past
+from persist.core.errors import PersistError
+from persist.spark import executors, history, metadata, past
 from persist.spark.batch_read import ChangesReader, SnapshotReader, snapshot_schema
 from persist.spark.batch_write import BatchWriter
 from persist.spark.changes import changes_schema, check_signs
-from persist.spark.options import HistoryOptions, Options, PastOptions, ReadOptions, StreamOptions, Target, WriteOptions
+from persist.spark.options import (
+    HistoryOptions,
+    Options,
+    PastOptions,
+    ReadOptions,
+    StreamOptions,
+    Target,
+    WriteOptions,
+    metadata_of,
+)
 from persist.spark.stream_read import RefusedStream, StreamReader
 from persist.spark.stream_write import StreamWriter
 
@@ -41,9 +50,11 @@ class PersistDataSource(DataSource):
         options = Options(self._given)
         if HistoryOptions.of(options) is not None:
             return history.SCHEMA
+        if (kind := metadata_of(options)) is not None:
+            return metadata.SCHEMAS[kind]
         if (between := PastOptions.of(options)) is not None:
             return past.changes_schema(_near(options), between)
-        target, read = _near(options), ReadOptions.of(options)
+        target, read = _near(options), ReadOptions.of(options, streams=True)  # Spark does not say which read it is
         return changes_schema(target, read) if read.changes else snapshot_schema(target, read)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -51,11 +62,11 @@ class PersistDataSource(DataSource):
         options.check("a batch read")
         if (told := HistoryOptions.of(options)) is not None:
             return history.HistoryReader(_near(options), told, schema)
+        if (kind := metadata_of(options)) is not None:
+            return metadata.MetadataReader(_near(options), kind, schema)
         if (between := PastOptions.of(options)) is not None:
             return past.PastReader(_near(options), between, schema)
         target, read = _near(options), ReadOptions.of(options)
-        if options.has("startingTimestamp") and not read.changes:
-            raise InvalidUsage("option 'startingTimestamp' needs readChangeFeed")
         check_signs(schema, read)
         return ChangesReader(target, read, schema) if read.changes else SnapshotReader(target, read, schema)
 
@@ -63,7 +74,7 @@ class PersistDataSource(DataSource):
         try:
             options = Options(self._given)
             options.check("a streaming read")
-            read = ReadOptions.of(options)
+            read = ReadOptions.of(options, streams=True)
             check_signs(schema, read)
             return StreamReader(_near(options), read, StreamOptions.of(options), schema)
         except PersistError as error:  # Spark hides what is raised here behind an error of its own
@@ -82,9 +93,14 @@ class PersistDataSource(DataSource):
 
 def _near(options: Options) -> Target:
     """How the shard is read: it may be of another region."""
-    return Target.of(options).at(writes=False)
+    target = Target.of(options)
+    executors.check_there(target)
+    return target.at(writes=False)
 
 
 def _home(options: Options) -> Target:
     """How the shard is written."""
-    return Target.of(options).at(writes=True)
+    target = Target.of(options)
+    if not options.has("key"):  # it makes no shard
+        executors.check_there(target)
+    return target.at(writes=True)

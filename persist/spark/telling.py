@@ -16,6 +16,7 @@ from pyspark import TaskContext
 from persist.client.telling import info_bytes
 from persist.core.errors import InvalidUsage
 from persist.core.recorded import Caller
+from persist.spark.options import WriteOptions
 
 TEXT_MAX = 200  # characters of each
 _PROPERTIES = {
@@ -34,6 +35,17 @@ def task_tells() -> dict[str, str]:
         return {}
     found = {name: context.getLocalProperty(known) for name, known in _PROPERTIES.items()}
     return {name: value[:TEXT_MAX] for name, value in (found | {"user": _user()}).items() if value}
+
+
+def options_tell(options: WriteOptions) -> dict[str, str]:
+    """What the options of a write say of itself, by which it is found again."""
+    found = {} if options.write_id is None else {"write": options.write_id}
+    return found if options.txn is None else found | transaction_told(options.txn)
+
+
+def transaction_told(txn: tuple[str, int]) -> dict[str, str]:
+    """What the commit history tells of a transaction."""
+    return {"txnAppId": txn[0][:TEXT_MAX], "txnVersion": str(txn[1])}
 
 
 def caller(purpose: str, told: Mapping[str, str], info: bytes) -> Caller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from persist.client import deadlines
 from persist.commit.system import Clock, OwnProcess
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
@@ -30,7 +32,8 @@ class Call:
     """One request. It goes to the server of `shard` first.
 
     `safe` calls may happen twice: they are repeated until a server answers or the connection's timeout has passed. It
-    bounds all tries at all servers together. An answer may take `wait_s` longer, because it waits for something.
+    bounds all tries at all servers together. An answer may take `wait_s` longer, because it waits for something. No
+    call takes longer than the deadline of the call of the handle that it is made for (`persist.client.deadlines`).
     """
 
     method: str
@@ -45,8 +48,20 @@ class Call:
 class HttpCalls:
     """Calls to the servers of one client. Thread-safe; open one per process."""
 
-    def __init__(self, servers: Servers, clock: Clock, *, token: str | None, ca_file: str | None, timeout_s: float):
+    def __init__(
+        self,
+        servers: Servers,
+        clock: Clock,
+        *,
+        token: str | None,
+        ca_file: str | None,
+        timeout_s: float,
+        connect_s: float | None = None,
+    ) -> None:
+        """`connect_s` bounds a call as long as no server has ever answered; None: `timeout_s` does."""
         self.servers = servers
+        self._connect_s = timeout_s if connect_s is None else min(connect_s, timeout_s)
+        self._was_answered = False
         self._process = OwnProcess("this client")
         self._clock = clock
         self._timeout_s = timeout_s
@@ -79,24 +94,35 @@ class HttpCalls:
         A call that is not safe raises Unavailable (it did not happen) or Indeterminate at once.
         """
         self._process.check()
-        deadline = self._clock.monotonic() + self._timeout_s
+        deadlines.check(f"the request to {self.servers.urls[0]}")
+        begun = self._clock.monotonic()
+        ends = begun + deadlines.at_most(math.inf)  # whatever it waits for
         tries = 0
         while True:
+            deadline = min(begun + (self._timeout_s if self._was_answered else self._connect_s), ends)
+            late = min(deadline + call.wait_s, ends)
             for server in self.servers.order(call.shard):
                 try:
-                    return self._ask(server, call, deadline + call.wait_s - self._clock.monotonic())
+                    return self._ask(server, call, late - self._clock.monotonic())
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
                     # Where one is overloaded, the others are as busy, and would only fight over the shard.
-                    if isinstance(error, Overloaded) or self._clock.monotonic() > deadline + call.wait_s:
+                    if isinstance(error, Overloaded) or self._clock.monotonic() > late:
                         break
             if not call.safe:
                 raise last
             tries += 1
             pause = min(BACKOFF_FIRST_S * 2**tries, BACKOFF_MAX_S)
             if self._clock.monotonic() + pause > deadline:
-                raise last
+                raise last if self._was_answered else self._nobody(last)
             self._clock.sleep(pause)
+
+    def _nobody(self, last: PersistError) -> Unavailable:
+        urls = ", ".join(self.servers.urls)
+        return Unavailable(
+            f"no server has answered at {urls} within {self._connect_s:g} s, and nothing happened: is it started, and "
+            f"is this its URL? ({last.message})"
+        )
 
     def stream(
         self, server: str, path: str, headers: Mapping[str, str], silence_s: float
@@ -131,6 +157,7 @@ class HttpCalls:
                 raise Unavailable(said) from error
             raise Indeterminate(f"{said}; it may have happened, retry with the same token") from error
         self.servers.worked(server)
+        self._was_answered = True
         if reply.status < 400 or (call.method == "HEAD" and reply.status == 404):
             return reply
         raise error_of(server, reply, safe=call.safe)

@@ -25,6 +25,7 @@ ANSWER_BYTES_MAX = 2 * 1024**3  # of a body that is read as a whole; no blob is 
 JOINED_BYTES_MAX = 64 * 1024  # a body up to this goes out in one piece with its header
 PROBE_AFTER_S = 1.0  # without an answer for so long, the server is asked whether it is there; then after twice that
 PROBE_S = 2.0  # how long it may take to say so
+PROBES_PER_WAIT = 4  # a probe begins, and ends, within such a part of the time that the request has
 LEAST_WAIT_S = 0.001  # a socket takes no time below zero, and zero for "do not wait"
 PROBE_PATH = "/healthz"
 
@@ -52,7 +53,7 @@ class Pool:
     ) -> Reply:
         """One request and its whole answer, within `timeout_s`. Raises NotSent, Broken, InvalidUsage."""
         head = self._head(method, path, headers, body)
-        connection = self._take()
+        connection = self._take(timeout_s)
         try:
             connection.send(head, body, timeout_s)
             connection.wait(self._is_there)
@@ -110,12 +111,12 @@ class Pool:
             raise ValueError("a header holds a line break")
         return head.encode("latin-1")
 
-    def _take(self) -> _Connection:
+    def _take(self, timeout_s: float | None = None) -> _Connection:
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return self._connect()
+                return self._connect(timeout_s)
             if connection.is_quiet():
                 return connection
             connection.close()  # the server has closed it meanwhile
@@ -127,9 +128,11 @@ class Pool:
                 return
         connection.close()
 
-    def _connect(self) -> _Connection:
+    def _connect(self, timeout_s: float | None = None) -> _Connection:
+        """A new connection, within `timeout_s` seconds if these are fewer than one always has. Raises NotSent."""
+        connect_s = self._connect_s if timeout_s is None else max(min(self._connect_s, timeout_s), LEAST_WAIT_S)
         try:
-            plain = socket.create_connection((self._host, self._port), self._connect_s)
+            plain = socket.create_connection((self._host, self._port), connect_s)
         except OSError as error:
             raise NotSent(str(error) or type(error).__name__) from error
         try:
@@ -165,12 +168,13 @@ class _Connection:
 
     def wait(self, is_there: Callable[[float], bool]) -> None:
         """Wait for the answer to begin, asking ever less often whether the server is still there. Raises Broken."""
-        pause = PROBE_AFTER_S
+        # Of a request that has little time, enough is left to ask another server.
+        pause = min(PROBE_AFTER_S, self._left() / PROBES_PER_WAIT)
         while not self._poll.poll(max(min(pause, self._left()), 0) * 1000):
             left = self._left()
             if left <= 0:
                 raise Broken("no answer came in time")
-            if not is_there(min(PROBE_S, left)):
+            if not is_there(min(PROBE_S, left / PROBES_PER_WAIT)):
                 raise Broken("the server hangs")
             pause *= 2
 

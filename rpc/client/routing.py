@@ -59,7 +59,12 @@ def _told(connection: Connection) -> dict[str, Any]:
     clock = SystemClock()
     servers = Servers((connection.url or "").split(","), clock)
     calls = HttpCalls(
-        servers, clock, token=connection.token, ca_file=connection.ca_file, timeout_s=connection.timeout_s
+        servers,
+        clock,
+        token=connection.token,
+        ca_file=connection.ca_file,
+        timeout_s=connection.request_s,
+        connect_s=connection.connect_s,
     )
     try:
         return decoded_json(calls.call(_REGIONS), dict[str, Any])

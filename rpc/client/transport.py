@@ -12,9 +12,11 @@ from urllib.parse import quote, unquote, urlsplit
 from msgspec import Struct
 
 from blob import Blob, BlobError, open_blob
-from persist.client import identity
+from persist.client import deadlines, identity
+from persist.client.deadlines import Patience
 from persist.client.listen import ListenEvent
 from persist.client.retry import settled
+from persist.client.sharing import LeasePool
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -50,6 +52,7 @@ _VIEW = {"accept": RECORD}
 _CREATE = {"content-type": "application/json", **_VIEW}
 _LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
+SERVER_S = 1.0  # how long one of several servers is asked for its workers
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
 
 
@@ -88,7 +91,9 @@ class HttpTransport:
         self.knows_regions = False
         self.proof = proof  # of the server's blob store, see `persist.client.identity`
         self._calls = calls
-        self.blob = blob
+        self._blob = blob
+        self.leases: LeasePool | None = None
+        self._patience = Patience()
         self.policy = policy
         self.clock = clock
         self.ids = ids
@@ -100,6 +105,10 @@ class HttpTransport:
     def servers(self) -> tuple[str, ...]:
         """Base URLs of the servers that this client knows."""
         return self._calls.servers.urls
+
+    @property
+    def blob(self) -> Blob:
+        return self._patience.blob(self._blob)
 
     @property
     def listening_moves_since(self) -> bool:
@@ -168,14 +177,15 @@ class HttpTransport:
         return decode_history(self._calls.call(Call("GET", path, name, headers=_VIEW)).data)
 
     def view(self, name: str, request: ViewRequest) -> ShardView:
-        query = f"timeout={request.timeout_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
+        wait_s = deadlines.at_most(request.timeout_s)
+        query = f"timeout={wait_s:.3f}&min_seqno={int(request.min_seqno)}&lower={_time(request.lower)}"
         if request.past is not None:
             query += f"&past={request.past}"
         headers = _VIEW
         if request.seen is not None:
             headers = {**_VIEW, "persist-seen": f"{int(request.seen.seqno)}.{request.seen.commit_id}"}
         path = f"/v1/shards/{_quoted(check_shard_name(name))}?{query}&batches={str(request.with_batches).lower()}"
-        return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=request.timeout_s)).data)
+        return decode_view(self._calls.call(Call("GET", path, name, headers=headers, wait_s=wait_s)).data)
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/erasures?before={before}"
@@ -186,7 +196,9 @@ class HttpTransport:
         return follow(self._calls, check_shard_name(name), after, until)
 
     def close(self) -> None:
-        self.blob.close()
+        if self.leases is not None:
+            self.leases.close()
+        self._blob.close()
         self._calls.close()
 
 
@@ -196,7 +208,12 @@ def open_transport(connection: Connection) -> HttpTransport:
     clock, ids = SystemClock(), SystemIds()
     servers = Servers(connection.url.split(","), clock)
     calls = HttpCalls(
-        servers, clock, token=connection.token, ca_file=connection.ca_file, timeout_s=connection.timeout_s
+        servers,
+        clock,
+        token=connection.token,
+        ca_file=connection.ca_file,
+        timeout_s=connection.request_s,
+        connect_s=connection.connect_s,
     )
     try:
         location = _location(calls.call(_LOCATION))
@@ -210,19 +227,22 @@ def open_transport(connection: Connection) -> HttpTransport:
         blob = ReadOnlyBlob(blob, Home(location.of, location.home))
     made = HttpTransport(calls, blob, _policy(location.policy), clock, ids, proof)
     made.shows_copy, made.knows_regions = location.copy, location.regions
+    made.leases = None if location.copy else LeasePool(clock)
     return made
 
 
 def _with_workers(
     servers: Servers, calls: HttpCalls, connection: Connection, location: _Location, clock: Clock
 ) -> list[str]:
-    """All workers of all servers. A server that does not answer now counts as one."""
+    """All workers of all servers. A server that does not answer now, or that no time is left to ask, counts as one."""
     found = []
+    deadline = clock.monotonic() + connection.connect_s
     for url in servers.urls:
         ports = location.ports if len(servers.urls) == 1 else []
-        if len(servers.urls) > 1:
+        left = min(SERVER_S, deadline - clock.monotonic())
+        if len(servers.urls) > 1 and left > 0:
             alone = HttpCalls(
-                Servers([url], clock), clock, token=connection.token, ca_file=connection.ca_file, timeout_s=1.0
+                Servers([url], clock), clock, token=connection.token, ca_file=connection.ca_file, timeout_s=left
             )
             try:
                 ports = _location(alone.call(_LOCATION)).ports

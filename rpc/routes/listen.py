@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from persist.client.connect import Client
 from persist.client.wall_clock import as_of_at, resolved
 from persist.core import antichain
 from persist.core.antichain import Antichain
@@ -20,9 +21,10 @@ from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
 from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
+from persist.parts import EVERYTHING, Selection
 from rpc.errors import status_of
 from rpc.listen_frames import EVENTS, FRAMES, ID_LENGTH_MAX, sse_error
-from rpc.routes.parameters import After, frontier, read_seen
+from rpc.routes.parameters import After, Selecting, frontier, on_shard, read_seen
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream
 
@@ -61,9 +63,13 @@ class _Place:
 async def listen(
     request: Request,
     after: After,
+    selection: Selecting,
     until: Annotated[str, Query(max_length=32, description="End when all before this time was sent.")] = "[]",
 ) -> Response:
     """Server-sent events with `Accept: text/event-stream` (rows as JSON), else frames with Arrow IPC.
+
+    With `where`, `columns`, `start_key`, `end_key`, `key_prefix` or `key`: only such updates, and progress as ever. To
+    resume, give the same ones.
 
     With `timestamp`: every update after what was there by that wall clock. The header `persist-after` tells the time.
     Resume with the header Last-Event-ID, or with `after` = the last event's upper - 1. An id is good for the shard that
@@ -83,11 +89,13 @@ async def listen(
     start = _start(request, name, time)
     if start.shard is not None and await _is_at_the_end(service, name, start):
         return Response(status_code=204)  # by which a browser's EventSource knows not to come again
+    if selection != EVERYTHING:
+        selection = await service.work.run(partial(_selected, service, name, selection))
     async with AsyncExitStack() as held:
         held.enter_context(service.listeners)
         hold = await held.enter_async_context(service.listening.leases.hold(name, start.frontier, moves_since))
         _check_shard(name, start, hold.shard)
-        frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form)
+        frames = service.listening.stream(name, hold, start.frontier, frontier(until, "until"), form, selection)
         return HeldStream(
             _with_error(await held.enter_async_context(aclosing(frames)), form),
             held.pop_all(),
@@ -95,6 +103,10 @@ async def listen(
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},
             slow_s=service.limits.slow_listener_s,
         )
+
+
+def _selected(service: Service, name: str, selection: Selection) -> Selection:
+    return on_shard(selection, Client(service.transport, service.handles).shard(name).schema)
 
 
 async def _after_of(service: Service, name: str, when: datetime) -> int | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
+from persist.client.arguments import named_once
+from persist.client.reading import LIMIT_MAX, selection_of
 from persist.client.wall_clock import read_instant
 from persist.core import antichain
 from persist.core.antichain import EMPTY, Antichain
@@ -18,6 +22,10 @@ from persist.core.ids import SeqNo, Token, parse, token_of_key
 from persist.core.recorded import Caller
 from persist.core.tags import check_tag_name
 from persist.core.view import Seen
+from persist.parts import EVERYTHING, Selection, ShardSchema
+from persist.parts.given import keys_of_json
+from persist.parts.predicate import PREDICATE_CHARS_MAX
+from persist.parts.selection import KEY_CHARS_MAX, Values, read_values
 from rpc.saying import INFO, PURPOSE, said
 
 KEY_LENGTH_MAX = 200
@@ -144,8 +152,17 @@ def _as_of(
     return _time_or_instant("as_of", as_of, timestamp)
 
 
+def _read_at(
+    as_of: Annotated[
+        int | None, Query(ge=-1, description="The time; else the latest complete one. As of -1 a shard is empty.")
+    ] = None,
+    timestamp: Timestamp = None,
+) -> int | datetime | None:
+    return _time_or_instant("as_of", as_of, timestamp)
+
+
 def _as_of_or_tag(
-    at: Annotated[int | datetime | None, Depends(_as_of)],
+    at: Annotated[int | datetime | None, Depends(_read_at)],
     tag: Annotated[str | None, Query(description="A tag, in the place of a time.", max_length=128)] = None,
 ) -> int | datetime | str | None:
     if tag is None:
@@ -163,12 +180,85 @@ def _at(
 
 
 def _after(
-    after: Annotated[int | None, Query(ge=0, description="Updates at later times; else all of them.")] = None,
+    after: Annotated[int | None, Query(ge=-1, description="Updates at later times; else all of them.")] = None,
     timestamp: Timestamp = None,
 ) -> int | datetime | None:
     return _time_or_instant("after", after, timestamp)
 
 
+def columns_of(given: str | None) -> list[str] | None:
+    """The names that a parameter lists with commas; None: all."""
+    return None if given is None else [column for column in given.split(",") if column]
+
+
+def _key(description: str) -> Any:
+    return Query(description=description, max_length=KEY_CHARS_MAX)
+
+
+def _selecting(
+    where: Annotated[
+        str | None,
+        Query(description="Only rows for which this is true.", examples=["amount > 1"], max_length=PREDICATE_CHARS_MAX),
+    ] = None,
+    columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
+    start_key: Annotated[
+        str | None, _key("Only keys from this one on: the value of the first key column, or a JSON list of values.")
+    ] = None,
+    end_key: Annotated[str | None, _key("Only keys before this one, written so too.")] = None,
+    key_prefix: Annotated[str | None, _key("Only keys with these first values; a last text may be cut.")] = None,
+    key: Annotated[str | None, _key("Only this key: a JSON list, or the value of an only key column.")] = None,
+) -> Selection:
+    names = columns_of(columns)
+    if where is not None:
+        selection_of(where, None)  # it is not empty
+    return Selection(
+        where,
+        _values("start_key", start_key),
+        _values("end_key", end_key),
+        _values("key_prefix", key_prefix),
+        _values("key", key),
+        None if names is None else tuple(names),
+    )
+
+
+def _values(name: str, text: str | None) -> Values | None:
+    return None if text is None else read_values(f"parameter {name}", text, _once)
+
+
+def _once(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=named_once)
+
+
+def _limited(
+    selection: Annotated[Selection, Depends(_selecting)],
+    limit: Annotated[
+        int | None, Query(ge=0, le=LIMIT_MAX, description="At most so many rows, the first ones in key order.")
+    ] = None,
+) -> tuple[Selection, int | None]:
+    return selection, limit
+
+
+def on_shard(selection: Selection, schema: ShardSchema) -> Selection:
+    """The selection with key values that the shard's columns can hold: bytes come in base64. Raises InvalidUsage."""
+    if selection == EVERYTHING:
+        return selection
+
+    def read(values: Values | None) -> Values | None:
+        return None if values is None else tuple(keys_of_json(schema, [list(values)])[0])
+
+    found = replace(
+        selection,
+        start_key=read(selection.start_key),
+        end_key=read(selection.end_key),
+        key_prefix=read(selection.key_prefix),
+        key=read(selection.key),
+    )
+    found.on(schema)
+    return found
+
+
+Selecting = Annotated[Selection, Depends(_selecting)]
+Limited = Annotated[tuple[Selection, int | None], Depends(_limited)]
 AsOf = Annotated[int | datetime | None, Depends(_as_of)]
 AsOfOrTag = Annotated[int | datetime | str | None, Depends(_as_of_or_tag)]
 At = Annotated[int | datetime | None, Depends(_at)]

@@ -23,8 +23,8 @@ from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.view import ViewRequest
 from rpc import rows
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, caller_of, token_of
-from rpc.routes.rows import columns_of, streamed, timestamp_header
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, caller_of, columns_of, token_of
+from rpc.routes.rows import streamed, timestamp_header
 from rpc.service import Service, principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])

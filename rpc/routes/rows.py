@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from datetime import datetime
-from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
@@ -15,8 +14,10 @@ from starlette.responses import Response
 
 from persist.client.connect import Client
 from persist.client.expanding import expanded
+from persist.client.reading import counted, snapshot_of
 from persist.client.rows import Rows
-from persist.client.snapshot import Snapshot
+from persist.client.shard import Shard
+from persist.client.snapshot import Snapshot, Tagged
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
 from persist.core.commands import READ, WRITE, Appended
@@ -30,8 +31,11 @@ from rpc.routes.parameters import (
     Format,
     Frontier,
     IdempotencyToken,
+    Limited,
+    Selecting,
     caller_of,
     frontier,
+    on_shard,
     token_of,
 )
 from rpc.service import Service, principal_of, service_of, shard_of
@@ -127,34 +131,62 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
     return Response(json.dumps(result_to_json(result)), media_type="application/json")
 
 
+_COUNT: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The time, and the number of rows as of it.",
+        "content": {"application/json": {"schema": {"type": "object"}, "example": {"as_of": 7, "count": 2}}},
+    }
+}
+
+
 @router.get("/{name}/snapshot", summary="The exact contents as of a time, with multiplicities", response_class=Response)
 async def snapshot(
     request: Request,
     as_of: AsOfOrTag,
-    columns: Annotated[str | None, Query(description="Names with commas; else all.")] = None,
+    wanted: Limited,
     form: Format = None,
     expand: Annotated[bool, Query(description="Repeat rows instead of the column __diff.")] = False,
     wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for `as_of` at most.")] = 10.0,
 ) -> Response:
     """Streamed in key order. The header `persist-as-of` tells the time, `persist-timestamp` the wall clock that named
 
-    it. A stream that breaks off is not whole.
+    it. Where nothing was written yet the time is -1: as of -1 every shard is empty. `limit` counts each row as often as
+    it is there. A stream that breaks off is not whole.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal_of(request).require(READ, name)
     chosen = rows.format_of(request.headers.get("accept"), form)
-    names = columns_of(columns)
     wait_s = min(wait, service.limits.wait_s_max)
 
     def headers(opened: Snapshot) -> dict[str, str]:
         return {"persist-as-of": str(opened.as_of), **timestamp_header("persist-timestamp", opened.timestamp)}
 
-    return await streamed(service, partial(_open, service, name, as_of, names, wait_s), headers, chosen, expand)
+    def opening() -> Snapshot:
+        shard, at, (selection, limit) = _shard(service, name), _at(as_of), wanted
+        return snapshot_of(shard, at, on_shard(selection, shard.schema), limit, wait_s, "http snapshot")
+
+    return await streamed(service, opening, headers, chosen, expand)
 
 
-def columns_of(given: str | None) -> list[str] | None:
-    """The names that a parameter lists with commas; None: all."""
-    return None if given is None else [column for column in given.split(",") if column]
+@router.get("/{name}/count", summary="How many rows there are as of a time", responses=_COUNT)
+async def count(
+    request: Request,
+    as_of: AsOfOrTag,
+    selection: Selecting,
+    wait: Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for `as_of` at most.")] = 10.0,
+) -> Response:
+    """The sum of `__diff`: each row counts as often as it is there. `columns` does not matter, but must be true."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    principal_of(request).require(READ, name)
+    wait_s = min(wait, service.limits.wait_s_max)
+
+    def told() -> dict[str, int]:
+        shard = _shard(service, name)
+        found, rows = counted(shard, _at(as_of), on_shard(selection, shard.schema), wait_s)
+        return {"as_of": found.as_of, "count": rows}
+
+    with service.snapshots:
+        return Response(json.dumps(await service.work.run(told)), media_type="application/json")
 
 
 async def streamed(
@@ -177,12 +209,13 @@ def timestamp_header(name: str, at: datetime | None) -> dict[str, str]:
     return {} if at is None else {name: instant_text(instant_ms("timestamp", at))}
 
 
-def _open(
-    service: Service, name: str, at: int | datetime | str | None, columns: list[str] | None, wait_s: float
-) -> Snapshot:
-    shard = Client(service.transport, service.handles).shard(name)
-    as_of, tag = (None, at) if isinstance(at, str) else (at, None)
-    return shard.snapshot(as_of, columns=columns, wait_s=wait_s, purpose="http snapshot", tag=tag)
+def _shard(service: Service, name: str) -> Shard:
+    return Client(service.transport, service.handles).shard(name)
+
+
+def _at(at: int | datetime | str | None) -> int | datetime | Tagged | None:
+    """`at` is a tag where it is a text."""
+    return Tagged(at) if isinstance(at, str) else at
 
 
 def _pieces(held: Rows, form: str, expand: bool) -> Generator[bytes]:

@@ -56,6 +56,9 @@ def test_every_example_of_the_documentation_works(tmp_path: Path, shell: dict[st
     assert json.loads(answer("compare-and-append"))["upper"] == [5]
     assert json.loads(answer("Idempotency-Key"))["lower"] == [5]
     assert answer("snapshot?format=csv").splitlines() == ['"id","amount","__diff"', '"a",1,1', '"b",3,1', '"c",9,1']
+    assert [json.loads(line)["id"] for line in answer("limit=10").splitlines()] == ["b", "c"]
+    assert answer("key=a&expand").splitlines() == ['"id","amount"', '"a",1']
+    assert json.loads(answer("/count")) == {"as_of": 5, "count": 2}
     assert [json.loads(line)["id"] for line in answer("as_of=0&columns=id").splitlines()] == ["a", "b"]
     assert pyarrow.parquet.read_table(tmp_path / "orders.parquet").num_rows == 3
     events = [json.loads(data) for data in re.findall(r"^data: (.*)$", answer("text/event-stream"), re.MULTILINE)]

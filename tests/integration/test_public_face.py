@@ -24,6 +24,7 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
+from persist.client.reading import Reading
 from persist.core import errors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +35,7 @@ PUBLIC = """
     PipelinedWriter CriticalReaderHandle Attributes AttributeKey attribute_key named_key AttributeUpdate BYTE_COUNT
     EVENT_COUNT Antichain Appended Token token_of_key Changes ChangesSplit Restored Truncated Cut CutTruncated
     ShardTruncated RowRetention RetentionRun ShardSummary ShardDropped ShardsDropped ErasureStatus ColumnRun
+    Subscription Edited Merge source target
     HandleSettings LocationSettings PipelineSettings ReadSettings WriteSettings
     PersistError InvalidUsage UnknownShard ShardExists NegativeMultiplicity Unauthorized Forbidden
     ReadOnly Conflict UpperMismatch OpaqueMismatch AttributeMismatch SchemaMismatch Expired NotReadable Overloaded
@@ -104,6 +106,7 @@ def test_a_typed_program_passes_strict_mypy_and_a_wrong_one_does_not(tmp_path: P
     (tmp_path / "program.py").write_text(
         """
 import persist
+from persist.client.reading import Reading
 
 def main(url: str) -> int | None:
     with persist.connect(url) as client:
@@ -150,6 +153,8 @@ CLASSES = [
     persist.Snapshot,
     persist.SnapshotSplit,
     persist.Listen,
+    persist.Subscription,
+    Reading,
     persist.ReadLease,
     persist.CriticalReaderHandle,
     persist.Attributes,

@@ -118,6 +118,7 @@ def commands(place: Place) -> list[c.Command]:
         c.Restore(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.Truncate(WRITER, TOKEN, Antichain(UPPER), 0, ()),
         c.DropBefore(WRITER, TOKEN, EMPTY, 0, ()),
+        c.Edit(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), verb="delete"),
         c.Erase(WRITER, TOKEN, Antichain(UPPER), UPPER - 1, (), erasure="e" + "1" * 32),
         c.ReadErasures(),
         c.NoteRewritten("e" + "1" * 32, Doomed()),

@@ -147,7 +147,11 @@ def test_over_http_who_compares_two_shards_may_read_both(tmp_path: Path, machine
 # What docs/history.md says of wrong requests: the row's first cell, and how the test asks.
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "no `start`, `timestamp`, `time` or `before`, where the path needs it": ("GET", "changes", {}),
-    "`as_of`, `after` or `time` that is negative, or no whole number": ("POST", "restore", {"as_of": -1}),
+    "`as_of`, `after` or `time` that is negative (of a read: below -1), or no whole number": (
+        "POST",
+        "restore",
+        {"as_of": -1},
+    ),
     "`start`, `end`, `timestamp` or `before` that is not in its form": ("GET", "changes", {"start": "yesterday"}),
     "a wall clock before 1970 or after 9999, UTC": ("GET", "changes", {"start": "9999-12-31T23:59:59-01:00"}),
     "a wall clock without a zone": ("GET", "changes", {"start": "2026-11-20T12:00:00"}),
@@ -200,8 +204,8 @@ def test_every_row_of_the_page_has_its_test() -> None:
 def test_every_path_refuses_times_with_the_statuses_of_the_page(http: TestClient, shard: Shard) -> None:
     missing = [("GET", "changes"), ("GET", "time-at"), ("GET", "timestamp-of"), ("POST", "forget")]
     unread = [
-        ("POST", "restore?as_of=-1"), ("GET", "snapshot?as_of=-1"), ("GET", "snapshot?as_of=x"),
-        ("GET", "listen?after=-1"), ("GET", "timestamp-of?time=-1"),
+        ("POST", "restore?as_of=-1"), ("GET", "snapshot?as_of=-2"), ("GET", "snapshot?as_of=x"),
+        ("GET", "listen?after=-2"), ("GET", "timestamp-of?time=-1"),
     ]  # fmt: skip
     malformed = [
         ("GET", "changes?start=-1"), ("GET", "changes?start=1&end=-1"), ("GET", "time-at?timestamp=7"),

@@ -89,7 +89,7 @@ PROVOKED: list[tuple[str, Callable[[Any, Any], object]]] = [
     ("Writing", lambda _, s: s.insert(pa.table({"id": [1]}))),
     ("Writing", lambda _, s: s.insert([{"id": 1, "stat": "new"}])),
     ("Writing", lambda _, s: s.insert(5)),
-    ("Reading", lambda _, s: s.snapshot()),
+    ("Reading", lambda _, s: s.tag("eom")),
     ("Reading", lambda _, s: forgotten(s)),
     ("Reading", lambda _, s: written(s, 3).snapshot(as_of=9, wait_s=0.1)),
     ("Reading", lambda _, s: negative(s)),

@@ -1,4 +1,4 @@
-"""Truncations by a drop: as plain dicts say, at every readable time, and to everybody who listens over them.
+"""Truncations and overwrites by a drop: as plain dicts say, at every readable time, and to all who listen over them.
 
 On the stack of `test_tags`: retractions, merges, collections, tags and readers of tags, moves of since.
 """
@@ -29,6 +29,8 @@ DROP_STEPS = st.one_of(
     st.tuples(st.just("drop"), st.integers(0, 50)),
     st.tuples(st.just("drop"), st.integers(0, 50)),
     st.tuples(st.just("drop"), st.integers(0, 50)),
+    st.tuples(st.just("overwrite"), ADDED),
+    st.tuples(st.just("overwrite"), ADDED),
     st.tuples(st.just("settle"), st.none()),
     st.tuples(st.just("merge"), st.booleans()),
     st.tuples(st.just("truncate"), st.integers(0, 50)),
@@ -84,14 +86,14 @@ class Dropped(Tagged):
             restored = "dropped already" in refused
             assert cut <= self.floor if restored else any(row[3] < 0 for row in self.written()), refused
             return
-        if cut <= self.cut or not done.changed:
-            assert not done.changed
-            assert cut <= self.cut or not self.held_between(self.floor, cut)
-            return
         going: Counter[tuple[str, int]] = Counter()
         for key, value, time, diff in self.written():
             if self.floor <= time < cut:
                 going[key, value] += diff
+        if cut <= self.cut or not done.changed:
+            assert not done.changed
+            assert cut <= self.cut or not any(going.values())  # since has passed what came and went, and merges too
+            return
         assert done.lower.element == self.upper
         for (key, value), count in going.items():
             self.unwritten.add(len(self.world.rows))
@@ -101,6 +103,30 @@ class Dropped(Tagged):
         self.upper += 1
         assert self.world.contents(self.upper - 1) == self.world.expected(self.upper - 1)
         assert not self.world.shard.truncate(cut, mode="drop").changed
+
+    def overwrite(self, added: list[tuple[str, int, int, int]]) -> None:
+        """What is there goes by a drop, and other rows are there from the same time on."""
+        fresh = [(key, value) for key, value, _, count in added for _ in range(count)]
+        done = self.world.shard.overwrite([{"k": key, "v": value} for key, value in fresh])
+        assert done.added == len(fresh)
+        assert self.upper == 0 or done.removed is None
+        if not done.changed:
+            assert not fresh
+            assert not (self.upper and self.world.expected(self.upper - 1))
+            return
+        assert done.lower.element == self.upper
+        going = Counter(self.world.expected(self.upper - 1)) if self.upper else Counter()
+        for (key, value), count in going.items():
+            self.unwritten.add(len(self.world.rows))
+            self.world.rows.append((key, value, self.upper, -count))
+        self.world.rows += [(key, value, self.upper, 1) for key, value in fresh]
+        if self.world.state().truncated.at == self.upper:
+            self.truncations.append(Taken(self.upper, self.upper, going))
+            self.floor, self.drops = self.upper, self.drops + 1
+        else:
+            assert not going
+        self.upper += 1
+        assert self.world.contents(self.upper - 1) == self.world.expected(self.upper - 1)
 
     def settle(self, _: None) -> None:
         self.world.user.machine(NAME).apply(c.ForgetDropped())
@@ -177,6 +203,14 @@ class Dropped(Tagged):
     [
         *[("append", [("k0", 0, 0, 1), ("k1", 0, 1, 1), ("k2", 0, 2, 1)])] * 2,
         ("drop", 1), ("append", [("k0", 0, 0, 1)]), ("drop", 4), ("forget", 8), ("merge", True), ("settle", None),
+    ],
+)  # fmt: skip
+@example(
+    False,
+    [
+        ("append", [("k0", 0, 0, 1), ("k1", 0, 1, 1)]),
+        ("overwrite", [("k0", 0, 0, 1), ("k2", 1, 0, 2)]), ("merge", True),
+        ("overwrite", [("k2", 1, 0, 1)]), ("restore", 3), ("overwrite", []), ("truncate", 50), ("forget", 8),
     ],
 )  # fmt: skip
 def test_every_readable_time_and_everybody_who_listens_sees_the_drop(

@@ -480,6 +480,17 @@ COMMANDS: dict[str, Callable[[Arguments], c.Command]] = {
     "drop-before": lambda a: c.DropBefore(
         *parse_written(a), _frontier(a), a.number("as-of", 0), parse_runs(a.rest()), _digest(a)
     ),
+    "edit": lambda a: c.Edit(
+        *parse_written(a),
+        _frontier(a),
+        a.number("as-of", 0),
+        verb=a.named("verb", "upsert"),
+        question=a.named("question", "").encode(),
+        drops=a.flag("drops"),
+        attributes=_attributes(a),
+        digest=_digest(a),
+        runs=parse_runs(a.rest()),
+    ),
     "erase": lambda a: c.Erase(
         *parse_written(a),
         _frontier(a),

@@ -20,11 +20,12 @@ class LateTransport(ForwardingTransport):
     """
 
     _wanted: type[object] | None = None
+    _meanwhile: Callable[[], object] | None = None
     _held: Callable[[], object] | None = None
 
-    def hold(self, kind: type[object]) -> None:
-        """Hold the next command of this kind; of SchemaRecord: the next creation."""
-        self._wanted = kind
+    def hold(self, kind: type[object], meanwhile: Callable[[], object] | None = None) -> None:
+        """Hold the next command of this kind; of SchemaRecord: the next creation. `meanwhile` happens as it is held."""
+        self._wanted, self._meanwhile = kind, meanwhile
 
     def deliver(self) -> object:
         """Let the held request happen: what it came to, which nobody hears; of a refusal the error."""
@@ -47,4 +48,6 @@ class LateTransport(ForwardingTransport):
     def _hold_up(self, request: object, ask: Callable[[], object]) -> None:
         if self._wanted is not None and isinstance(request, self._wanted):
             self._wanted, self._held = None, ask
+            if self._meanwhile is not None:
+                self._meanwhile()
             raise Indeterminate("the server went away during the request")

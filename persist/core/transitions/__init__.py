@@ -50,6 +50,7 @@ _TRANSITIONS: Mapping[type[Any], _Transition] = {
     c.Restore: writers.restore,
     c.Truncate: writers.truncate,
     c.DropBefore: writers.drop_before,
+    c.Edit: writers.edit,
     c.Erase: erasures.erase,
     c.NoteRewritten: erasures.note_rewritten,
     c.ProveErasure: erasures.prove,

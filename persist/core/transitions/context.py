@@ -27,6 +27,7 @@ LIVES_LEVEL = 3  # from which on a name has more than one life
 NAMED_HOLDS_LEVEL = 3  # from which on a critical reader says which of the holds of its name it is
 HISTORY_LEVEL = 4  # from which on a State has settings, and knows wall clocks
 CLONES_LEVEL = 5  # from which on a shard may name blobs of another one
+OVERWRITES_LEVEL = 5  # from which on rows may be written at the very time of a drop
 HANDOVERS_LEVEL = 5  # from which on a shard can be handed over to another home
 
 

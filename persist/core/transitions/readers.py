@@ -222,7 +222,8 @@ def _registered(state: State, reader: ReaderId) -> LeasedReader:
 
 def _gone(state: State, reader: ReaderId) -> Expired:
     return Expired(
-        f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; open a new one"
+        f"reader {reader} of shard {state.name!r} is gone: its lease lapsed or it was closed; take the snapshot, "
+        "listen or load() again"
     )
 
 

@@ -40,6 +40,7 @@ _WRITING: Mapping[type[c.Command], str] = {
     c.DropBefore: "drop_before",
     c.Erase: "erase",
     c.RetractAged: "truncate",
+    c.Edit: "edit",  # its verb is told
     c.AdvanceUpper: "advance_upper",
     c.UpdateAttributes: "update_attributes",
 }
@@ -85,6 +86,7 @@ def entry_of(
     if operation is None:
         return None
     if kind in _WRITING:
+        operation = command.verb if isinstance(command, c.Edit) else operation
         if after.trace is before.trace and after.attributes is before.attributes:
             return None
         lower, upper = before.upper, after.upper

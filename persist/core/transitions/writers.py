@@ -16,7 +16,7 @@ from persist.core.record import replace
 from persist.core.state import SERVICE_TIMES_MAX, State, WriterState, earliest_readable, is_kept
 from persist.core.trace import Trace
 from persist.core.transitions.attributes import with_updates
-from persist.core.transitions.context import HISTORY_LEVEL, RETRY_LATER_S, Context
+from persist.core.transitions.context import HISTORY_LEVEL, OVERWRITES_LEVEL, RETRY_LATER_S, Context
 from persist.core.transitions.dropping import drops_rows, without_cuts
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
@@ -38,7 +38,7 @@ def register(state: State, command: c.RegisterWriter, context: Context) -> tuple
     if known is None and is_retired(state, command.writer, context):
         raise Expired(
             f"writer {command.writer} of shard {state.name!r} was retired, or is of before the shard was created; "
-            "open a new one"
+            "open a new writer"
         )
     if known is None:
         entry = WriterState(context.lease_now_ms, command.lease_ms)
@@ -198,16 +198,52 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     if not drops_rows(state, cut, has_rows=bool(command.runs)):
         result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
         return _recorded(state, command, result, context), result
-    _check_owner(state)
     result = c.Appended(state.upper, Antichain(time + 1))
+    return _push(_dropped(state, cut, time, context), command, result, (), context)
+
+
+def _dropped(state: State, cut: int, time: int, context: Context) -> State:
+    """The State in which rows before the cut are not there from this time on, which the service takes."""
+    _check_owner(state)
     state = _truncated(state, Truncation(cut, time, state.truncated.removed))
-    state = replace(
+    return replace(
         state,
         service_times=with_times(state.service_times, time, time + 1),
         drops=(*state.drops, RowDrop(cut, time)),
         cuts=without_cuts(state, cut),
     )
-    return _push(state, command, result, (), context)
+
+
+def edit(state: State, command: c.Edit, context: Context) -> tuple[State, c.Appended]:
+    """What drops needs no look at what is there, so that it may land whatever the upper is."""
+    _check_no_times(command.runs)
+    state = with_updates(state, command.attributes, context)
+    check_staged(state, command.runs, context)
+    time = state.upper.element
+    if time is None or time > TIME_MAX:
+        raise _no_time_left(state)
+    if not (command.drops and command.expected_upper.is_empty):
+        _check_upper(state, command.expected_upper)
+        if command.as_of != time - 1:
+            raise UpperMismatch(
+                f"shard {state.name!r} has upper {state.upper}: rows that were worked out from the time "
+                f"{command.as_of} do not follow it",
+                expected=[command.as_of + 1],
+                actual=state.upper.to_json(),
+            )
+    if command.drops:
+        context.check_level("overwrites by metadata", OVERWRITES_LEVEL)
+    drops = command.drops and time > 0 and drops_rows(state, time)
+    if not command.runs and not drops:
+        result = c.Appended(state.upper, state.upper)
+        told = command.attributes or is_alone(command)
+        return (_recorded(state, command, result, context) if told else state), result
+    result = c.Appended(state.upper, Antichain(time + 1))
+    if drops:
+        state = _dropped(state, time, time, context)
+    else:
+        state = replace(state, service_times=with_times(state.service_times, time, time + 1))
+    return _push(state, command, result, _at(command.runs, time), context)
 
 
 def restore(state: State, command: c.Rewrite, context: Context) -> tuple[State, c.Appended]:
@@ -362,7 +398,7 @@ def _registered(state: State, writer: WriterId) -> WriterState:
     known = state.writers.get(writer)
     if known is None:
         raise Expired(
-            f"writer {writer} is not registered with shard {state.name!r}, or its lease lapsed; open a new one"
+            f"writer {writer} is not registered with shard {state.name!r}, or its lease lapsed; open a new writer"
         )
     return known
 

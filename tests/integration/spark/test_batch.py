@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
+from persist.core.commands import ExpireReader
 from persist.spark import table
 
 pytestmark = pytest.mark.spark
@@ -258,8 +259,27 @@ def test_a_lapsed_lease_is_an_error_and_never_a_missing_row(client: Any, load: A
     shard.insert([{"k": "b", "n": 1, "x": 1.0}])
     while shard.forget(1).element != 1:  # what the lease holds is forgotten once it has lapsed
         time.sleep(0.1)
-    with pytest.raises(Exception, match="its lease lapsed or it was closed; open a new one"):
+    with pytest.raises(
+        Exception, match=r"has outlived its lease, and the time was forgotten meanwhile .*: load\(\) again"
+    ):
         plan.count()
+
+
+def test_a_view_and_a_cache_outlive_their_lease(spark: Any, client: Any, load: Any, url: str) -> None:
+    """They were told Expired for ever."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": "a", "n": 1, "x": 1.0}])
+    frame = load("orders")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW lasting USING persist OPTIONS (url '{url}', path 'orders')")
+    seen = spark.sql("SELECT k FROM lasting")
+    cached = load("orders").cache()
+    assert [frame.count(), seen.count(), cached.count()] == [1, 1, 1]
+    shard.insert([{"k": "b", "n": 1, "x": 1.0}])
+    for reader in client.transport.location.machine("orders").refresh().leased_readers:
+        client.transport.apply("orders", ExpireReader(reader))
+    cached.unpersist()
+    assert [frame.count(), seen.count(), cached.count()] == [1, 1, 1]
+    assert load("orders").count() == 2
 
 
 @pytest.mark.proof

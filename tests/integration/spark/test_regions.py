@@ -10,6 +10,7 @@ import pytest
 
 import persist
 from examples import regions
+from persist.spark import ShardTable, executors
 from tests.support.two_regions import SCHEMA, TwoCentres
 
 
@@ -57,4 +58,13 @@ def test_a_frame_is_written_home_from_another_region(spark: Any, centres: TwoCen
     write = frame.write.format("persist").options(url=centres.dc2.url, key="id")
     write.mode("append").save("dc1/made-in-dc2")
     with persist.connect(centres.dc1.url) as home:
-        assert home.shard("dc1/made-in-dc2").snapshot().to_arrow().num_rows == 8
+        shard = home.shard("dc1/made-in-dc2")
+        assert shard.snapshot().to_arrow().num_rows == 8
+        centres.arrived("dc1/made-in-dc2", 1)
+        shard.insert([{"id": 1, "v": "late"}])  # which the copy need not have yet
+        table = ShardTable.for_name(spark, "dc1/made-in-dc2", url=centres.dc2.url)
+        done = table.update("v = 'late'", {"v": "'seen'"})
+        for target in (table._near, table._named.at(writes=True)):  # this process keeps connections to servers
+            executors.transport(target.connection).close()
+        assert done.time == 2
+        assert "seen" in shard.snapshot().to_arrow().column("v").to_pylist()

@@ -74,7 +74,8 @@ def state_of(url: str, shard: str) -> Any:
 
 def reader(url: str, **options: str) -> StreamReader:
     given = Options({"url": url, "path": "orders", **options})
-    return StreamReader(Target.of(given), ReadOptions.of(given), StreamOptions.of(given), spark_schema(SCHEMA))
+    read = ReadOptions.of(given, streams=True)
+    return StreamReader(Target.of(given), read, StreamOptions.of(given), spark_schema(SCHEMA))
 
 
 def test_a_shard_flows_into_another_once(client: Any, stream: Any, pump: Any) -> None:

@@ -16,7 +16,7 @@ from persist.core.errors import InvalidUsage
 from persist.parts import ShardSchema
 from persist.parts.given import column_of, given_key
 from persist.spark.options import Options, ReadOptions
-from persist.spark.planning import key_range
+from persist.spark.planning import selected
 
 MOMENT = dt.datetime.fromisoformat("2024-01-01T23:59:00.000500")
 MIDNIGHT = dt.datetime.fromisoformat("2024-01-01")
@@ -118,7 +118,7 @@ def test_whole_numbers_that_halves_would_round_are_refused_in_tables_too(number:
 def test_keys_in_options_are_not_cut_short(option: str) -> None:
     schema = ShardSchema(pa.schema([("k", pa.int64())]), ("k",))
     with pytest.raises(InvalidUsage, match=r"column 'k' does not fit int64: 1\.5"):
-        key_range(schema, ReadOptions.of(Options({option: "[1.5]"})))
+        selected(schema, ReadOptions.of(Options({option: "[1.5]"})), ())
 
 
 KEYS: list[tuple[Any, Any, float]] = [

@@ -51,3 +51,13 @@ def test_a_plan_of_few_keys_carries_their_parts(tmp_path: Path) -> None:
     assert {part.id for one in partitions for part in one.split.parts} == set(parts)
     found = pa.concat_tables(table for one in partitions for table in one.split.read(transport))
     assert sorted(found.column("id").to_pylist()) == list(range(55, 75))
+
+
+def test_each_split_of_a_plan_of_all_keys_carries_only_its_own_parts(tmp_path: Path) -> None:
+    bundled(tmp_path)
+    options = Options({"url": f"persist://{tmp_path}", "path": "orders", "numPartitions": "5"})
+    splits = planning.plan_snapshot(Target.of(options), ReadOptions.of(options), ("id",))
+    carried = [[part for run in split.runs for part in run.parts] for split in splits]
+    assert len(splits) == 5
+    assert all(part.bundle is None for parts in carried for part in parts)
+    assert sum(map(len, carried)) <= PARTS + len(splits)

@@ -29,15 +29,13 @@ def test_a_refusal_after_a_try_that_was_not_answered_means_that_the_work_is_done
     late = LateTransport(executors.transport(Target.of(options).connection))
     monkeypatch.setattr(executors, "transport", lambda connection: late)
 
-    def published(hold: type[Any] | None) -> bool:
+    def staged() -> tuple[Job, list[Any]]:
         job = Job.open(Target.of(options), WriteOptions.of(options), StructType([StructField("id", LongType())]), False)
-        messages = [job.stage([ROWS])]
-        if hold is not None:
-            late.hold(hold)
-        return job.publish(messages, PROGRESS)
+        return job, [job.stage([ROWS])]
 
-    assert published(None)
-    assert not published(c.Insert)
+    (job, messages), (twin, others) = staged(), staged()
+    late.hold(c.Insert, lambda: twin.publish(others, PROGRESS))
+    assert not job.publish(messages, PROGRESS)
     assert isinstance(late.deliver(), AttributeMismatch)
     with persist.connect(f"persist://{tmp_path}") as client:
         assert client.shard("orders").snapshot().to_arrow()["id"].to_pylist() == [7]

@@ -60,7 +60,7 @@ def test_micro_batches_leave_no_hold_behind(target: Target, shard: Shard, overwr
     """Spark's second writer took a hold as well, and each micro-batch left one of 15 minutes."""
     for number in (0, 1, 1):  # the last was committed before
         committer(target, overwrite).commit([planned(target, overwrite), None], number)
-    assert shard.upper().element == 3
+    assert shard.upper().element == (3 if overwrite else 2)  # the second upsert changes nothing
     shard.drop()
 
 
@@ -107,8 +107,7 @@ def test_a_job_that_another_driver_has_committed_leaves_no_hold_behind(
     monkeypatch.setattr(executors, "transport", lambda connection: late)
     job, twin = opened(target, overwrite), opened(target, overwrite)
     messages, twins = [job.stage([ROWS])], [twin.stage([ROWS])]
-    assert twin.publish(twins, ("app", 1))
-    late.hold(c.CompareAndAppend)
+    late.hold(c.Edit, lambda: twin.publish(twins, ("app", 1)))
     assert not job.publish(messages, ("app", 1))
     late.deliver()
     assert shard.upper().element == 2

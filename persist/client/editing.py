@@ -1,0 +1,323 @@
+"""Verbs that read before they write: what they change is worked out from the contents, and committed by one command.
+
+A plan says what it makes of the contents as of the latest time. The commit asks for the upper that was looked at. Where
+others wrote meanwhile, the plan looks at what they changed: if none of that concerns it, what it has worked out is
+still exact, and is committed at the next time. Otherwise it begins anew. So every verb is as if it had run alone at the
+time of its commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from persist.client.rewriting import Count, Rewriting, check_open
+from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
+from persist.client.write import WriteHandle
+from persist.core import commands as c
+from persist.core.antichain import EMPTY, MINIMUM, Antichain
+from persist.core.attribute import AttributeUpdate
+from persist.core.batch import Run
+from persist.core.drops import DROPS_MAX
+from persist.core.errors import InvalidUsage, NotReadable, PersistError, TokenReused, UpgradeNeeded, UpperMismatch
+from persist.core.ids import Token
+from persist.core.outcomes import DIGEST_BYTES
+from persist.core.transitions.naming import DIFF_MAX
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema
+from persist.parts.files import Keeps
+
+RACES_MAX = 1_000  # lost, by one working out; each means that another writer made progress
+REDONE_MAX = 100  # times that it is worked out anew
+NEVER = -2  # a time after which nothing can be written: it asks what became of a token, and changes nothing
+DROPS_FOR_OTHERS = 16  # drops of a shard that an overwrite leaves to truncations
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a plan reads: a shard as of a time. `held` None: nothing was ever written to it."""
+
+    schema: ShardSchema
+    held: Held | None
+    time: int
+
+    def rows(self, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
+        """The rows of a key range in key order, with `__diff`. `keeps` is as `PartReader` says. Raises as a read."""
+        if self.held is None:
+            return
+        _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
+        yield from kept(reader.read_range(self.held.runs, as_of=self.time, key_range=key_range), self.held.lease)
+
+    def changes(self, after: int, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
+        """What was added and removed since the time `after`, as rows with `__diff`."""
+        if self.held is None:
+            return
+        _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
+        found = reader.read_changes(self.held.runs, after, self.time, key_range=key_range)
+        yield from kept(found, self.held.lease)
+
+
+class Plan(Protocol):
+    """What one verb does to a shard."""
+
+    @property
+    def verb(self) -> str: ...
+
+    def question(self, schema: ShardSchema) -> Sequence[object]:
+        """What was asked for, as JSON: a token stands for it."""
+        ...
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        """The rows that are added and taken away, by their `__diff`. Raises InvalidUsage."""
+        ...
+
+    def concerns(self, contents: Contents, after: int) -> bool:
+        """Whether what was changed since the time `after` may change what `updates` gave then."""
+        ...
+
+    def replacement(self, schema: ShardSchema) -> pa.Table | None:
+        """The rows that stand in the place of all that is there, whatever that is; None: it is no such verb."""
+        ...
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What a verb came to.
+
+    `lower` and `upper` are the interval that it took, as for an insert; they are equal where nothing changed, so that
+    nothing was committed. `as_of` is the time whose contents it has read; -1: nothing was there. `added` and `removed`
+    are how many rows it wrote and took away: a row that changes counts in both. They are None where it happened and
+    what it wrote cannot be read any more, and `removed` is None where all went without being read. `retries` is how
+    often it was worked out anew, since others had changed what it had read.
+    """
+
+    verb: str
+    as_of: int | None
+    lower: Antichain
+    upper: Antichain
+    added: int | None
+    removed: int | None
+    retries: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything changed."""
+        return self.lower != self.upper
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for JSON. Raises nothing."""
+        return {
+            "verb": self.verb,
+            "as_of": self.as_of,
+            "lower": self.lower.to_json(),
+            "upper": self.upper.to_json(),
+            "added": self.added,
+            "removed": self.removed,
+            "retries": self.retries,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Editing(Rewriting):
+    """One verb on one shard. `to` is no time: it is about the latest one."""
+
+    what: ClassVar[str] = "edit"
+    done: ClassVar[str] = "edited"
+
+    plan: Plan
+    expected: Antichain | None = None  # the upper that the shard must have; None: whatever it has
+    attributes: tuple[AttributeUpdate, ...] = ()
+    question: bytes = b""
+
+    @property
+    def purpose(self) -> str:
+        return self.plan.verb
+
+    def run(self, token: Token | None) -> Edited:
+        """Raises what `Shard.upsert` says."""
+        if token is None:
+            return self._tried(None)
+        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        said: list[object] = [self.plan.verb, *self.plan.question(current_schema(view.schemas)[1])]
+        said.append(None if self.expected is None else self.expected.to_json())
+        said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
+        digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+        asked = replace(self, question=digest.digest())
+        return asked._settled(0, token, lambda: asked._tried(token), asked._told)
+
+    def _tried(self, token: Token | None) -> Edited:
+        view = self.transport.view(self.name, ViewRequest())
+        self._check_expected(view)
+        rows = self.plan.replacement(current_schema(view.schemas)[1])
+        if rows is not None and (dropped := self._dropped(rows, view, token)) is not None:
+            return dropped
+        if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
+            return first
+        with holding(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
+            try:
+                self._check_expected(held.view)
+                return self._worked_out(held, token)
+            finally:
+                held.lease.close()
+
+    def _check_expected(self, view: ShardView) -> None:
+        check_open(self.name, view, self.done)
+        if self.expected is not None and view.upper != self.expected:
+            raise UpperMismatch(
+                f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: somebody wrote since "
+                f"it was read; nothing was changed: read it and decide anew",
+                expected=self.expected.to_json(),
+                actual=view.upper.to_json(),
+            )
+
+    def _first(self, view: ShardView, token: Token | None) -> Edited | None:
+        """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
+        contents, count = Contents(current_schema(view.schemas)[1], None, -1), Count()
+        runs = self._staged(view, count.of(self._writable(-1, self.plan.updates(contents))))
+        done = self._try_commit(self._writer(view), runs, -1, view.upper, token)
+        return None if done is None else self._outcome(done, view, count, 0)
+
+    def _worked_out(self, held: Held, token: Token | None) -> Edited:
+        """What it comes to, worked out anew as often as others change what it has read."""
+        for redone in range(REDONE_MAX + 1):
+            contents, count = self._contents(held), Count()
+            staged = count.of(self._writable(contents.time, self.plan.updates(contents)))
+            runs = self._staged(held.view, staged)
+            done, held = self._committed_unless(runs, contents, token)
+            if done is not None:
+                return self._outcome(done, held.view, count, redone)
+        raise UpperMismatch(
+            f"others changed what {self.plan.verb} reads of shard {self.name!r} before each of {REDONE_MAX} tries; "
+            "nothing was changed: try again, or let fewer programs write to the same rows",
+            expected=held.view.upper.to_json(),
+            actual=held.view.upper.to_json(),
+            stays=False,
+        )
+
+    def _committed_unless(
+        self, runs: tuple[Run, ...], contents: Contents, token: Token | None
+    ) -> tuple[c.Appended | None, Held]:
+        """The commit of what was worked out, and the shard as it was then; None: it has to be worked out anew."""
+        held, seen = contents.held, contents.time
+        assert held is not None
+        handle = self._writer(held.view)
+        for _ in range(RACES_MAX):
+            done = self._try_commit(handle, runs, seen, Antichain(seen + 1), token)
+            if done is not None:
+                return done, held
+            drops, view = held.view.drops, self.transport.view(self.name, ViewRequest())
+            check_open(self.name, view, self.done)
+            check_lease(view, held.as_of, held.lease)
+            held.lease.keep()
+            held = replace(held, view=view)
+            latest = self._contents(held)
+            if view.drops != drops or self.plan.concerns(latest, seen):
+                return None, held
+            seen = latest.time
+        raise self._overtaken(UpperMismatch("", expected=[seen + 1], actual=held.view.upper.to_json(), stays=False))
+
+    def _try_commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended | None:
+        """The commit; None: somebody else wrote. Raises UpperMismatch where it matters what the upper was."""
+        try:
+            done = self._commit(handle, runs, as_of, expected, token)
+        except UpperMismatch as error:
+            if self.expected is not None or error.details.get("expected") is None:
+                raise
+            return None
+        with suppress(PersistError):
+            handle.close()
+        return done
+
+    def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
+        """Everything goes by metadata, and the rows come; None: that is not possible here."""
+        if view.upper == MINIMUM or len(view.drops) >= DROPS_MAX - DROPS_FOR_OTHERS:
+            return None
+        count, handle = Count(), self._writer(view)
+        runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
+        try:
+            done = self._edit(handle, runs, (view.upper.element or 0) - 1, self.expected or EMPTY, token, drops=True)
+        except (NotReadable, UpgradeNeeded):
+            return None
+        except InvalidUsage as error:
+            if isinstance(error, TokenReused):
+                raise
+            return None
+        with suppress(PersistError):
+            handle.close()
+        return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
+
+    def _contents(self, held: Held) -> Contents:
+        """As of the latest time of the view."""
+        time = (held.view.upper.element or 0) - 1
+        return Contents(current_schema(held.view.schemas)[1], replace(held, as_of=time), time)
+
+    def _commit(
+        self, handle: WriteHandle, runs: tuple[Run, ...], as_of: int, expected: Antichain, token: Token | None
+    ) -> c.Appended:
+        return self._edit(handle, runs, as_of, expected, token)
+
+    def _edit(
+        self,
+        handle: WriteHandle,
+        runs: tuple[Run, ...],
+        as_of: int,
+        expected: Antichain,
+        token: Token | None,
+        *,
+        drops: bool = False,
+    ) -> c.Appended:
+        return handle.commit_rewrite(
+            lambda writer, its: c.Edit(
+                writer,
+                its,
+                expected,
+                as_of,
+                runs,
+                verb=self.plan.verb,
+                question=self.question,
+                attributes=self.attributes,
+                drops=drops,
+            ),
+            token,
+        )
+
+    def _landed(self, as_of: int, token: Token) -> c.Appended | None:
+        """Where it has happened already, the interval that it took. No contents are those of before the first time."""
+        try:
+            return self._edit(self._writer(None), (), NEVER, MINIMUM, token)
+        except UpperMismatch:
+            return None
+
+    def _outcome(self, done: c.Appended, view: ShardView, count: Count, redone: int) -> Edited:
+        if done.lower != done.upper and done.lower < view.upper:  # another try of the token
+            return self._told(done)
+        added, removed = (count.added, count.removed) if done.lower != done.upper else (0, 0)
+        as_of = (done.lower.element or 0) - 1
+        return Edited(self.plan.verb, as_of, done.lower, done.upper, added, removed, redone)
+
+    def _told(self, done: c.Appended) -> Edited:
+        """What is told of one that has happened, with rows counted where they were written."""
+        count = Count() if done.lower == done.upper else self._counted(done)
+        added, removed = (None, None) if count is None else (count.added, count.removed)
+        return Edited(self.plan.verb, (done.lower.element or 0) - 1, done.lower, done.upper, added, removed)
+
+    def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
+        return UpperMismatch(
+            f"others wrote to shard {self.name!r} before each of {RACES_MAX} commits of {self.plan.verb}; nothing was "
+            "changed: try again",
+            **error.details,
+        )
+
+    def _too_often(self, as_of: int, most: int) -> str:
+        return (
+            f"a row of shard {self.name!r} is there {most} times, and one commit can change at most {DIFF_MAX} of it; "
+            "take some away by inserts with a negative __diff first"
+        )

@@ -1,0 +1,160 @@
+"""Leases: holds on a shard that last as long as they are kept."""
+
+from __future__ import annotations
+
+import math
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
+from persist.client import deadlines
+from persist.client.arguments import check_numbers
+from persist.client.retry import send
+from persist.client.timed import Timeable
+from persist.client.transport import Transport
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Expired, PersistError
+from persist.core.ids import ReaderId, SeqNo, mint
+
+LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
+CLOSE_RETRY_S = 5.0  # how long giving a hold back is tried
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """`memory_bytes` bounds what one split holds while it consolidates, and what a listener takes for one event."""
+
+    lease_ms: int = 900_000
+    retry_s: float = 120.0
+    memory_bytes: int = 256 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+class ReadLease(Timeable):
+    """A leased reader of a shard, renewed while it is used. Raises Expired once it lapsed: `Shard.open_reader` anew.
+
+    `seqno`: its holder counts on the States from there on. A later hold of this reader is not the holder's.
+
+    When another process took the lease is not known here, so then the first `keep` renews it.
+    """
+
+    def __init__(self, transport: Transport, name: str, reader: ReaderId, settings: ReadSettings, seqno: SeqNo) -> None:
+        self._transport = transport
+        self._name = name
+        self._settings = settings
+        self.reader = reader
+        self.seqno = seqno
+        self.since = Antichain(0)
+        self.is_point = False
+        self._renewed_s = -math.inf
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"ReadLease({self._name!r}, since={self.since}, {self.reader})"
+
+    @classmethod
+    def open(
+        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
+    ) -> ReadLease:
+        """Take a hold on the shard `name` at `since` (None: the shard's own); lists of readers show its `purpose`.
+
+        Users call `Shard.open_reader`, which knows `transport` and `settings`. Raises NotReadable (the shard's since is
+        beyond `since`).
+        """
+        try:
+            return cls._opened(transport, name, since, purpose, settings)
+        except Expired:  # the answer came so late that the lease had lapsed
+            return cls._opened(transport, name, since, purpose, settings)
+
+    @classmethod
+    def _opened(
+        cls, transport: Transport, name: str, since: Antichain | None, purpose: str, settings: ReadSettings
+    ) -> ReadLease:
+        reader = mint(ReaderId, transport.ids)
+        command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
+        asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
+        result = send(transport, name, command, settings.retry_s)
+        assert isinstance(result, c.ReaderRegistered)
+        lease = cls(transport, name, reader, settings, result.seqno)
+        lease.since, lease._renewed_s = result.since, asked_s
+        lease.keep()
+        return lease
+
+    def keep(self) -> None:
+        """Renew the lease if a third of it has passed. Call between pieces of work. Raises Expired: it is gone."""
+        now = self._transport.clock.monotonic()
+        lease_s = self._settings.lease_ms / 1000
+        if now - self._renewed_s < lease_s / LEASE_RENEWED_AFTER:
+            return
+        self.check()
+
+    def check(self) -> None:
+        """Renew the lease now. Raises Expired when it is gone."""
+        now = self._transport.clock.monotonic()
+        self._send(c.HeartbeatReader(self.reader, self.seqno))
+        self._renewed_s = now
+
+    def downgrade(self, since: Antichain, seqno: SeqNo) -> None:
+        """Give up reads before `since`, and States before `seqno`. The shard's since follows, but never beyond the
+
+        latest complete time. `[]` holds nothing: since then goes by the other readers, and stays where there are none.
+        Raises Expired (the lease is gone), InvalidUsage (`since` lies beyond the upper).
+        """
+        self._give_up(since, seqno, c.DowngradeSince)
+
+    def move(self, since: Antichain, seqno: SeqNo) -> None:
+        """As `downgrade` to `since` and `seqno`, for listeners: the shard's since follows where the transport lets it.
+
+        Raises Expired: the lease is gone.
+        """
+        follows = self._transport.listening_moves_since
+        self._give_up(since, seqno, c.DowngradeSince if follows else c.MoveHold)
+
+    def move_alone(self, since: Antichain, seqno: SeqNo) -> None:
+        """As `move` to `since` and `seqno`, but the shard's since stays: nobody loses history by it. Raises Expired."""
+        self._give_up(since, seqno, c.MoveHold)
+
+    def _give_up(self, since: Antichain, seqno: SeqNo, command: type[c.DowngradeSince | c.MoveHold]) -> None:
+        now = self._transport.clock.monotonic()
+        # Given up from here on, also when the answer is lost: a State before `seqno` may name what is deleted by then.
+        self.since, self.seqno = max(self.since, since), max(self.seqno, seqno)
+        moved = self._send(command(self.reader, self.since, self.seqno))
+        assert isinstance(moved, c.SinceDowngraded)
+        if moved.reader_since > self.since:  # a later hold of this reader; see HeartbeatReader
+            raise Expired(
+                f"the hold on shard {self._name!r} at {since} is gone: its lease lapsed; read or listen again"
+            )
+        self._renewed_s = now
+
+    def close(self) -> None:
+        """Give the hold back. Repeating it is safe. Raises nothing: where nobody answers, it lapses by itself."""
+        if self._closed:
+            return
+        self._closed = True
+        if deadlines.has_passed():  # its caller waits no longer, and the hold must not stay
+            with suppress(RuntimeError):
+                threading.Thread(target=self._expire, name="persist-release", daemon=True).start()
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        with suppress(PersistError):  # also in a forked child, where it belongs to the parent
+            self._send(c.ExpireReader(self.reader), CLOSE_RETRY_S)
+
+    def release(self) -> None:
+        """As `close`, for a garbage collection, which may run where this thread holds a lock: so another one closes.
+
+        Raises nothing.
+        """
+
+        with suppress(RuntimeError):  # the interpreter ends: no thread can be started
+            closing = threading.Thread(target=self.close, name="persist-release", daemon=True)
+            closing.start()
+            closing.join(CLOSE_RETRY_S)
+
+    def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
+        longest = self._settings.retry_s
+        return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))

@@ -1,0 +1,338 @@
+"""Merge: a source is matched with the rows of a shard, and clauses say what becomes of which rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.client.arguments import names as checked_names
+from persist.client.editing import Contents, Edited, Plan
+from persist.client.plans import ALL, Those, changed, counted, filled, names_given, nullable, with_keys, with_values
+from persist.client.telling import Info
+from persist.client.write import AttributeUpdates, Updates, as_updates
+from persist.core.errors import InvalidUsage
+from persist.core.ids import Token
+from persist.parts import DIFF, TIME, ShardSchema, negated
+from persist.parts.columns import Mask
+from persist.parts.computing import Value, computed, truths
+from persist.parts.digest import digest_of_rows
+from persist.parts.keyed import ABSENT, distinct_keys, groups_of, key_schema, places
+from persist.parts.pruning import Filter
+
+SOURCE, TARGET = "source.", "target."
+CLAUSES_MAX = 100
+
+MATCHED: Final = "matched"
+NOT_MATCHED: Final = "not matched"
+NOT_MATCHED_BY_SOURCE: Final = "not matched by source"
+Condition: TypeAlias = Any  # a text, an expression, or None
+
+
+def source(column: str) -> pc.Expression:
+    """The value of a column of the source, in clauses of `Shard.merge`. Raises nothing.
+
+    Args:
+        column: its name.
+    """
+    return pc.field(SOURCE + column)
+
+
+def target(column: str) -> pc.Expression:
+    """The value of a column of the shard, in clauses of `Shard.merge`. Raises nothing.
+
+    Args:
+        column: its name.
+    """
+    return pc.field(TARGET + column)
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What becomes of the rows of one kind (`of`) for which the condition is true. `sets` None: they go."""
+
+    of: str
+    condition: Condition
+    sets: Mapping[str, Value] | None
+
+    def told(self) -> list[object]:
+        """For a digest."""
+        sets = None if self.sets is None else {name: repr(value) for name, value in self.sets.items()}
+        return [self.of, None if self.condition is None else str(self.condition), sets]
+
+
+Runner: TypeAlias = "Callable[[Plan, int | None, Token | None, AttributeUpdates, Info | None], Edited]"
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge under construction. Each method gives one with one more clause; `execute` runs it.
+
+    Of each kind of rows the first clause whose condition is true counts. Rows without one stay as they are. A condition
+    is a text as the Spark option `where` says, with `source.column` and `target.column`, or an expression of
+    `persist.source("column")` and `persist.target("column")`. Values are Python values, or such expressions.
+    """
+
+    _run: Runner
+    _source: Updates
+    _on: tuple[str, ...] | None
+    _clauses: tuple[Clause, ...] = ()
+
+    @classmethod
+    def of(cls, run: Runner, rows: Updates, on: Sequence[str] | None) -> Merge:
+        """`Shard.merge` makes one, which knows how to `run` it on `rows` by the columns `on`. Raises InvalidUsage."""
+        return cls(run, rows, None if on is None else checked_names("on", on))
+
+    def when_matched_update(self, set: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:  # noqa: A002
+        """A row that has a match gets new values.
+
+        Args:
+            set: a value for each of these columns; None: those of the source, in all columns that both have. Key
+                columns keep theirs.
+            condition: which of them; None is all.
+        Raises: InvalidUsage (no such column, or one of the key).
+        """
+        return self._with(Clause(MATCHED, condition, {} if set is None else _checked_sets(set)))
+
+    def when_matched_delete(self, condition: Condition = None) -> Merge:
+        """A row that has a match goes.
+
+        Args:
+            condition: which of them; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(MATCHED, condition, None))
+
+    def when_not_matched_insert(self, values: Mapping[str, Any] | None = None, condition: Condition = None) -> Merge:
+        """A row of the source that has no match comes.
+
+        Args:
+            values: a value for each of these columns, others are null; None: those of the source.
+            condition: which of them, by columns of the source; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(NOT_MATCHED, condition, {} if values is None else _checked_sets(values)))
+
+    def when_not_matched_by_source_update(self, set: Mapping[str, Any], condition: Condition = None) -> Merge:  # noqa: A002
+        """A row of the shard that the source has no match for gets new values. The whole shard is read then.
+
+        Args:
+            set: a value for each of these columns, by columns of the target.
+            condition: which of them; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, _checked_sets(set)))
+
+    def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
+        """A row of the shard that the source has no match for goes. The whole shard is read then.
+
+        Args:
+            condition: which of them; None is all.
+        Raises: InvalidUsage.
+        """
+        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, None))
+
+    def execute(
+        self,
+        *,
+        read_time: int | None = None,
+        token: Token | None = None,
+        attributes: AttributeUpdates = (),
+        info: Info | None = None,
+    ) -> Edited:
+        """Run it: one commit, or none where nothing changes.
+
+        Args:
+            read_time: as `Shard.upsert` says.
+            token: as `Shard.upsert` says.
+            attributes: as `Shard.insert` says.
+            info: as `Shard.insert` says.
+        Returns: as `Shard.upsert`.
+        Raises: InvalidUsage (no clauses, two rows of the source match one row, or a value does not fit), and what
+            `Shard.upsert` raises.
+        """
+        if not self._clauses:
+            raise InvalidUsage("a merge needs a clause, such as when_matched_update()")
+        plan = Merging(self._source, self._on, self._clauses)
+        return self._run(plan, read_time, token, attributes, info)
+
+    def _with(self, clause: Clause) -> Merge:
+        if len(self._clauses) == CLAUSES_MAX:
+            raise InvalidUsage(f"a merge has at most {CLAUSES_MAX} clauses")
+        if clause.condition is not None and not isinstance(clause.condition, (str, pc.Expression)):
+            raise InvalidUsage(f"condition is {clause.condition!r:.100}; it must be a text or an expression")
+        return replace(self, _clauses=(*self._clauses, clause))
+
+
+def _checked_sets(sets: object) -> dict[str, Any]:
+    if not isinstance(sets, Mapping) or not sets or not all(isinstance(name, str) for name in sets):
+        raise InvalidUsage(f"a clause is given {sets!r:.100}; it must give values by the names of columns")
+    return dict(sets)
+
+
+@dataclass(frozen=True)
+class Merging:
+    """The plan of a merge."""
+
+    rows: Updates
+    on: tuple[str, ...] | None
+    clauses: tuple[Clause, ...]
+
+    verb = "merge_into"
+
+    def question(self, schema: ShardSchema) -> list[object]:
+        bound = self._bound(schema)
+        rows = str(digest_of_rows(counted(bound.source)))
+        return [list(bound.keyed.key), sorted(bound.source.schema.names), rows, [one.told() for one in self.clauses]]
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        yield from self._bound(contents.schema).updates(contents)
+
+    def concerns(self, contents: Contents, after: int) -> bool:
+        return self._bound(contents.schema).those().concern(contents, after)
+
+    def replacement(self, schema: ShardSchema) -> None:
+        return None
+
+    def _bound(self, schema: ShardSchema) -> _Bound:
+        keyed = key_schema(schema, self.on)
+        given = names_given(self.rows, schema)
+        for name in keyed.key:
+            if name not in given:
+                raise InvalidUsage(f"column {name!r}, by which rows match, is absent from the source")
+        table = _table(self.rows, schema, given)
+        clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
+        return _Bound(schema, keyed, table, clauses)
+
+
+def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table:
+    """The source. Columns that the shard has too are read by its types where they come as Python values."""
+    for reserved in (TIME, DIFF):
+        if reserved in given:
+            raise InvalidUsage(f"the source has a column {reserved!r}: its rows count once each; drop it")
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+        known = [schema.arrow.field(name) for name in given if name in schema.arrow.names]
+        of_shard = pa.Table.from_pylist([{f.name: row.get(f.name) for f in known} for row in rows], pa.schema(known))
+        others = [name for name in given if name not in schema.arrow.names]
+        for name in others:
+            of_shard = of_shard.append_column(name, pa.array([row.get(name) for row in rows]))
+        return of_shard.cast(nullable(of_shard.schema))
+    if isinstance(rows, list) and not rows:
+        return nullable(schema.arrow).empty_table()
+    found = as_updates(rows, schema)
+    if isinstance(found, pa.RecordBatch):
+        return pa.Table.from_batches([found])
+    return found if isinstance(found, pa.Table) else pa.Table.from_batches(list(found))
+
+
+def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Clause:
+    """The clause with all columns that it sets. Raises InvalidUsage at one that the shard has not, or may not set."""
+    if clause.sets is None:
+        return clause
+    sets = dict(clause.sets)
+    is_insert = clause.of == NOT_MATCHED
+    if not sets:
+        sets = {n: source(n) for n in schema.arrow.names if n in given and (is_insert or n not in schema.key)}
+    for name in schema.columns(sets):
+        if name in schema.key and not is_insert:
+            raise InvalidUsage(f"column {name!r} is of the key, which a merge does not change: delete and insert")
+    return replace(clause, sets=sets)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A merge into a shard of this schema, by the columns of `keyed`."""
+
+    schema: ShardSchema
+    keyed: ShardSchema
+    source: pa.Table
+    clauses: tuple[Clause, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether rows count that the source has no match for."""
+        return any(clause.of == NOT_MATCHED_BY_SOURCE for clause in self.clauses)
+
+    def those(self) -> Those:
+        """The rows of the shard that it may change, or by which it tells what has no match."""
+        keys = distinct_keys(self.source, self.keyed)
+        if self.is_whole:
+            return ALL
+        if not len(keys):
+            return Those(ALL.key_range, None, lambda table: table.slice(0, 0))
+        return with_keys(keys, self.keyed, self.schema)
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        groups = groups_of(self.source, self.keyed)
+        is_met = np.zeros(int(groups.max()) + 1 if len(groups) else 0, np.bool_)
+        is_twice = np.bincount(groups, minlength=len(is_met)) > 1
+        prefixed = _prefixed(self.source, SOURCE)
+        for old in self.those().rows(contents) if len(self.source) or self.is_whole else ():
+            found = places(old, self.source, self.keyed)
+            is_hit = found != ABSENT
+            met = groups[found[is_hit]]
+            if self._of(MATCHED) and is_twice[met].any():
+                raise InvalidUsage("two rows of the source match one row of the shard; a merge takes one at most")
+            is_met[met] = True
+            rows, theirs = old.filter(pa.array(is_hit)), prefixed.take(pa.array(found[is_hit]))
+            yield from self._changed(rows, _beside(_prefixed(rows, TARGET), theirs), self._of(MATCHED))
+            if self.is_whole:
+                rest = old.filter(pa.array(~is_hit))
+                yield from self._changed(rest, _prefixed(rest, TARGET), self._of(NOT_MATCHED_BY_SOURCE))
+        yield from self._inserted(prefixed.filter(pa.array(~is_met[groups])))
+
+    def _of(self, kind: str) -> tuple[Clause, ...]:
+        return tuple(clause for clause in self.clauses if clause.of == kind)
+
+    def _changed(self, rows: pa.Table, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[pa.Table]:
+        """What the clauses make of rows of the shard; `both` has what their expressions name."""
+        for clause, is_meant in self._meant(both, clauses):
+            chosen = rows.filter(is_meant)
+            if clause.sets is None:
+                yield negated(chosen)
+            else:
+                fresh = with_values(chosen, clause.sets, self.schema, both.filter(is_meant))
+                yield from changed(chosen, fresh, self.schema)
+
+    def _inserted(self, left: pa.Table) -> Iterator[pa.Table]:
+        for clause, is_meant in self._meant(left, self._of(NOT_MATCHED)):
+            rows, sets = left.filter(is_meant), clause.sets or {}
+            columns = {name: computed(name, sets[name], self.schema.arrow.field(name).type, rows) for name in sets}
+            yield filled(pa.table(columns), self.schema)
+
+    def _meant(self, both: pa.Table, clauses: Sequence[Clause]) -> Iterator[tuple[Clause, pa.Array]]:
+        """Each clause with the rows that it is the first one for, if any."""
+        is_left: Mask = np.ones(len(both), np.bool_)
+        for clause in clauses:
+            is_meant = is_left & self._truths(clause.condition, both)
+            is_left &= ~is_meant
+            if is_meant.any():
+                yield clause, pa.array(is_meant)
+
+    def _truths(self, condition: Condition, both: pa.Table) -> Mask:
+        if condition is None:
+            return np.ones(len(both), np.bool_)
+        if isinstance(condition, str):
+            names = ShardSchema(both.schema, (both.schema.names[0],))
+            numbered = both.append_column(ROW, pa.array(np.arange(len(both))))
+            found: Mask = np.zeros(len(both), np.bool_)
+            found[Filter.of(condition, names).apply(numbered).column(ROW).to_numpy()] = True
+            return found
+        return np.asarray(truths(condition, both).to_numpy(), np.bool_)
+
+
+ROW = "__row"
+
+
+def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:
+    if DIFF in rows.schema.names:
+        rows = rows.drop_columns([DIFF])
+    return rows.rename_columns([prefix + name for name in rows.schema.names])
+
+
+def _beside(one: pa.Table, other: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays([*one.columns, *other.columns], names=[*one.schema.names, *other.schema.names])

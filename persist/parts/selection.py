@@ -1,0 +1,150 @@
+"""What a read gives of a shard: which rows, of which keys, and which of their columns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.core.errors import InvalidUsage, shown
+from persist.parts.files import Keeps
+from persist.parts.given import given_key, is_text
+from persist.parts.keycodec import ALL_KEYS, KeyRange, encode_key, successor
+from persist.parts.pruning import Filter
+from persist.parts.schema import DIFF, TIME, ShardSchema
+
+KEY_CHARS_MAX = 100_000
+_END = b"\x00\x00"  # of a text within an encoded key
+
+Values = tuple[Any, ...]  # of the first columns of a key
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows for which `where` is true and whose keys lie in the bounds, and of them `columns` (None: all).
+
+    `start_key` is inclusive, `end_key` exclusive. `key_prefix` gives the values of the first key columns; where the
+    last of them is text, everything that begins with it is meant. `key` is one whole key. `called` are the names of
+    these four for whoever gave them.
+    """
+
+    where: str | None = None
+    start_key: Values | None = None
+    end_key: Values | None = None
+    key_prefix: Values | None = None
+    key: Values | None = None
+    columns: tuple[str, ...] | None = None
+    called: tuple[str, str, str, str] = ("start_key", "end_key", "key_prefix", "key")
+
+    def on(self, schema: ShardSchema) -> Selected:
+        """What it means for a shard. Raises InvalidUsage where the shard has no such column, or cannot compare so."""
+        return Selected(
+            schema,
+            None if self.where is None else Filter.of(self.where, schema),
+            None if self.columns is None else schema.columns(self.columns),
+            self._key_range(schema),
+        )
+
+    def _key_range(self, schema: ShardSchema) -> KeyRange:
+        start, end, prefix = (
+            None if values is None else _encoded(schema, values, name)
+            for values, name in zip((self.start_key, self.end_key, self.key_prefix), self.called[:3], strict=True)
+        )
+        wanted = KeyRange(start, end)
+        if self.key is not None:
+            wanted = wanted.meet(_whole(schema, self.key, self.called[3]))
+        if prefix is not None and self.key_prefix is not None:
+            last = schema.arrow.field(schema.key[len(self.key_prefix) - 1]).type
+            if is_text(last) and self.key_prefix[-1] is not None:
+                prefix = prefix.removesuffix(_END)
+            wanted = wanted.meet(KeyRange(prefix, successor(prefix)))
+        return wanted
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A selection of a shard's rows, checked. `columns` None: all."""
+
+    schema: ShardSchema
+    filter: Filter | None
+    columns: tuple[str, ...] | None
+    bounds: KeyRange
+
+    @property
+    def key_range(self) -> KeyRange:
+        """Keys outside of it are not meant."""
+        return self.bounds if self.filter is None else self.bounds.meet(self.filter.key_range())
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there are keys that are not meant."""
+        return self.key_range != ALL_KEYS
+
+    @property
+    def keeps(self) -> Keeps | None:
+        """Which row groups may have rows that are meant, as `PartReader` asks."""
+        return None if self.filter is None else self.filter.may_match
+
+    @property
+    def read(self) -> tuple[str, ...] | None:
+        """The columns to read, which `apply` needs: those that are shown, and what `where` looks at."""
+        if self.columns is None or self.filter is None:
+            return self.columns
+        return (*self.columns, *(name for name in self.filter.columns if name not in self.columns))
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        """The rows that are meant of what was read, with the columns that are shown, `__time` and `__diff`."""
+        if self.filter is None:
+            return table
+        found = self.filter.apply(table)
+        if self.columns is None or self.columns == self.read:
+            return found
+        return found.select([*self.columns, *(name for name in (TIME, DIFF) if name in found.column_names)])
+
+    def no_updates(self) -> pa.Table:
+        """A table of the columns that are shown, `__time` and `__diff`, without rows."""
+        return self.schema.updates_schema.empty_table().select([*self.schema.columns(self.columns), TIME, DIFF])
+
+
+EVERYTHING = Selection()
+
+
+def _whole(schema: ShardSchema, values: Values, name: str) -> KeyRange:
+    """The range of exactly this key. Raises InvalidUsage where it is no key of the shard."""
+    if len(values) != len(schema.key):
+        raise InvalidUsage(f"{name} has {len(values)} values; it needs one for each of {', '.join(schema.key)}")
+    for column, value in zip(schema.key, values, strict=True):
+        if value is None and not schema.arrow.field(column).nullable:
+            raise InvalidUsage(f"{name} is null in column {column!r}, which is never null")
+    encoded = _encoded(schema, values, name)
+    return KeyRange(encoded, encoded + b"\x00")  # no other key begins with the bytes of a whole one
+
+
+def read_values(what: str, text: str, decoded: Any = json.loads) -> Values:
+    """The values of the first key columns that a text gives: a JSON list, or the value of the first one as it is.
+
+    `decoded` reads JSON. Raises InvalidUsage naming `what`.
+    """
+    if len(text) > KEY_CHARS_MAX:
+        raise InvalidUsage(f"{what} has {len(text)} characters; at most {KEY_CHARS_MAX}")
+    if not text.lstrip().startswith("["):
+        return (text,)
+    try:
+        found = decoded(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"{what} is not valid JSON: {error}") from None
+    for value in found:
+        if isinstance(value, (list, dict)):
+            raise InvalidUsage(f"{what} has the value {shown(value)}; a key has none such")
+    return tuple(found)
+
+
+def _encoded(schema: ShardSchema, values: Values, name: str) -> bytes:
+    if not 0 < len(values) <= len(schema.key):
+        raise InvalidUsage(f"{name} has {len(values)} values; the key is ({', '.join(schema.key)})")
+    try:
+        return encode_key(schema, given_key(schema, values))
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{name}: {error.message}") from error

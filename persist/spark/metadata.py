@@ -1,0 +1,261 @@
+"""What is known of a shard beside its rows, as DataFrames of fixed schemas: option `metadata`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from persist.client.embedded import EmbeddedTransport
+from persist.client.retry import send
+from persist.client.snapshot import ReadLease, leased_blobs, part_reader
+from persist.client.transport import OneShard
+from persist.core import commands as c
+from persist.core.batch import HollowBatch, Part
+from persist.core.errors import InvalidUsage, UpgradeNeeded
+from persist.core.state import State
+from persist.core.view import ShardView, ViewRequest
+from persist.parts import current_schema, sound_schemas
+from persist.spark import executors, history
+from persist.spark.options import METADATA, Target
+from persist.spark.schemas import arrow_schema, spark_type
+
+Row = dict[str, Any]
+_TEXT, _NUMBER, _FLAG = StringType(), LongType(), BooleanType()
+
+
+def _schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind, True) for name, kind in columns.items()])
+
+
+SCHEMAS: Mapping[str, StructType] = {
+    "history": history.SCHEMA,
+    "detail": _schema(
+        name=_TEXT,
+        shard_id=_TEXT,
+        seqno=_NUMBER,
+        since=_NUMBER,
+        upper=_NUMBER,
+        key=ArrayType(_TEXT),
+        columns=ArrayType(_TEXT),
+        schema_id=_NUMBER,
+        batches=_NUMBER,
+        parts=_NUMBER,
+        updates=_NUMBER,
+        bytes=_NUMBER,
+        history_ms=_NUMBER,
+        mark_every_ms=_NUMBER,
+        tags=MapType(_TEXT, _NUMBER),
+    ),
+    "parts": _schema(
+        id=_TEXT,
+        blob=_TEXT,
+        format=_TEXT,
+        schema_id=_NUMBER,
+        updates=_NUMBER,
+        bytes=_NUMBER,
+        lower=_NUMBER,
+        upper=_NUMBER,
+        since=_NUMBER,
+        run=_NUMBER,
+        time_min=_NUMBER,
+        time_max=_NUMBER,
+        diff_min=_NUMBER,
+        diff_max=_NUMBER,
+        is_sorted=_FLAG,
+        key_lower=BinaryType(),
+        key_upper=BinaryType(),
+    ),
+    "schemas": _schema(
+        schema_id=_NUMBER,
+        is_current=_FLAG,
+        position=_NUMBER,
+        column=_TEXT,
+        arrow_type=_TEXT,
+        spark_type=_TEXT,
+        nullable=_FLAG,
+        is_key=_FLAG,
+    ),
+    "readers": _schema(
+        reader=_TEXT, purpose=_TEXT, since=_NUMBER, is_point=_FLAG, seqno=_NUMBER, lapses_in_s=DoubleType()
+    ),
+    "cursors": _schema(cursor=_TEXT, reader=_TEXT, since=_NUMBER, seqno=_NUMBER),
+}
+assert set(SCHEMAS) == set(METADATA)
+
+
+class MetadataReader(DataSourceReader):
+    """Reads it in one task. `history` is the reader of `history`."""
+
+    def __init__(self, target: Target, kind: str, schema: StructType) -> None:
+        history.check_columns(f"metadata={kind}", SCHEMAS[kind], schema)
+        self._target = target
+        self._kind = kind
+        self._schema = schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        rows = _ROWS[self._kind](self._target)
+        whole, schema = arrow_schema(SCHEMAS[self._kind]), arrow_schema(self._schema)
+        yield pa.RecordBatch.from_pylist(rows, whole).select(schema.names).cast(schema)
+
+
+def _one(target: Target) -> OneShard:
+    return OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)
+
+
+def _detail(target: Target) -> list[Row]:
+    one = _one(target)
+    view, retry_s = one.view(target.shard, ViewRequest()), target.connection.handles.read.retry_s
+    schema_id, schema = current_schema(view.schemas)
+    told: Row = {"history_ms": None, "mark_every_ms": None, "tags": None}
+    with suppress(UpgradeNeeded):  # a location of an earlier level knows no settings and no tags
+        settings = send(one, target.shard, c.ReadShardSettings(), retry_s)
+        tags = send(one, target.shard, c.ReadTags(), retry_s)
+        assert isinstance(settings, c.SettingsAre)
+        assert isinstance(tags, c.TagsAre)
+        told = {
+            "history_ms": settings.settings.history_ms,
+            "mark_every_ms": settings.settings.mark_every_ms,
+            "tags": {name: tag.time for name, tag in tags.tags.items()},
+        }
+    return [
+        {
+            "name": view.name,
+            "shard_id": str(view.shard_id),
+            "seqno": int(view.seqno),
+            "since": view.since.element,
+            "upper": view.upper.element,
+            "key": list(schema.key),
+            "columns": schema.arrow.names,
+            "schema_id": schema_id,
+            "batches": len(view.batches),
+            "parts": sum(batch.part_count for batch in view.batches),
+            "updates": sum(batch.rows for batch in view.batches),
+            "bytes": sum(batch.size for batch in view.batches),
+            **told,
+        }
+    ]
+
+
+def _parts(target: Target) -> list[Row]:
+    """Those in bundles among them: these are read, under a lease."""
+    one, settings = _one(target), target.connection.handles.read
+    view = one.view(target.shard, ViewRequest())
+    if not any(part.bundle is not None for batch in view.batches for part in batch.parts()):
+        return _parts_of(one, view, target)
+    lease = ReadLease.open(one, target.shard, None, "spark metadata", settings)
+    try:
+        with leased_blobs(lease):
+            return _parts_of(one, one.view(target.shard, ViewRequest(min_seqno=lease.seqno)), target)
+    finally:
+        lease.close()
+
+
+def _parts_of(one: OneShard, view: ShardView, target: Target) -> list[Row]:
+    reader = part_reader(one, view, target.connection.handles.read)[1]
+    return [
+        _part(batch, number, part)
+        for batch in view.batches
+        for number, run in enumerate(reader.expanded(batch.runs))
+        for part in run.parts
+    ]
+
+
+def _part(batch: HollowBatch, run: int, part: Part) -> Row:
+    return {
+        "id": str(part.id),
+        "blob": part.key,
+        "format": part.format,
+        "schema_id": part.schema_id,
+        "updates": part.rows,
+        "bytes": part.size,
+        "lower": batch.desc.lower.element,
+        "upper": batch.desc.upper.element,
+        "since": batch.desc.since.element,
+        "run": run,
+        "time_min": part.time_min,
+        "time_max": part.time_max,
+        "diff_min": part.diff_min,
+        "diff_max": part.diff_max,
+        "is_sorted": part.sorted,
+        "key_lower": part.key_lower,
+        "key_upper": part.key_upper,
+    }
+
+
+def _schemas(target: Target) -> list[Row]:
+    schemas = sound_schemas(executors.view_of(target).schemas)
+    return [
+        {
+            "schema_id": number,
+            "is_current": number == max(schemas),
+            "position": position,
+            "column": field.name,
+            "arrow_type": str(field.type),
+            "spark_type": _shown_type(field),
+            "nullable": field.nullable,
+            "is_key": field.name in schema.key,
+        }
+        for number, schema in schemas.items()
+        for position, field in enumerate(schema.arrow)
+    ]
+
+
+def _shown_type(field: pa.Field) -> str | None:
+    try:
+        return str(spark_type(field.name, field.type).simpleString())
+    except InvalidUsage:  # Spark cannot hold it
+        return None
+
+
+def _readers(target: Target) -> list[Row]:
+    state = _state(target, "readers")
+    return [
+        {
+            "reader": str(key),
+            "purpose": reader.purpose,
+            "since": reader.since.element,
+            "is_point": reader.point,
+            "seqno": int(reader.seqno),
+            "lapses_in_s": (reader.lapses_ms - state.lease_now_ms) / 1000,
+        }
+        for key, reader in state.leased_readers.items()
+    ]
+
+
+def _cursors(target: Target) -> list[Row]:
+    """Without their opaque tokens: who knows one may move the hold."""
+    return [
+        {"cursor": reader.purpose, "reader": str(key), "since": reader.since.element, "seqno": int(reader.registered)}
+        for key, reader in _state(target, "cursors").critical_readers.items()
+    ]
+
+
+def _state(target: Target, kind: str) -> State:
+    """What the shard is like, as the stores tell it. Raises InvalidUsage where servers are asked: they do not say."""
+    transport = executors.transport(target.connection)
+    if not isinstance(transport, EmbeddedTransport):
+        raise InvalidUsage(
+            f"a server does not tell the {kind} of a shard; read metadata={kind} where the stores are, by url "
+            "persist:///directory or by blob and consensus"
+        )
+    executors.view_of(target)  # a shard that was dropped is told as everywhere
+    return transport.location.machine(target.shard).refresh()
+
+
+_ROWS = {"detail": _detail, "parts": _parts, "schemas": _schemas, "readers": _readers, "cursors": _cursors}

@@ -1,0 +1,277 @@
+"""Verbs that read before they write: upsert, delete, update, replace-where, overwrite and merge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from persist.client.editing import Edited
+from persist.client.merging import Merge, source, target
+from persist.client.shard import Shard
+from persist.client.transport import AsCaller
+from persist.core.antichain import TIME_MAX
+from persist.core.commands import WRITE
+from persist.core.errors import InvalidUsage
+from persist.core.ids import check_shard_name
+from persist.core.view import ViewRequest
+from persist.parts import DIFF, ShardSchema
+from persist.parts.given import keys_of_json
+from persist.parts.predicate import PREDICATE_CHARS_MAX
+from rpc import rows
+from rpc.json_rows import body_json, encode, read_ndjson
+from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, caller_of, token_of
+from rpc.service import principal_of, service_of, shard_of
+
+router = APIRouter(prefix="/v1/shards", tags=["verbs"])
+
+ReadTime = Annotated[
+    int | None,
+    Query(ge=-1, le=TIME_MAX, description="It lands only if nobody wrote after this time; -1: nothing was there."),
+]
+Where = Annotated[str, Query(description="A predicate: which rows go.", max_length=PREDICATE_CHARS_MAX)]
+_ROWS: dict[str, Any] = {
+    "parameters": SAID_PARAMETERS,
+    "requestBody": {
+        "required": True,
+        "description": "Rows, each there once.",
+        "content": {
+            rows.MEDIA_TYPES["arrow"]: {"schema": {"type": "string", "format": "binary"}},
+            rows.PARQUET: {"schema": {"type": "string", "format": "binary"}},
+            rows.NDJSON: {"schema": {"type": "string"}, "example": '{"id": "a", "amount": 1}\n'},
+            rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
+        },
+    },
+}
+
+
+def _json_body(example: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
+    return {"parameters": SAID_PARAMETERS, "requestBody": {"required": True, "content": content}}
+
+
+@router.post("/{name}/upsert", summary="Put rows by their keys", openapi_extra=_ROWS)
+async def upsert(
+    request: Request,
+    columns: Annotated[str | None, Query(description="Those that the rows give, with commas; else all.")] = None,
+    delete_column: Annotated[
+        str | None, Query(description="Where it is true the key only goes.", max_length=256)
+    ] = None,
+    read_time: ReadTime = None,
+    form: Format = None,
+    token: IdempotencyToken = None,
+) -> Response:
+    """Afterwards each key has the row that was given, and no other. 409: somebody wrote after `read_time`."""
+    given = None if columns is None else columns.split(",")
+
+    def done(shard: Shard, table: pa.Table, options: dict[str, Any]) -> Edited:
+        return shard.upsert(table, delete_column=delete_column, **options)
+
+    def schema(known: ShardSchema) -> ShardSchema:
+        fields = [known.arrow.field(n) for n in (known.arrow.names if given is None else known.columns(given))]
+        extra = [] if delete_column is None else [pa.field(delete_column, pa.bool_())]
+        return ShardSchema(pa.schema([*fields, *extra]), tuple(f.name for f in fields[:1]))
+
+    return await _with_rows(request, form, (read_time, token), done, schema)
+
+
+@router.post("/{name}/overwrite", summary="Put rows in the place of everything", openapi_extra=_ROWS)
+async def overwrite(
+    request: Request, read_time: ReadTime = None, form: Format = None, token: IdempotencyToken = None
+) -> Response:
+    """What was there goes by metadata alone where that is possible; then `removed` is null."""
+    return await _with_rows(request, form, (read_time, token), lambda s, table, o: s.overwrite(table, **o))
+
+
+@router.post("/{name}/replace-where", summary="Put rows in the place of some", openapi_extra=_ROWS)
+async def replace_where(
+    request: Request,
+    where: Where,
+    read_time: ReadTime = None,
+    form: Format = None,
+    token: IdempotencyToken = None,
+) -> Response:
+    """`where` must be true for all of the new rows."""
+    return await _with_rows(request, form, (read_time, token), lambda s, table, o: s.replace_where(where, table, **o))
+
+
+@router.post("/{name}/delete", summary="Take rows away", openapi_extra=_json_body({"where": "amount < 0"}))
+async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
+    """`where` or `keys` say which. History keeps them; `erasures` take rows away for good."""
+
+    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any]) -> Edited:
+        keys = keys_of_json(shard.schema, body.get("keys"))
+        return shard.delete(body.get("where"), keys=keys, **options)
+
+    return await _with_json(request, ("where", "keys"), (read_time, token), done)
+
+
+@router.post(
+    "/{name}/update",
+    summary="Give rows new values in some columns",
+    openapi_extra=_json_body({"set": {"state": "paid"}, "where": "id = 7"}),
+)
+async def update(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
+    """`set` has a value for each of these columns. Without `where` all rows get them."""
+
+    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any]) -> Edited:
+        return shard.update(_values(body.get("set"), shard.schema), body.get("where"), **options)
+
+    return await _with_json(request, ("set", "where"), (read_time, token), done)
+
+
+_MERGE = {
+    "rows": [{"id": 7, "amount": 5}],
+    "clauses": [
+        {"when": "matched", "if": "source.amount = 0", "then": "delete"},
+        {"when": "matched", "then": "update", "set": {"amount": {"source": "amount"}}},
+        {"when": "not matched", "then": "insert"},
+    ],
+}
+
+
+@router.post("/{name}/merge", summary="Match rows with those that are there", openapi_extra=_json_body(_MERGE))
+async def merge(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
+    """`on` names the columns by which rows match, else the key. Of each kind of rows the first clause that fits counts.
+
+    `when` is `matched`, `not matched` or `not matched by source`; `then` is `update`, `delete` or `insert`. `set` gives
+    a value, `{"value": 1}`, `{"source": "amount"}` or `{"target": "amount"}`, for each of these columns.
+    """
+
+    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any]) -> Edited:
+        found = shard.merge(_source(body.get("rows"), shard.schema), body.get("on"))
+        clauses = body.get("clauses")
+        if not isinstance(clauses, list):
+            raise InvalidUsage("clauses must be a list of what is to happen to which rows")
+        for clause in clauses:
+            found = _with_clause(found, clause, shard.schema)
+        return found.execute(**options)
+
+    return await _with_json(request, ("rows", "on", "clauses"), (read_time, token), done)
+
+
+async def _with_rows(
+    request: Request,
+    form: str | None,
+    how: tuple[int | None, str | None],
+    work: Callable[[Shard, pa.Table, dict[str, Any]], Edited],
+    schema_of: Callable[[ShardSchema], ShardSchema] = lambda known: known,
+) -> Response:
+    service, options = service_of(request), _options(request, how)
+    chosen = rows.format_of(request.headers.get("content-type"), form)
+
+    def read(shard: Shard, data: bytes) -> Edited:
+        table = rows.read(data, chosen, schema_of(shard.schema), service.limits.rows_max)
+        if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
+            table = table.drop_columns([DIFF])  # no row has to give it
+        return work(shard, table, options)
+
+    return await _done(request, service.limits.rows_bytes_max, read)
+
+
+async def _with_json(
+    request: Request,
+    fields: tuple[str, ...],
+    how: tuple[int | None, str | None],
+    work: Callable[[Shard, dict[str, Any], dict[str, Any]], Edited],
+) -> Response:
+    service, options = service_of(request), _options(request, how)
+
+    def read(shard: Shard, data: bytes) -> Edited:
+        body = body_json(data)
+        if not isinstance(body, dict) or body.keys() - set(fields):
+            raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
+        return work(shard, body, options)
+
+    return await _done(request, service.limits.rows_bytes_max, read)
+
+
+def _options(request: Request, how: tuple[int | None, str | None]) -> dict[str, Any]:
+    principal_of(request).require(WRITE, check_shard_name(shard_of(request)))
+    read_time, token = how
+    return {"read_time": read_time, "token": token_of(request, token)}
+
+
+async def _done(request: Request, bytes_max: int, work: Callable[[Shard, bytes], Edited]) -> Response:
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    asking = AsCaller(service.transport, caller_of(request))
+
+    def done(data: bytes) -> Edited:
+        view = asking.view(name, ViewRequest(with_batches=False))
+        return work(Shard(asking, name, view, service.handles), data)
+
+    async with service.body(request, bytes_max) as data:
+        with service.snapshots:  # it takes as much memory as one
+            found = await service.work.run(done, data)
+    return Response(json.dumps(found.to_json()), media_type="application/json")
+
+
+def _values(given: object, schema: ShardSchema) -> dict[str, Any]:
+    """A value for each of these columns, as rows in JSON give them. Raises InvalidUsage."""
+    if not isinstance(given, dict) or not given:
+        raise InvalidUsage('set must give values by the names of columns, such as {"state": "paid"}')
+    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(given)])
+    try:
+        found = read_ndjson(encode(given), fields, 1)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidUsage(f"set has a value that does not fit its column: {str(error).splitlines()[0]}") from error
+    return {name: found.column(name)[0] for name in fields.names}
+
+
+def _source(given: object, schema: ShardSchema) -> pa.Table:
+    """Rows of a merge. Raises InvalidUsage."""
+    if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
+        raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
+    names = list(dict.fromkeys(name for row in given for name in row)) if given else schema.arrow.names
+    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(names)])
+    try:
+        return read_ndjson(b"\n".join(map(encode, given)), fields, len(given)) if given else fields.empty_table()
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InvalidUsage(f"a row cannot be read: {str(error).splitlines()[0]}") from error
+
+
+def _with_clause(merge: Merge, clause: object, schema: ShardSchema) -> Merge:
+    """The merge with one more clause. Raises InvalidUsage."""
+    if not isinstance(clause, dict) or clause.keys() - {"when", "if", "then", "set"}:
+        raise InvalidUsage("a clause is an object with when, then, and perhaps if and set")
+    condition, sets = clause.get("if"), clause.get("set")
+    if condition is not None and not isinstance(condition, str):
+        raise InvalidUsage("if must be a text such as 'source.amount > 0'")
+    given = None if sets is None else _expressions(sets, schema)
+    kinds: dict[tuple[object, object], Callable[[], Merge]] = {
+        ("matched", "update"): lambda: merge.when_matched_update(given, condition),
+        ("matched", "delete"): lambda: merge.when_matched_delete(condition),
+        ("not matched", "insert"): lambda: merge.when_not_matched_insert(given, condition),
+        ("not matched by source", "update"): lambda: merge.when_not_matched_by_source_update(given or {}, condition),
+        ("not matched by source", "delete"): lambda: merge.when_not_matched_by_source_delete(condition),
+    }
+    made = kinds.get((clause.get("when"), clause.get("then")))
+    if made is None or (given is not None and clause.get("then") == "delete"):
+        raise InvalidUsage(
+            "a clause is one of: matched, update or delete; not matched, insert; not matched by source, update or "
+            "delete"
+        )
+    return made()
+
+
+def _expressions(sets: object, schema: ShardSchema) -> dict[str, Any]:
+    if not isinstance(sets, dict) or not sets:
+        raise InvalidUsage('set must give what each column becomes, such as {"amount": {"source": "amount"}}')
+    schema.columns(sets)
+    found: dict[str, Any] = {}
+    for name, said in sets.items():
+        if not isinstance(said, dict) or len(said) != 1 or not said.keys() <= {"value", "source", "target"}:
+            raise InvalidUsage(f"column {name!r} becomes one of {{value}}, {{source}} or {{target}}")
+        (kind, value), *_ = said.items()
+        if kind == "value":
+            found[name] = _values({name: value}, schema)[name]
+        elif not isinstance(value, str):
+            raise InvalidUsage(f"column {name!r} is to become a column, which is named by a text")
+        else:
+            found[name] = source(value) if kind == "source" else target(value)
+    return found

@@ -1,0 +1,336 @@
+"""`ShardTable`: reads that tell their time, and merges, updates and deletions that no other writer comes between."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+
+from persist.core.errors import InvalidUsage, NotReadable, PersistError, UnknownShard, UpperMismatch
+from persist.spark import ShardTable
+from persist.spark.plainly import plainly, told
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("s", pa.string())])
+ROWS = [("a", 1, "x"), ("b", 2, "x"), ("c", 3, "y"), (None, 4, "y")]
+DDL = "k string, n bigint, s string"
+Contents = Counter[tuple[Any, ...]]
+
+
+@pytest.fixture
+def shard(client: Any) -> Any:
+    """Four keys, null among them, at time 0."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    shard.insert([{"k": k, "n": n, "s": s} for k, n, s in ROWS])
+    return shard
+
+
+@pytest.fixture
+def table(spark: Any, shard: Any, url: str) -> ShardTable:
+    return ShardTable.for_name(spark, "orders", url=url)
+
+
+def contents(shard: Any) -> Contents:
+    found: Contents = Counter()
+    for row in shard.snapshot().to_arrow().to_pylist():
+        found[row["k"], row["n"], row["s"]] = row["__diff"]
+    return found
+
+
+def upper(shard: Any) -> int:
+    return shard.upper().element or 0
+
+
+def rows(frame: Any) -> list[tuple[Any, ...]]:
+    return sorted(map(tuple, frame.collect()), key=str)
+
+
+def test_a_read_tells_its_time_and_stays_there(spark: Any, shard: Any, table: ShardTable) -> None:
+    df, as_of = table.read()
+    assert (as_of, df.columns) == (0, ["k", "n", "s"])
+    shard.insert([{"k": "z", "n": 9, "s": "z"}])
+    assert rows(df) == sorted(ROWS, key=str), "it was fixed when it was made, not when it was first looked at"
+    assert (table.count(), table.count(0), table.read().as_of) == (5, 4, 1)
+    assert rows(table.df(where="n > 2 AND s = 'y'", columns=["n"])) == [(3,), (4,)]
+    assert rows(table.df(where="length(s) = 1 AND n = 9", columns=["k"])) == [("z",)], (
+        "Spark filters what persist cannot"
+    )
+    assert rows(table.df(where=F.col("n") == 9, columns=["k"])) == [("z",)]
+    assert len(table.head(2)) == 2
+    shard.tag("eom", at=0)
+    assert rows(table.df(tag="eom")) == sorted(ROWS, key=str)
+    assert rows(table.changes(0)) == [("z", 9, "z", 1)]
+    assert rows(table.changes(1, 0)) == [("z", 9, "z", -1)]
+    assert repr(table).startswith("ShardTable('orders', persist://")
+
+
+def test_an_empty_shard_is_read_as_of_minus_1_and_written_on_that_condition(spark: Any, client: Any, url: str) -> None:
+    client.create_shard("empty", SCHEMA, ["k"])
+    table = ShardTable.for_name(spark, "empty", url=url)
+    df, as_of = table.read()
+    assert (as_of, df.collect()) == (-1, [])
+    first = spark.createDataFrame([("a", 1, "x")], DDL)
+    assert table.merge(first).when_matched_delete().when_not_matched_insert().execute().time == 0
+    with pytest.raises(UpperMismatch):
+        table.upsert(first, read_time=as_of)
+    assert table.count() == 1
+
+
+def test_of_two_jobs_that_read_add_1_and_upsert_one_wins(shard: Any, table: ShardTable) -> None:
+    """The lost update."""
+    one, two = table.read(where="k = 'a'"), table.read(where="k = 'a'")
+    done = table.upsert(one.df.selectExpr("k", "n + 1 n", "s"), read_time=one.as_of)
+    assert (done.time, done.rows, done.retractions, done.skipped) == (1, 2, 1, False)
+    with pytest.raises(UpperMismatch, match=r"has upper \[2\], not the expected \[1\]") as raised:
+        table.upsert(two.df.selectExpr("k", "n + 1 n", "s"), read_time=two.as_of)
+    assert raised.value.details == {"expected": [1], "actual": [2]}
+    assert isinstance(raised.value.__cause__, PySparkException)
+    assert contents(shard)["a", 2, "x"] == 1
+    with pytest.raises(UpperMismatch):
+        table.overwrite(two.df, read_time=two.as_of)
+    assert (upper(shard), table.count()) == (2, 4)
+
+
+def test_a_write_tells_where_it_landed_and_whether_it_was_skipped(
+    spark: Any, shard: Any, table: ShardTable, url: str
+) -> None:
+    more = spark.createDataFrame([("d", 5, "x")], DDL)
+    first = table.append(more, txn=("nightly", 1), info={"ticket": 7})
+    assert (first.time, first.rows, first.skipped) == (1, 1, False)
+    again = table.append(more, txn=("nightly", 1), read_time=0)
+    assert (again.time, again.rows, again.skipped) == (1, 1, True)
+    empty = table.append(more.where("n < 0"), txn=("nightly", 3))
+    assert (empty.time, empty.rows, empty.skipped) == (None, 0, False)
+    late = table.append(more, txn=("nightly", 2))
+    assert (late.time, late.skipped) == (None, True), "it never ran, and a later one did"
+    assert table.append(more.where("n < 0")).time is None
+    assert upper(shard) == 2
+    more.write.format("persist").mode("append").options(url=url, writeId="mine").save("orders")
+    found = table.written("mine")
+    assert found is not None
+    assert found.time == 2
+    assert table.written("nobody's") is None
+    assert shard.history(1)[0].info["spark"]["write"] == "mine"
+
+
+def test_a_merge_does_the_first_clause_that_applies(spark: Any, shard: Any, table: ShardTable) -> None:
+    source = spark.createDataFrame(
+        [("a", 10, "new"), ("b", 0, "new"), ("d", 40, "new"), ("e", -1, "new"), (None, 5, "new")], DDL
+    )
+    done = (
+        table.merge(source)
+        .when_matched_delete("source.n = 0")
+        .when_matched_update({"n": "target.n + source.n"}, "source.n > 5")
+        .when_matched_update()
+        .when_not_matched_insert({"k": "source.k", "n": F.col("source.n") * 2}, F.col("source.n") > 0)
+        .when_not_matched_by_source_update({"s": F.lit("kept"), "n": None})
+        .when_not_matched_by_source_delete()
+        .execute(info={"ticket": 7})
+    )
+    assert contents(shard) == {
+        ("a", 11, "x"): 1,
+        ("c", None, "kept"): 1,
+        ("d", 80, None): 1,
+        (None, 5, "new"): 1,
+    }
+    assert (done.time, upper(shard)) == (1, 2)
+    assert shard.history(1)[0].info["ticket"] == 7
+
+
+def test_a_merge_by_another_column_changes_every_row_that_matches(spark: Any, shard: Any, table: ShardTable) -> None:
+    shard.insert([{"k": "a", "n": 1, "s": "x"}])  # now it is there twice
+    source = spark.createDataFrame([("x", 7), ("q", 8)], "s string, n bigint")
+    table.merge(source, on="s").when_matched_update({"n": "source.n"}).execute()
+    assert contents(shard) == {("a", 7, "x"): 2, ("b", 7, "x"): 1, ("c", 3, "y"): 1, (None, 4, "y"): 1}
+    table.merge(source, on=["s"]).when_not_matched_by_source_delete().execute()
+    assert contents(shard) == {("a", 7, "x"): 2, ("b", 7, "x"): 1}
+
+
+def test_a_source_with_two_rows_that_match_one_is_refused_and_nothing_is_written(
+    spark: Any, shard: Any, table: ShardTable
+) -> None:
+    source = spark.createDataFrame([("a", 5, "x"), ("a", 6, "x"), ("new", 1, "x"), ("new", 2, "x")], DDL)
+    with pytest.raises(InvalidUsage, match=r"^two rows of the source have the same 'k', and both match a row of shard"):
+        table.merge(source).when_matched_update().when_not_matched_insert().execute()
+    assert upper(shard) == 1
+    table.merge(source.where("k = 'new'")).when_matched_update().when_not_matched_insert().execute()
+    assert (contents(shard)["new", 1, "x"], contents(shard)["new", 2, "x"]) == (1, 1), "neither of them matches"
+
+
+@pytest.mark.proof
+def test_random_merges_equal_a_dict(spark: Any, shard: Any, table: ShardTable) -> None:
+    """Keys from a small set, every kind of clause, one row a key."""
+    rng = random.Random(7)
+    model = {k: (n, s) for k, n, s in ROWS}
+    for _ in range(12):
+        keys = rng.sample([None, *"abcdefgh"], rng.randrange(1, 8))
+        source = {k: (rng.randrange(9), rng.choice("xyz")) for k in keys}
+        least, drops, adds = rng.randrange(9), rng.random() < 0.5, rng.random() < 0.7
+        merge = table.merge(spark.createDataFrame([(k, *row) for k, row in source.items()], DDL))
+        merge = merge.when_matched_delete(f"source.n < {least} AND target.s = 'x'")
+        merge = merge.when_matched_update({"n": "source.n + target.n"})
+        if adds:
+            merge = merge.when_not_matched_insert(condition=f"source.n >= {least}")
+        if drops:
+            merge = merge.when_not_matched_by_source_delete(f"target.n < {least}")
+        merge.execute()
+        after = dict(model)
+        for k, (n, s) in source.items():
+            if k in model and n < least and model[k][1] == "x":
+                del after[k]
+            elif k in model:
+                after[k] = (n + model[k][0], model[k][1])
+            elif adds and n >= least:
+                after[k] = (n, s)
+        if drops:
+            after = {k: row for k, row in after.items() if k in source or row[0] >= least}
+        model = after
+        assert contents(shard) == Counter((k, *row) for k, row in model.items())
+
+
+def test_an_update_and_a_deletion_are_one_commit_each(shard: Any, table: ShardTable) -> None:
+    shard.insert([{"k": "a", "n": 1, "s": "x"}])
+    done = table.update("n <= 2 AND s = 'x'", {"n": "n * 10", "s": F.lit("up")})
+    assert done.time == 2
+    assert contents(shard) == {("a", 10, "up"): 2, ("b", 20, "up"): 1, ("c", 3, "y"): 1, (None, 4, "y"): 1}
+    table.delete("k IS NULL")
+    assert table.delete(F.length("s") == 2).time == 4
+    assert contents(shard) == {("c", 3, "y"): 1}
+    table.update(None, {"n": 0})
+    assert contents(shard) == {("c", 0, "y"): 1}
+    table.restore(0)
+    assert contents(shard) == Counter(ROWS)
+
+
+@pytest.fixture
+def overtaken(table: ShardTable, shard: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """`overtaken(3)`: somebody adds a row between the read and the write of the first three tries."""
+    whole, tries = ShardTable._write, []
+
+    def times(count: int) -> list[int]:
+        def write(self: ShardTable, *arguments: Any) -> Any:
+            tries.append(upper(shard))
+            if len(tries) <= count:
+                shard.insert([{"k": f"other{len(tries)}", "n": 1, "s": "x"}])
+            return whole(self, *arguments)
+
+        monkeypatch.setattr(ShardTable, "_write", write)
+        return tries
+
+    return times
+
+
+def test_a_merge_that_is_overtaken_begins_anew_and_sees_what_came(
+    shard: Any, table: ShardTable, overtaken: Callable[[int], list[int]]
+) -> None:
+    tries = overtaken(2)
+    table.update("s = 'x'", {"n": "n + 100"})
+    assert tries == [1, 2, 3]
+    found = contents(shard)
+    assert {row: found[row] for row in found if row[2] == "x"} == {
+        ("a", 101, "x"): 1,
+        ("b", 102, "x"): 1,
+        ("other1", 101, "x"): 1,
+        ("other2", 101, "x"): 1,
+    }
+    assert upper(shard) == 4
+
+
+def test_a_merge_that_is_overtaken_each_time_is_told_so_and_changes_nothing(
+    shard: Any, table: ShardTable, overtaken: Callable[[int], list[int]]
+) -> None:
+    tries = overtaken(9)
+    with pytest.raises(UpperMismatch, match="others wrote to shard 'orders' while each of 2 tries ran; nothing was"):
+        table.delete("s = 'x'", retries=1)
+    assert len(tries) == 2
+    assert contents(shard) == Counter([*ROWS, ("other1", 1, "x"), ("other2", 1, "x")])
+
+
+def test_metadata_are_dataframes(shard: Any, table: ShardTable) -> None:
+    table.tag("eom", keep="1d")
+    assert [(row.name, row.upper, row.tags) for row in table.detail().collect()] == [("orders", 1, {"eom": 0})]
+    assert [row.operation for row in table.history(limit=2).collect()] == ["tag", "insert"]
+    assert table.parts().selectExpr("sum(updates)").collect()[0][0] == 4
+    assert [row.column for row in table.schemas().collect()] == ["k", "n", "s"]
+    shard.critical_reader("copy")
+    assert [row.cursor for row in table.cursors().collect()] == ["copy"]
+    assert isinstance(table.readers().collect(), list)
+
+
+def test_a_table_that_cannot_be_is_refused(spark: Any, shard: Any, url: str, tmp_path: Any) -> None:
+    with pytest.raises(UnknownShard, match="'nowhere'"):
+        ShardTable.for_name(spark, "nowhere", url=url)
+    with pytest.raises(UnknownShard, match=r"nor any other, at persist://.*typo"):
+        ShardTable.for_name(spark, "orders", url=f"persist://{tmp_path}/typo")
+    with pytest.raises(InvalidUsage, match="option 'asOf' means nothing for a table"):
+        ShardTable.for_name(spark, "orders", url=url, asOf=1)
+    assert not (tmp_path / "typo").exists()
+
+
+BAD: list[tuple[str, Callable[[ShardTable, Any], object], type[PersistError], str]] = [
+    ("as_of and tag", lambda t, _: t.read(0, tag="x"), InvalidUsage, "as_of and tag are both given"),
+    ("no time", lambda t, _: t.read("x"), InvalidUsage, "as_of is 'x'"),  # type: ignore[arg-type]
+    ("no tag", lambda t, _: t.read(tag="nobody"), NotReadable, "has no tag 'nobody'"),
+    ("no column", lambda t, _: t.df(columns=["z"]), InvalidUsage, "no column 'z'"),
+    ("a condition", lambda t, _: t.df(where=7), InvalidUsage, "a condition is SQL, or an expression"),  # type: ignore[arg-type]
+    ("no DataFrame", lambda t, _: t.append([1]), InvalidUsage, "must be a DataFrame"),  # type: ignore[arg-type]
+    ("txn", lambda t, s: t.append(s, txn=("a", "1")), InvalidUsage, "txn is"),  # type: ignore[arg-type]
+    ("info", lambda t, s: t.append(s, info=[1]), InvalidUsage, "info is"),  # type: ignore[arg-type]
+    ("read_time", lambda t, s: t.append(s, read_time=-2), InvalidUsage, "option 'readTime' is -2"),
+    ("a column too few", lambda t, s: t.append(s.drop("n")), InvalidUsage, "the DataFrame lacks the column 'n'"),
+    ("a column too many", lambda t, s: t.upsert(s.withColumn("z", s.n)), InvalidUsage, "has no column 'z'"),
+    ("a key twice", lambda t, s: t.upsert(s.union(s)), InvalidUsage, "comes more than once"),
+    ("no delete column", lambda t, s: t.upsert(s, delete_column="d"), InvalidUsage, "names 'd', which is not a column"),
+    ("delete all", lambda t, _: t.delete(None), InvalidUsage, "where is None"),  # type: ignore[arg-type]
+    ("update a key", lambda t, _: t.update("n = 1", {"k": "'z'"}), InvalidUsage, "'k' is a key column"),
+    ("update nothing", lambda t, _: t.update("n = 1", {}), InvalidUsage, "must be a dict of columns"),
+    ("update of none", lambda t, _: t.update("n = 1", {"z": "1"}), InvalidUsage, "the shard has no column 'z'"),
+    ("retries", lambda t, _: t.delete("n = 1", retries=-1), InvalidUsage, r"retries is -1; it must be in \[0"),
+    ("no clause", lambda t, s: t.merge(s).execute(), InvalidUsage, "the merge has no clause"),
+    ("source", lambda t, _: t.merge([1]), InvalidUsage, "source is .*; it must be a DataFrame"),  # type: ignore[arg-type]
+    ("on nothing", lambda t, s: t.merge(s, on=[]), InvalidUsage, "on names no column"),
+    ("on none", lambda t, s: t.merge(s, on="z"), InvalidUsage, "has no column 'z' to match by"),
+    ("source lacks on", lambda t, s: t.merge(s.drop("k")), InvalidUsage, "the source lacks the column 'k'"),
+    ("source twice", lambda t, s: t.merge(s.select("*", "n")), InvalidUsage, "has the column 'n' twice"),
+    (
+        "source lacks",
+        lambda t, s: t.merge(s.drop("n")).when_matched_update(),
+        InvalidUsage,
+        "the source lacks the column 'n' of shard",
+    ),
+    ("key", lambda t, s: t.merge(s).when_matched_update({"k": "1"}), InvalidUsage, "'k' is a key column"),
+    (
+        "by source key",
+        lambda t, s: t.merge(s).when_not_matched_by_source_update({"k": "1"}),
+        InvalidUsage,
+        "'k' is a key column",
+    ),
+    ("insert none", lambda t, s: t.merge(s).when_not_matched_insert({"z": "1"}), InvalidUsage, "no column 'z'"),
+]
+
+
+@pytest.mark.parametrize(("ask", "kind", "sentence"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_what_cannot_be_is_one_sentence_and_changes_nothing(
+    spark: Any, shard: Any, table: ShardTable, ask: Any, kind: type[PersistError], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence):
+        ask(table, spark.createDataFrame([("a", 5, "x")], DDL))
+    assert (upper(shard), contents(shard)) == (1, Counter(ROWS))
+
+
+def test_errors_of_spark_stay_what_they_are(spark: Any, shard: Any, table: ShardTable) -> None:
+    with pytest.raises(PySparkException, match="nope"):
+        table.delete("nope = 1 AND length(s) = 1")
+    with pytest.raises(PySparkException, match="nope"):
+        table.merge(spark.createDataFrame([("a", 5, "x")], DDL)).when_matched_update({"n": "nope"}).execute()
+    with pytest.raises(KeyError), plainly():
+        raise KeyError("x")
+    assert told("a.b: persist.core.errors.NoSuchThing: x") is None
+    assert upper(shard) == 1

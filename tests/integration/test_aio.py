@@ -1,0 +1,279 @@
+"""persist for asyncio: the same handles, awaited; many tasks at once; tasks that are cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import persist
+import persist.aio
+from persist.aio.client import AsyncClient, AsyncListen, AsyncShard
+from persist.aio.handles import AsyncHandle
+from persist.aio.threads import CALLS_MAX, Threads
+from persist.client.shard import Shard
+from tests.support.server import url_of
+from tests.support.waiting import WAIT_S
+
+SCHEMA = pa.schema([("id", pa.int64())])
+TASKS = 200
+WITHOUT_TYPES = {"erased", "with_timeout", "commit_compare_and_append", "commit_drop", "commit_insert"}
+WITHOUT_TYPES |= {"commit_restore", "commit_rewrite", "commit_truncation", "receipted", "schema_of", "stage"}
+WITHOUT_TYPES |= {"stage_for_one_commit", "move", "move_alone", "release"}
+
+
+@pytest.fixture(params=["directory", "server"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with url_of(request.param, tmp_path) as url:
+        yield url
+
+
+def on(url: str, work: Callable[[AsyncClient, AsyncShard], Awaitable[object]]) -> None:
+    """Run the work on a client and its shard `orders`."""
+
+    async def main() -> None:
+        async with persist.aio.connect(url) as client:
+            shard = await client.create_shard("orders", SCHEMA, ["id"])
+            await asyncio.wait_for(work(client, shard), WAIT_S)
+
+    asyncio.run(main())
+
+
+def methods(kind: type[Any]) -> list[str]:
+    return [name for name in dir(kind) if name[0] != "_" and inspect.isfunction(inspect.getattr_static(kind, name))]
+
+
+@pytest.mark.parametrize("kind", AsyncHandle.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_every_public_method_is_there(kind: type[AsyncHandle[Any]]) -> None:
+    handle = kind(Threads(1), asyncio.Event().wait)
+    missing = [name for name in methods(kind.below) if not callable(getattr(handle, name))]
+    assert missing == []
+    assert set(methods(kind.below)) <= set(dir(handle))
+
+
+@pytest.mark.parametrize("kind", AsyncHandle.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_a_line_stands_for_the_method_of_its_name(kind: type[AsyncHandle[Any]]) -> None:
+    for name, value in vars(kind).items():
+        below = getattr(value, "__wrapped__", None)
+        if below is not None:
+            assert below is inspect.getattr_static(kind.below, name), name
+    assert {name for name in methods(kind.below) if name not in vars(kind)} <= WITHOUT_TYPES, "add a line for its types"
+
+
+def test_rows_are_written_and_read(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        token = await client.new_token()
+        done = await shard.insert([{"id": 1}], token=token)
+        assert await shard.insert([{"id": 1}], token=token) == done
+        assert (await shard.snapshot().to_arrow())["id"].to_pylist() == [1]
+        assert await shard.upper() == persist.Antichain(1)
+        assert shard.name == "orders"
+        assert (await shard.settings()).version >= 0
+        assert await client.shards() == ["orders"]
+        assert [one.name async for one in client.summaries()] == ["orders"]
+        assert await shard.attributes.get(persist.EVENT_COUNT) == 1
+        async with shard.open_writer() as writer:
+            await writer.insert([{"id": 2}])
+        async with shard.pipelined_writer("p") as piped:
+            assert await piped.append([{"id": 3}]) == 1
+        async with shard.snapshot() as snapshot:
+            assert snapshot.as_of == 2
+            assert sum([piece.num_rows async for piece in snapshot.batches()]) == 3
+        assert (await shard.changes(0).to_arrow()).num_rows == 2
+        with pytest.raises(persist.UpperMismatch):
+            await shard.compare_and_append([], 0, 1)
+
+    on(url, work)
+
+
+def test_methods_of_a_handle_that_was_not_awaited_open_it(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        await client.shard("orders").insert([{"id": 1}])
+        assert (await client.shard("orders").snapshot().to_arrow()).num_rows == 1
+        with pytest.raises(persist.UnknownShard):
+            await client.shard("nobody")
+        with pytest.raises(AttributeError, match="await it first"):
+            _ = client.shard("orders").name
+        assert repr(client.shard("orders")) == "<async Shard, not open>"
+
+    on(url, work)
+
+
+def test_two_hundred_tasks_at_once_each_write_once_and_read_what_was_acknowledged(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        async def task(number: int) -> None:
+            mine = client.shard("orders") if number % 2 else shard
+            await mine.insert([{"id": number}])
+            assert number in (await mine.snapshot().to_arrow())["id"].to_pylist()
+
+        await asyncio.gather(*(task(number) for number in range(TASKS)))
+        assert sorted((await shard.snapshot().to_arrow())["id"].to_pylist()) == list(range(TASKS))
+
+    on(url, work)
+
+
+def test_a_listener_gives_every_event_once_while_the_loop_does_other_things(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        seen: list[int] = []
+
+        async def listen() -> None:
+            async for event in shard.listen(None, until=20):
+                seen.extend(event.updates["id"].to_pylist())
+
+        listening = [asyncio.create_task(listen()) for _ in range(3)]
+        for number in range(20):
+            await shard.insert([{"id": number}])
+        await asyncio.gather(*listening)
+        assert sorted(seen) == sorted(3 * list(range(20)))
+        await shard.drop()  # is refused while readers hold it
+
+    on(url, work)
+
+
+def test_a_listener_whose_task_is_cancelled_loses_no_event(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        async with shard.listen(None) as listen:
+            assert isinstance(listen, AsyncListen)
+            seen: list[int] = []
+
+            async def take() -> None:
+                async for event in listen:
+                    seen.extend(event.updates["id"].to_pylist())
+
+            for number in range(10):
+                taking = asyncio.create_task(take())
+                await asyncio.sleep(0)
+                await shard.insert([{"id": number}])
+                taking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await taking
+            async for event in listen:
+                seen.extend(event.updates["id"].to_pylist())
+                if len(seen) == 10:
+                    break
+            assert sorted(seen) == list(range(10))
+        await asyncio.to_thread(_dropped, url)
+
+    on(url, work)
+
+
+def _dropped(url: str) -> None:
+    with persist.connect(url) as client:
+        client.shard("orders").drop(force=True)
+
+
+def test_a_write_that_is_cancelled_is_repeated_with_its_token_and_lands_once(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        for number in range(20):
+            token = await client.new_token()
+            writing = asyncio.create_task(shard.insert([{"id": number}], token=token))
+            for _ in range(number % 4):
+                await asyncio.sleep(0)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            await shard.insert([{"id": number}], token=token)
+        rows = await shard.snapshot().to_arrow()
+        assert sorted(rows["id"].to_pylist()) == list(range(20))
+        assert set(rows["__diff"].to_pylist()) == {1}
+
+    on(url, work)
+
+
+def test_a_snapshot_whose_task_is_cancelled_while_it_opens_leaves_no_hold(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        await shard.insert([{"id": 1}])
+        for tries in range(20):
+            reading = asyncio.create_task(shard.snapshot().__aenter__())
+            for _ in range(tries):
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            if not reading.cancelled():
+                await reading.result().close()
+        while True:  # what came after its task was cancelled is closed on its thread
+            try:
+                await shard.drop()
+                return
+            except persist.Conflict:
+                await asyncio.sleep(0.01)
+
+    on(url, work)
+
+
+def test_waiting_listeners_keep_nobody_from_writing(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        async def first(listen: AsyncListen) -> int:
+            async for event in listen:
+                return event.updates.num_rows
+            return 0
+
+        listeners = [shard.listen(None) for _ in range(40)]
+        waiting = [asyncio.create_task(first(listen)) for listen in listeners]
+        await asyncio.sleep(0)
+        await shard.insert([{"id": 1}])
+        assert await asyncio.gather(*waiting) == [1] * 40
+
+    on(url, work)
+
+
+def test_a_time_out_holds_for_awaited_calls_too(url: str) -> None:
+    async def work(client: AsyncClient, shard: AsyncShard) -> None:
+        await shard.with_timeout(WAIT_S).insert([{"id": 1}])
+        with pytest.raises(persist.Unavailable):
+            await client.with_timeout(0.2).shard("orders").snapshot(as_of=10)
+
+    on(url, work)
+
+
+def test_a_closed_client_refuses_and_may_be_closed_again(url: str) -> None:
+    async def main() -> None:
+        client = await persist.aio.connect(url)
+        shard = await client.create_shard("orders", SCHEMA, ["id"])
+        await client.close()
+        await client.close()
+        with pytest.raises(persist.InvalidUsage, match="closed; connect anew"):
+            await shard.upper()
+        await persist.aio.connect(url).close()
+
+    asyncio.run(main())
+
+
+BAD = [
+    ("no threads", 0, r"threads is 0; it must be in \[1, 1024\]"),
+    ("too many threads", 2_000, "threads is 2000"),
+    ("threads as text", "4", "threads is '4'; it must be int"),
+]
+
+
+@pytest.mark.parametrize(("what", "threads", "sentence"), BAD, ids=[row[0] for row in BAD])
+def test_a_bad_number_of_threads_is_refused(what: str, threads: Any, sentence: str) -> None:
+    with pytest.raises(persist.InvalidUsage, match=sentence):
+        persist.aio.connect("persist:///nowhere", threads=threads)
+
+
+def test_calls_beyond_the_bound_are_refused() -> None:
+    async def main() -> None:
+        pool = Threads(1)
+        held = threading.Event()
+        first = asyncio.create_task(pool.run(held.wait))
+        others = [asyncio.create_task(pool.run(int)) for _ in range(CALLS_MAX - 1)]
+        await asyncio.sleep(0)
+        with pytest.raises(persist.Overloaded):
+            await pool.run(int)
+        held.set()
+        await asyncio.gather(first, *others)
+        assert await pool.run(int) == 0
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_asked_below_is_the_shard_itself() -> None:
+    assert AsyncShard.below is Shard

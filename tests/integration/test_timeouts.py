@@ -1,0 +1,259 @@
+"""Time-outs against real servers: dead ones, stopped ones, ones that start again; and stores that hang."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.client.embedded import EmbeddedTransport
+from rpc.client.servers import rendezvous
+from tests.support.server import Server, url_of
+from tests.support.waiting import WAIT_S
+
+SCHEMA = pa.schema([("id", pa.int64())])
+SHORT_S = 1.0
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of a host that takes connections and never answers."""
+    with closing(socket.socket()) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def refusing() -> str:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def within(call: Callable[[], object], seconds: float) -> BaseException | None:
+    """The error of the call, which must end in this time."""
+    errors: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+            errors.append(None)
+        except BaseException as error:
+            errors.append(error)
+
+    calling = threading.Thread(target=run, daemon=True)
+    calling.start()
+    calling.join(seconds)
+    assert errors, "it hangs"
+    return errors[0]
+
+
+def test_a_url_where_nothing_listens_is_told_by_its_name_without_waiting_for_a_minute() -> None:
+    url = refusing()
+    error = within(lambda: persist.connect(url), WAIT_S)
+    assert isinstance(error, persist.Unavailable)
+    assert f"no server has answered at {url} within 5 s" in str(error)
+
+
+def test_a_host_that_never_answers_is_told_alike(silent: str) -> None:
+    error = within(lambda: persist.connect(silent, connect_s=0.5), WAIT_S)
+    assert isinstance(error, persist.Unavailable)
+    assert f"no server has answered at {silent} within 0.5 s" in str(error)
+
+
+def test_a_server_that_was_stopped_before_anybody_connected_is_told_alike(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as server:
+        server.process.send_signal(signal.SIGSTOP)
+        error = within(lambda: persist.connect(server.url), WAIT_S)
+        server.process.send_signal(signal.SIGCONT)
+        assert isinstance(error, persist.Unavailable)
+        assert server.url in str(error)
+        persist.connect(server.url).close()
+
+
+def test_a_server_that_starts_late_is_waited_for_as_long_as_asked(tmp_path: Path) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    names: list[list[str]] = []
+
+    def connect() -> None:
+        with persist.connect(f"http://127.0.0.1:{port}", connect_s=WAIT_S) as client:
+            names.append(client.shards())
+
+    waiting = threading.Thread(target=connect)
+    waiting.start()
+    with Server(tmp_path / "d", "--port", str(port)):
+        waiting.join(WAIT_S)
+        assert names == [[]]
+
+
+def patient(url: str) -> persist.Client:
+    """A client whose calls would go on for far longer than any test waits, but for a time-out."""
+    long_s = 100 * WAIT_S
+    settings = persist.HandleSettings(persist.WriteSettings(retry_s=long_s), persist.ReadSettings(retry_s=long_s))
+    return persist.Client(persist.Connection(url, timeout_s=long_s).transport(), settings)
+
+
+def test_calls_to_a_server_that_was_stopped_end_in_time_and_say_what_is_true(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as server, patient(server.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 0}])
+        token = client.new_token()
+        short, hasty = shard.with_timeout(SHORT_S), client.with_timeout(SHORT_S)
+        writer = shard.open_writer().with_timeout(SHORT_S)
+        snapshot, listen = shard.snapshot().with_timeout(SHORT_S), shard.listen(None).with_timeout(SHORT_S)
+        server.process.send_signal(signal.SIGSTOP)
+        reads: list[Callable[[], object]] = [
+            short.upper,
+            short.snapshot,
+            snapshot.to_arrow,
+            lambda: list(listen.next_events(0.1)),
+            short.history,
+            lambda: short.settings,
+            lambda: short.attributes.get(persist.EVENT_COUNT),
+            hasty.shards,
+            lambda: hasty.shard("orders"),
+        ]
+        told = [type(within(read, WAIT_S)).__name__ for read in reads]
+        writes: list[Callable[[], object]] = [
+            lambda: short.insert([{"id": 1}], token=token),
+            lambda: writer.insert([{"id": 2}]),
+            lambda: hasty.create_shard("more", SCHEMA, ["id"]),
+        ]
+        wrote = [within(write, WAIT_S) for write in writes]
+        server.process.send_signal(signal.SIGCONT)
+        assert told == ["Unavailable"] * len(reads)
+        # What waits in the socket of a stopped server may happen yet: none of these may say that it did not.
+        assert [type(error).__name__ for error in (wrote[0], wrote[2])] == ["Indeterminate"] * 2
+        assert isinstance(wrote[1], (persist.Indeterminate, persist.Unavailable))
+        shard.insert([{"id": 1}], token=token)
+        found = shard.snapshot().to_arrow()
+        assert found.filter(pa.compute.equal(found["id"], 1))["__diff"].to_pylist() == [1]
+
+
+def test_after_its_server_was_killed_a_write_did_not_happen(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as server:
+        client = patient(server.url)
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 0}])
+        server.kill()
+        error = within(lambda: shard.with_timeout(SHORT_S).insert([{"id": 1}]), WAIT_S)
+        assert isinstance(error, persist.Unavailable)
+        assert server.url in str(error)
+        client.close()
+    with persist.connect(f"persist://{tmp_path / 'd'}") as client:
+        assert client.shard("orders").snapshot().to_arrow()["id"].to_pylist() == [0]
+
+
+def test_a_server_that_starts_again_is_ridden_out_by_a_write_that_has_the_time(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as first, persist.connect(first.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        first.kill()
+        errors: list[BaseException | None] = []
+        writing = threading.Thread(
+            target=lambda: errors.append(within(lambda: shard.with_timeout(WAIT_S).insert([{"id": 1}]), WAIT_S))
+        )
+        writing.start()
+        with Server(tmp_path / "d", "--port", str(first.port)):
+            writing.join(WAIT_S)
+            assert errors == [None]
+            assert shard.snapshot().to_arrow().num_rows == 1
+
+
+def test_a_call_with_little_time_still_gets_to_the_other_server(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as a, Server(tmp_path / "d") as b, persist.connect(f"{a.url},{b.url}") as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 0}])
+        home = a if rendezvous([a.url, b.url], "orders")[0] == a.url else b
+        home.process.send_signal(signal.SIGSTOP)
+        done = shard.with_timeout(WAIT_S).insert([{"id": 1}])
+        home.process.send_signal(signal.SIGCONT)
+        assert done.lower == persist.Antichain(1)
+        assert sorted(shard.snapshot().to_arrow()["id"].to_pylist()) == [0, 1]
+
+
+def is_let_go(shard: persist.Shard) -> bool:
+    """Whether nobody holds it soon: the hold is given back beside the call, which waits no longer."""
+    for _ in range(100):
+        try:
+            shard.drop()
+            return True
+        except persist.Conflict:
+            threading.Event().wait(0.05)
+    return False
+
+
+@pytest.mark.parametrize("kind", ["directory", "server"])
+def test_a_snapshot_of_a_time_that_does_not_come_ends_in_time_and_leaves_no_hold(kind: str, tmp_path: Path) -> None:
+    with url_of(kind, tmp_path) as url, persist.connect(url) as client:
+        for timeout_s in (1.0, 10.0, WAIT_S / 2):  # on a slow machine it may end before the hold was taken
+            shard = client.create_shard(f"shard-of-{timeout_s}", SCHEMA, ["id"])
+            shard.insert([{"id": 0}])
+            error = within(lambda shard=shard, s=timeout_s: shard.with_timeout(s).snapshot(as_of=9), WAIT_S)
+            assert isinstance(error, persist.Unavailable)
+            if is_let_go(shard):
+                return
+        pytest.fail("a hold was left")
+
+
+@pytest.mark.parametrize("what", ["consensus", "blob"])
+def test_a_store_that_hangs_does_not_hang_an_embedded_call(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with persist.connect(f"persist://{tmp_path / 'd'}") as client:
+        assert isinstance(client.transport, EmbeddedTransport)
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        shard.insert([{"id": 0}])
+        location = client.transport.location
+        go, began = threading.Event(), threading.Event()
+        store, name = (
+            (type(location.consensus), "compare_and_set") if what == "consensus" else (type(location.blob), "put")
+        )
+        inner = getattr(store, name)
+
+        def hangs(*args: object, **options: object) -> object:
+            began.set()
+            go.wait()
+            return inner(*args, **options)
+
+        monkeypatch.setattr(store, name, hangs)
+        token = client.new_token()
+        rows = pa.table({"id": pa.array(range(1, 200_001), pa.int64())})  # too many to lie in the log
+        for timeout_s in (0.5, 5.0, WAIT_S / 2):  # a slow machine may not come so far in the first
+            error = within(lambda s=timeout_s: shard.with_timeout(s).insert(rows, token=token), WAIT_S)
+            if went := began.is_set():
+                break
+        go.set()
+        monkeypatch.undo()
+        assert went
+        assert isinstance(error, persist.Indeterminate if what == "consensus" else persist.Unavailable)
+        shard.insert(rows, token=token)
+        found = shard.snapshot().to_arrow()
+        assert found.num_rows == 200_001
+        assert set(found["__diff"].unique().to_pylist()) == {1}
+
+
+def test_a_pipelined_writer_whose_appends_are_not_acknowledged_in_time_goes_on(tmp_path: Path) -> None:
+    with Server(tmp_path / "d") as server, persist.connect(server.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        settings = persist.PipelineSettings(window_appends_max=2)
+        with shard.with_timeout(WAIT_S).pipelined_writer("p", settings) as writer:
+            writer.append([{"id": 0}])
+            writer.flush()
+            server.process.send_signal(signal.SIGSTOP)
+            hasty = writer.with_timeout(SHORT_S)
+            hasty.append([{"id": 1}])
+            hasty.append([{"id": 2}])
+            flushed, full = within(hasty.flush, WAIT_S), within(lambda: hasty.append([{"id": 3}]), WAIT_S)
+            server.process.send_signal(signal.SIGCONT)
+            assert isinstance(flushed, persist.Indeterminate)
+            assert isinstance(full, persist.Unavailable)
+        assert sorted(shard.snapshot().to_arrow()["id"].to_pylist()) == [0, 1, 2]

@@ -1,0 +1,348 @@
+"""Verbs that read before they write, as users of Python see them: what they do, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import persist
+from persist.client.far import AT_HOME, FarShard
+from persist.client.shard import Shard
+from persist.client.verbs import Verbs
+from persist.core.errors import InvalidUsage, TokenReused, UpperMismatch
+from persist.parts.files import Files
+from tests.support.clocks import Machine, World
+
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), nullable=False), ("state", pa.string()), ("n", pa.int64()), ("at", pa.date32())]
+)
+ROWS = [{"id": n, "state": "new", "n": n * 10} for n in range(1, 5)]
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return World().machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    found = machine.client.create_shard("orders", SCHEMA, ["id"])
+    found.insert(ROWS)
+    return found
+
+
+def rows(shard: Shard, as_of: int | None = None) -> list[tuple[Any, ...]]:
+    found = shard.snapshot(as_of).to_arrow(expand=True)
+    return [(row["id"], row["state"], row["n"]) for row in found.to_pylist()]
+
+
+def test_an_upsert_puts_rows_by_their_keys(shard: Shard) -> None:
+    done = shard.upsert([{"id": 2, "state": "paid", "n": 20}, {"id": 9, "state": "new", "n": 90}])
+    assert (done.verb, done.as_of, done.added, done.removed, done.retries) == ("upsert", 0, 2, 1, 0)
+    assert rows(shard) == [(1, "new", 10), (2, "paid", 20), (3, "new", 30), (4, "new", 40), (9, "new", 90)]
+    assert rows(shard, 0) == [(n, "new", n * 10) for n in range(1, 5)], "history is as it was"
+
+
+def test_a_row_that_is_there_already_is_not_written(shard: Shard) -> None:
+    done = shard.upsert(ROWS)
+    assert (done.changed, done.lower) == (False, done.upper)
+    assert shard.upper().element == 1
+
+
+def test_columns_that_are_not_given_keep_their_values(shard: Shard) -> None:
+    shard.upsert([{"id": 2, "state": "paid"}, {"id": 9, "state": "new"}])
+    assert rows(shard)[1:] == [(2, "paid", 20), (3, "new", 30), (4, "new", 40), (9, "new", None)]
+
+
+def test_an_upsert_takes_frames_and_arrow(shard: Shard) -> None:
+    shard.upsert(polars.DataFrame({"id": [1], "state": ["polars"]}))
+    shard.upsert(pa.table({"id": [2], "state": ["arrow"]}))
+    shard.upsert(iter(pa.table({"id": [3], "state": ["batches"]}).to_batches()))
+    assert [state for _, state, _ in rows(shard)] == ["polars", "arrow", "batches", "new"]
+
+
+def test_an_upsert_takes_keys_away(shard: Shard) -> None:
+    shard.upsert([{"id": 1, "gone": True}, {"id": 2, "state": "kept", "gone": False}], delete_column="gone")
+    assert rows(shard)[:2] == [(2, "kept", 20), (3, "new", 30)]
+
+
+def test_a_key_with_several_rows_becomes_one(shard: Shard) -> None:
+    shard.insert([{"id": 1, "state": "twice", "n": 1}])
+    shard.upsert([{"id": 1, "state": "one", "n": 0, "at": None}])
+    assert rows(shard)[0] == (1, "one", 0)
+    assert len(rows(shard)) == 4
+
+
+def test_delete_by_predicate_and_by_keys_alone(shard: Shard) -> None:
+    assert shard.delete("n >= 30 AND state = 'new'").removed == 2
+    assert shard.delete(keys=[1, 7]).removed == 1
+    assert rows(shard) == [(2, "new", 20)]
+    assert not shard.delete("id = 77").changed
+
+
+def test_update_sets_values_and_expressions(shard: Shard) -> None:
+    shard.update({"state": "late", "n": pc.field("n") + pc.field("id")}, "id <= 2")
+    assert rows(shard)[:3] == [(1, "late", 11), (2, "late", 22), (3, "new", 30)]
+    assert shard.update({"state": None}).added == 4
+
+
+def test_replace_where_puts_rows_in_the_place_of_others(shard: Shard) -> None:
+    shard.replace_where("n < 30", [{"id": 1, "state": "again", "n": 11}])
+    assert rows(shard) == [(1, "again", 11), (3, "new", 30), (4, "new", 40)]
+
+
+def test_an_overwrite_reads_nothing_and_is_one_time(shard: Shard) -> None:
+    done = shard.overwrite([{"id": 3, "state": "new", "n": 30}, {"id": 5, "state": "x", "n": 1}])
+    assert (done.added, done.removed) == (2, None)
+    assert rows(shard) == [(3, "new", 30), (5, "x", 1)]
+    changes = [event.updates.to_pylist() for event in shard.listen(0, until=2)]
+    assert sorted((row["id"], row["__time"], row["__diff"]) for event in changes for row in event) == [
+        (1, 1, -1), (2, 1, -1), (4, 1, -1), (5, 1, 1),
+    ]  # fmt: skip
+    shard.restore(0)
+    assert rows(shard) == [(n, "new", n * 10) for n in range(1, 5)]
+
+
+def test_an_overwrite_of_a_shard_that_append_feeds_reads_what_goes(machine: Machine) -> None:
+    shard = machine.client.create_shard("fed", SCHEMA, ["id"])
+    shard.append(ROWS, 0, 5)
+    assert shard.overwrite([{"id": 1, "state": "only", "n": 0}]).removed == 4
+    assert rows(shard) == [(1, "only", 0)]
+
+
+def test_overwrites_go_on_when_drops_are_many(machine: Machine) -> None:
+    shard = machine.client.create_shard("often", SCHEMA, ["id"])
+    for number in range(60):
+        shard.overwrite([{"id": number, "state": "x", "n": number}])
+    assert rows(shard) == [(59, "x", 59)]
+    assert shard.truncate(30, mode="drop").changed is False
+
+
+def test_a_merge_says_what_becomes_of_which_rows(shard: Shard) -> None:
+    source = [
+        {"id": 1, "state": "same", "n": 5},
+        {"id": 2, "state": "gone", "n": 0},
+        {"id": 9, "state": "came", "n": 9},
+        {"id": 8, "state": "no", "n": -1},
+    ]
+    done = (
+        shard.merge(source)
+        .when_matched_delete("source.n = 0")
+        .when_matched_update({"n": persist.source("n") + persist.target("n")})
+        .when_not_matched_insert(condition="source.n > 0")
+        .when_not_matched_by_source_update({"state": "old"}, condition="target.id = 3")
+        .when_not_matched_by_source_delete("target.id = 4")
+        .execute()
+    )
+    assert rows(shard) == [(1, "new", 15), (3, "old", 30), (9, "came", 9)]
+    assert (done.verb, done.added, done.removed) == ("merge_into", 3, 4)
+
+
+def test_a_merge_by_other_columns_and_with_columns_of_its_own(shard: Shard) -> None:
+    source = pa.table({"state": ["new"], "bonus": [7]})
+    shard.merge(source, on=["state"]).when_matched_update(
+        {"n": persist.target("n") + persist.source("bonus")}, persist.target("id") > 3
+    ).execute()
+    assert rows(shard)[2:] == [(3, "new", 30), (4, "new", 47)]
+
+
+def test_a_merge_updates_all_that_the_source_has(shard: Shard) -> None:
+    shard.merge(
+        [{"id": 1, "state": "s"}, {"id": 6, "state": "t"}]
+    ).when_matched_update().when_not_matched_insert().execute()
+    assert rows(shard)[0] == (1, "s", 10)
+    assert rows(shard)[-1] == (6, "t", None)
+
+
+def test_two_who_read_add_and_upsert_do_not_lose_an_update(shard: Shard) -> None:
+    """Each gives the time that it has read, so that the second one is refused, and reads anew."""
+
+    def add(read: Any) -> dict[str, Any]:
+        return {"id": 1, "n": read.to_arrow().to_pylist()[0]["n"] + 1}
+
+    one, other = shard.snapshot(), shard.snapshot()
+    shard.upsert([add(one)], read_time=one.as_of)
+    with pytest.raises(UpperMismatch, match="somebody wrote since it was read; nothing was changed") as refused:
+        shard.upsert([add(other)], read_time=other.as_of)
+    assert refused.value.details == {"expected": [1], "actual": [2]}
+    latest = shard.snapshot()
+    shard.upsert([add(latest)], read_time=latest.as_of)
+    assert rows(shard)[0] == (1, "new", 12)
+
+
+def test_a_read_of_nothing_is_a_read_too(machine: Machine) -> None:
+    shard = machine.client.create_shard("fresh", SCHEMA, ["id"])
+    seen = shard.snapshot().as_of
+    assert shard.upsert(ROWS, read_time=seen).added == 4
+    with pytest.raises(UpperMismatch):
+        shard.overwrite(ROWS, read_time=seen)
+
+
+def test_a_token_stands_for_the_verb_and_its_arguments(machine: Machine, shard: Shard) -> None:
+    token = machine.client.new_token()
+    done = shard.update({"state": "once"}, "id = 1", token=token)
+    shard.update({"state": "later"}, "id = 1")
+    again = shard.update({"state": "once"}, "id = 1", token=token)
+    assert (again.lower, again.upper, again.added, again.removed) == (done.lower, done.upper, 1, 1)
+    assert rows(shard)[0] == (1, "later", 10)
+    for other in (
+        lambda: shard.update({"state": "other"}, "id = 1", token=token),
+        lambda: shard.update({"state": "once"}, "id = 2", token=token),
+        lambda: shard.delete("id = 1", token=token),
+        lambda: shard.update({"state": "once"}, "id = 1", token=token, read_time=2),
+    ):
+        with pytest.raises(TokenReused):
+            other()
+
+
+def test_a_token_remembers_that_nothing_was_to_do(machine: Machine, shard: Shard) -> None:
+    token = machine.client.new_token()
+    assert not shard.delete("id = 6", token=token).changed
+    shard.insert([{"id": 6, "state": "later", "n": 6}])
+    assert not shard.delete("id = 6", token=token).changed
+    assert len(rows(shard)) == 5
+
+
+def test_the_history_tells_the_verb_and_what_was_said(shard: Shard) -> None:
+    shard.delete("id = 1", info={"ticket": 7})
+    entry = shard.history(1)[0]
+    assert (entry.operation, entry.purpose, entry.info, entry.retractions) == ("delete", "delete", {"ticket": 7}, 1)
+
+
+def test_attributes_change_with_the_rows_or_not_at_all(shard: Shard) -> None:
+    key = "ab" * 16
+    update = persist.AttributeUpdate.replace_if_greater(key, 1)
+    shard.delete("id = 1", attributes=update)
+    with pytest.raises(persist.AttributeMismatch):
+        shard.delete("id = 2", attributes=update)
+    assert len(rows(shard)) == 3
+
+
+def test_an_upsert_of_few_keys_reads_few_row_groups(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one part of several megabytes; `bench.tables` measures it."""
+    shard = machine.client.create_shard("wide", SCHEMA, ["id"])
+    count = 600_000
+    numbers = pa.array(range(count))
+    nulls = pa.nulls(count, pa.date32())
+    shard.insert(pa.table({"id": numbers, "state": pc.cast(numbers, pa.string()), "n": numbers, "at": nulls}))
+    fetched: list[int] = []
+    real = Files.fetch
+
+    def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
+        fetched.append(length)
+        return real(self, part, start, length)
+
+    monkeypatch.setattr(Files, "fetch", fetch)
+
+    def bytes_of(verb: Callable[[], object]) -> int:
+        fetched.clear()
+        verb()
+        return sum(fetched)
+
+    whole = bytes_of(lambda: shard.snapshot().to_arrow())
+    assert bytes_of(lambda: shard.upsert([{"id": 5, "n": 1}])) < whole / 3
+    assert bytes_of(lambda: shard.upsert([{"id": 5, "n": 1}, {"id": count - 5, "n": 1}])) < whole / 2
+    assert bytes_of(lambda: shard.delete(keys=[7, 8])) < whole / 3
+    assert bytes_of(lambda: shard.merge([{"id": 9, "n": 1}]).when_matched_update().execute()) < whole / 3
+    assert bytes_of(lambda: shard.overwrite([{"id": 1}])) == 0
+
+
+BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
+    "a key that comes twice": (
+        lambda s: s.upsert([{"id": 1, "state": "a"}, {"id": 1, "state": "b"}]),
+        "comes more than once; an upsert takes one row a key",
+    ),
+    "rows without the key": (lambda s: s.upsert([{"state": "a"}]), "column 'id' is absent from the rows"),
+    "a column that the shard has not": (lambda s: s.upsert([{"id": 1, "nn": 1}]), "the shard has no column 'nn'"),
+    "rows with multiplicities": (lambda s: s.upsert([{"id": 1, "__diff": 2}]), "they say what is to be there, once"),
+    "a value that does not fit": (lambda s: s.upsert([{"id": 1, "n": "x"}]), "column 'n'"),
+    "rows of no known form": (lambda s: s.upsert(7), "rows come as an Arrow table"),
+    "a delete_column that the rows lack": (
+        lambda s: s.upsert([{"id": 1}], delete_column="gone"),
+        "column 'gone' is absent",
+    ),
+    "part of the columns of a key with two rows": (
+        lambda s: (s.insert([{"id": 1, "state": "twice"}]), s.upsert([{"id": 1, "n": 1}])),
+        "an upsert of some of the columns takes one row a key",
+    ),
+    "a read_time that is none": (lambda s: s.upsert(ROWS, read_time="now"), "read_time is 'now'"),
+    "neither where nor keys": (lambda s: s.delete(), "give where or keys, and not both"),
+    "both where and keys": (lambda s: s.delete("id = 1", keys=[1]), "give where or keys, and not both"),
+    "a predicate that cannot be read": (lambda s: s.delete("id ="), "where"),
+    "keys that are no list": (lambda s: s.delete(keys="1"), "keys must be a list of keys"),
+    "a key of too many values": (lambda s: s.delete(keys=[(1, 2)]), "a key has 2 values"),
+    "a key of another type": (lambda s: s.delete(keys=["x"]), "is no int64"),
+    "nothing to set": (lambda s: s.update({}), "it must give values by the names of columns"),
+    "setting a column that the shard has not": (lambda s: s.update({"nn": 1}), "the shard has no column 'nn'"),
+    "setting a value that does not fit": (lambda s: s.update({"n": "x"}), "column 'n'"),
+    "setting null where none is allowed": (lambda s: s.update({"id": None}), "'id' would be null"),
+    "an expression of an unknown column": (lambda s: s.update({"n": pc.field("nn")}), "cannot be computed"),
+    "an expression of another type": (lambda s: s.update({"n": pc.field("state")}), "does not fit"),
+    "rows for which where is not true": (
+        lambda s: s.replace_where("n < 30", [{"id": 7, "state": "x", "n": 70}]),
+        "`where` is not true",
+    ),
+    "an overwrite with part of the columns": (
+        lambda s: s.overwrite(pa.table({"id": [1]})),
+        "column 'state' is absent from the rows",
+    ),
+    "a merge without clauses": (lambda s: s.merge(ROWS).execute(), "a merge needs a clause"),
+    "a merge by a column that the source lacks": (
+        lambda s: s.merge([{"id": 1}], on=["state"]).when_matched_delete().execute(),
+        "column 'state', by which rows match, is absent",
+    ),
+    "a merge by a column that the shard has not": (
+        lambda s: s.merge([{"x": 1}], on=["x"]).when_matched_delete().execute(),
+        "the shard has no column 'x'",
+    ),
+    "a merge that sets a key": (
+        lambda s: s.merge(ROWS).when_matched_update({"id": 1}).execute(),
+        "is of the key, which a merge does not change",
+    ),
+    "two rows of a source that match one": (
+        lambda s: s.merge([{"id": 1, "n": 1}, {"id": 1, "n": 2}]).when_matched_update().execute(),
+        "two rows of the source match one row",
+    ),
+    "a condition that is no condition": (
+        lambda s: s.merge(ROWS).when_matched_delete(persist.source("n")).execute(),
+        "neither true nor false",
+    ),
+    "a condition of no known form": (lambda s: s.merge(ROWS).when_matched_delete(7), "condition is 7"),
+    "a new row that lacks what takes no null": (
+        lambda s: s.merge([{"id": 9, "n": 1}]).when_not_matched_insert({"n": persist.source("n")}).execute(),
+        "'id' is absent from the rows, and takes no null",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_refused_writes_nothing(machine: Machine, shard: Shard, what: str) -> None:
+    call, message = BAD[what]
+    with pytest.raises(InvalidUsage, match=message):
+        call(shard)
+    assert {(r[0], r[2]) for r in rows(shard) if r[1] == "new"} == {(n, n * 10) for n in range(1, 5)}
+    assert not machine.client.shard("orders").view().upper.element or shard.upper().element in (1, 2)
+    assert not machine.location.machine("orders").refresh().leased_readers, "no hold is left"
+
+
+def test_a_closed_shard_is_refused(shard: Shard) -> None:
+    shard.advance_upper(None)
+    for call in (
+        lambda: shard.upsert(ROWS),
+        lambda: shard.delete("id = 1"),
+        lambda: shard.overwrite(ROWS),
+        lambda: shard.merge(ROWS).when_matched_delete().execute(),
+    ):
+        with pytest.raises(UpperMismatch, match="is closed"):
+            call()
+
+
+def test_a_far_shard_has_every_verb_at_its_home() -> None:
+    verbs = {name for name in vars(Verbs) if not name.startswith("_")}
+    assert verbs <= set(AT_HOME)
+    assert all(getattr(FarShard, name) is not getattr(Shard, name) for name in verbs)

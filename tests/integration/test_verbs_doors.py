@@ -1,0 +1,151 @@
+"""The same verbs over HTTP, and what is refused there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+from persist.client.shard import Shard
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.clocks import Machine, World
+
+SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("at", pa.date32())])
+PATH = "/v1/shards/orders"
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return World().machine()
+
+
+@pytest.fixture
+def shard(machine: Machine) -> Shard:
+    found = machine.client.create_shard("orders", SCHEMA, ["id"])
+    found.insert([{"id": 1, "state": "new"}, {"id": 2, "state": "new"}])
+    return found
+
+
+@pytest.fixture
+def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def rows(shard: Shard) -> list[tuple[Any, ...]]:
+    found = shard.snapshot().to_arrow(expand=True).to_pylist()
+    return [(row["id"], row["state"], None if row["at"] is None else str(row["at"])) for row in found]
+
+
+def done(answer: Any) -> dict[str, Any]:
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert set(found) == {"verb", "as_of", "lower", "upper", "added", "removed", "retries"}
+    return found  # type: ignore[no-any-return]
+
+
+def ndjson(*lines: dict[str, Any]) -> dict[str, Any]:
+    data = "\n".join(map(json.dumps, lines))
+    return {"content": data, "headers": {"content-type": "application/x-ndjson"}}
+
+
+def test_every_verb_over_http(http: TestClient, shard: Shard) -> None:
+    found = done(http.post(f"{PATH}/upsert", **ndjson({"id": 2, "state": "paid"}, {"id": 3, "state": "new"})))
+    assert (found["verb"], found["lower"], found["added"], found["removed"]) == ("upsert", [1], 2, 1)
+    done(http.post(f"{PATH}/upsert", params={"columns": "id,at"}, **ndjson({"id": 1, "at": "2026-11-20"})))
+    assert rows(shard) == [(1, "new", "2026-11-20"), (2, "paid", None), (3, "new", None)]
+    done(http.post(f"{PATH}/update", json={"set": {"at": "2026-01-02", "state": None}, "where": "id = 3"}))
+    assert rows(shard)[2] == (3, None, "2026-01-02")
+    assert done(http.post(f"{PATH}/delete", json={"where": "state = 'paid'"}))["removed"] == 1
+    assert done(http.post(f"{PATH}/delete", json={"keys": [3]}))["removed"] == 1
+    done(http.post(f"{PATH}/replace-where", params={"where": "id < 5"}, **ndjson({"id": 4, "state": "x"})))
+    assert rows(shard) == [(4, "x", None)]
+    assert done(http.post(f"{PATH}/overwrite", content="id,state,at\n7,csv,\n", params={"format": "csv"}))["added"] == 1
+    gone = {"params": {"columns": "id", "delete_column": "gone"}, **ndjson({"id": 7, "gone": True})}
+    done(http.post(f"{PATH}/upsert", **gone))
+    assert rows(shard) == []
+
+
+def test_a_merge_over_http(http: TestClient, shard: Shard) -> None:
+    clauses = [
+        {"when": "matched", "if": "source.state = 'gone'", "then": "delete"},
+        {"when": "matched", "then": "update", "set": {"state": {"source": "state"}, "at": {"value": "2026-01-02"}}},
+        {"when": "not matched", "then": "insert"},
+        {"when": "not matched by source", "then": "delete"},
+    ]
+    shard.insert([{"id": 5, "state": "unknown"}])
+    body = {"rows": [{"id": 1, "state": "gone"}, {"id": 2, "state": "s"}, {"id": 9, "state": "t"}], "clauses": clauses}
+    done(http.post(f"{PATH}/merge", json=body))
+    assert rows(shard) == [(2, "s", "2026-01-02"), (9, "t", None)]
+
+
+def test_what_was_read_and_tokens_count_over_http(http: TestClient, shard: Shard) -> None:
+    params = {"read_time": 0, "token": "load-1"}
+    first = http.post(f"{PATH}/delete", json={"keys": [1]}, params=params)
+    assert http.post(f"{PATH}/delete", json={"keys": [1]}, params=params).json() == first.json()
+    late = http.post(f"{PATH}/delete", json={"keys": [2]}, params={"read_time": 0})
+    assert (late.status_code, late.json()["kind"]) == (409, "upper_mismatch")
+    assert len(rows(shard)) == 1
+
+
+BAD: dict[str, tuple[str, dict[str, Any], int]] = {
+    "a key that comes twice": ("upsert", ndjson({"id": 1}, {"id": 1}), 400),
+    "an unknown column": ("upsert", ndjson({"idd": 1}), 400),
+    "columns that the shard has not": ("upsert", {"params": {"columns": "id,x"}, **ndjson({"id": 1})}, 400),
+    "multiplicities": ("upsert", ndjson({"id": 1, "__diff": 2}), 400),
+    "a body that is none": ("upsert", {"content": b"\xff", "headers": {"content-type": "application/x-ndjson"}}, 400),
+    "a read_time before all times": ("overwrite", {"params": {"read_time": -2}, **ndjson({"id": 1})}, 422),
+    "no where": ("replace-where", ndjson({"id": 1}), 422),
+    "rows for which where is not true": ("replace-where", {"params": {"where": "id > 5"}, **ndjson({"id": 1})}, 400),
+    "neither where nor keys": ("delete", {"json": {}}, 400),
+    "keys that are no list": ("delete", {"json": {"keys": "1"}}, 400),
+    "a field that means nothing": ("delete", {"json": {"where": "id = 1", "wher": 1}}, 400),
+    "a body that is no object": ("delete", {"json": [1]}, 400),
+    "nothing to set": ("update", {"json": {"set": {}}}, 400),
+    "a value that does not fit": ("update", {"json": {"set": {"at": "soon"}}}, 400),
+    "an unknown column to set": ("update", {"json": {"set": {"x": 1}}}, 400),
+    "where that is no text": ("update", {"json": {"set": {"state": "x"}, "where": 7}}, 400),
+    "rows that are no list": ("merge", {"json": {"rows": 1, "clauses": []}}, 400),
+    "no clauses": ("merge", {"json": {"rows": [], "clauses": []}}, 400),
+    "a clause that is none": ("merge", {"json": {"rows": [], "clauses": [{"when": "matched", "then": "insert"}]}}, 400),
+    "a clause that deletes and sets": (
+        "merge",
+        {"json": {"rows": [], "clauses": [{"when": "matched", "then": "delete", "set": {"state": {"value": 1}}}]}},
+        400,
+    ),
+    "a column that becomes nothing": (
+        "merge",
+        {"json": {"rows": [], "clauses": [{"when": "matched", "then": "update", "set": {"state": "x"}}]}},
+        400,
+    ),
+    "an unknown parameter": ("delete", {"json": {"where": "id = 1"}, "params": {"wher": 1}}, 400),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_refused_over_http_writes_nothing(http: TestClient, shard: Shard, what: str) -> None:
+    verb, request, status = BAD[what]
+    answer = http.post(f"{PATH}/{verb}", **request)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["kind"] == "invalid_usage"
+    assert (shard.upper().element, len(rows(shard))) == (1, 2)
+
+
+def test_a_token_that_may_only_read_changes_nothing(machine: Machine, shard: Shard, tmp_path: Path) -> None:
+    token, digest = mint("reader")
+    file = tmp_path / "tokens.json"
+    known = {"id": "reader", "sha256": digest, "scopes": ["read"], "prefixes": ["orders"]}
+    file.write_text(json.dumps({"tokens": [known]}))
+    headers = {"authorization": f"Bearer {token}"}
+    with TestClient(create_app(machine.location, ServerSettings(tokens_file=str(file)))) as http:
+        for verb in ("upsert", "overwrite", "delete", "update", "merge"):
+            answer = http.post(f"{PATH}/{verb}", content=b"{}", headers=headers)
+            assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden"), verb
+    assert shard.upper().element == 1

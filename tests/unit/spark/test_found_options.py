@@ -1,0 +1,178 @@
+"""What surprised a PySpark engineer: options that meant nothing, names of two meanings, places that were mistyped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import persist
+from persist.client.connect import Client
+from persist.core.errors import InvalidUsage, UnknownShard
+from persist.spark import table
+from tests.support.without_jvm import read, rows_of, source, write, writer
+
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"persist://{tmp_path}/shards"
+
+
+@pytest.fixture
+def client(url: str) -> Any:
+    with persist.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def shard(client: Client) -> Any:
+    """Four rows, at times 0 to 3."""
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+    for number in range(4):
+        shard.insert([{"k": f"k{number}", "n": number}])
+    return shard
+
+
+FEED = {"readChangeFeed": "true"}
+MEANINGLESS = [
+    ({**FEED, "startingVersion": "latest"}, "startingVersion=latest is for streams"),
+    ({**FEED, "startingVersion": "LATEST"}, "startingVersion=latest is for streams"),
+    ({"startingVersion": "2"}, "option 'startingVersion' needs readChangeFeed"),
+    ({"startingVersion": "latest"}, "option 'startingVersion' needs readChangeFeed"),
+    ({"startingTimestamp": "2026-01-01T00:00:00Z"}, "option 'startingTimestamp' needs readChangeFeed"),
+    ({"endingVersion": "2"}, "option 'endingVersion' needs readChangeFeed"),
+    ({"endingTimestamp": "2026-01-01T00:00:00Z"}, "option 'endingTimestamp' needs readChangeFeed"),
+    ({"timeUnit": "s"}, "option 'timeUnit' needs readChangeFeed"),
+    ({**FEED, "multiplicity": "column"}, "option 'multiplicity' is for snapshots"),
+    ({**FEED, "multiplicity": "expand"}, "option 'multiplicity' is for snapshots"),
+    ({**FEED, "startingVersion": "earliest"}, "option 'startingVersion' is a whole number"),
+]
+
+
+@pytest.mark.parametrize(("options", "sentence"), MEANINGLESS, ids=[str(options) for options, _ in MEANINGLESS])
+def test_an_option_that_means_nothing_where_it_stands_is_refused(
+    shard: Any, url: str, options: dict[str, str], sentence: str
+) -> None:
+    """`startingVersion=latest` gave the whole contents as changes, without a feed it gave the whole snapshot."""
+    with pytest.raises(InvalidUsage, match=sentence):
+        read(url, "orders", **options)
+
+
+def test_a_time_unit_of_a_stream_without_a_feed_is_refused(shard: Any, url: str) -> None:
+    given = source(url, "orders", timeUnit="s")
+    with pytest.raises(InvalidUsage, match="option 'timeUnit' needs readChangeFeed"):
+        given.schema()
+    with pytest.raises(InvalidUsage, match="option 'timeUnit' needs readChangeFeed"):
+        given.streamReader(source(url, "orders").schema()).initialOffset()
+
+
+@pytest.mark.parametrize("feed", [{}, FEED], ids=["rows", "changes"])
+@pytest.mark.parametrize(
+    ("start", "rows"),
+    [("earliest", 4), ("EARLIEST", 4), ('{"time": 3}', 1), ("3", 1), ("latest", 0)],
+)
+@pytest.mark.parametrize("name", ["startingVersion", "startingOffsets"])
+def test_starting_version_of_a_stream_is_another_name_of_starting_offsets(
+    shard: Any, url: str, name: str, start: str, rows: int, feed: dict[str, str]
+) -> None:
+    """`earliest` and a JSON object were refused under the one name."""
+    given = source(url, "orders", **{name: start, **feed}, **({"cursor": "c"} if start == "latest" else {}))
+    reader = given.streamReader(given.schema())
+    first = reader.initialOffset()
+    last = reader.latestOffset(first, ReadAllAvailable())
+    assert len(rows_of(reader, reader.partitions(first, last))) == rows  # type: ignore[arg-type]
+    reader.stop()
+
+
+def test_both_names_of_the_start_of_a_stream_are_refused(shard: Any, url: str) -> None:
+    given = source(url, "orders", startingVersion="1", startingOffsets="1")
+    with pytest.raises(InvalidUsage, match="'startingOffsets' and 'startingVersion' mean the same; give one"):
+        given.streamReader(given.schema()).initialOffset()
+
+
+def rows(**columns: Any) -> pa.Table:
+    return pa.table({"k": ["a"], "n": [1], **columns})
+
+
+RESERVED = [
+    (rows(_change_type=["x"]), {}, "cannot have a column '_change_type': a change feed has one of that name"),
+    (rows(_commit_version=[1]), {}, "cannot have a column '_commit_version'"),
+    (rows(_commit_timestamp=["x"]), {}, "cannot have a column '_commit_timestamp'"),
+    (rows(_change_type=["x"]), {"envelope": "upsert"}, "cannot have a column '_change_type'"),
+    (rows(__diff=[5]), {}, "has a column __diff, the name of how often a row occurs: .* give diffColumn=__diff"),
+    (rows(__diff=[5]), {"envelope": "upsert"}, "has a column __diff"),
+    (rows(__diff=["5"], d=[1]), {"diffColumn": "d"}, "a column occurs twice"),
+    (rows(__time=[5]), {}, "has a column __time, .* and timeColumn=__time; or drop the column"),
+    (rows(__time=[5]), {"expectedUpper": 0, "newUpper": 9}, "has a column __time"),
+]
+
+
+@pytest.mark.parametrize(("table", "options", "sentence"), RESERVED)
+@pytest.mark.parametrize("is_new", [True, False], ids=["new shard", "shard that is there"])
+def test_a_column_of_a_name_that_means_something_else_is_refused(
+    client: Client, url: str, table: pa.Table, options: dict[str, Any], sentence: str, is_new: bool
+) -> None:
+    """The feed had two columns of one name, and a row with `__diff` 5 became five rows."""
+    if not is_new:
+        client.create_shard("orders", SCHEMA, ["k"])
+        sentence = sentence.replace(r"cannot have a column '", "the DataFrame has the column '").split(":")[0]
+    with pytest.raises(InvalidUsage, match=sentence):
+        write(url, "orders", table, key="k", **options)
+    assert client.shards() == ([] if is_new else ["orders"])
+    assert is_new or client.shard("orders").upper().element == 0
+
+
+def test_the_names_of_times_and_diffs_serve_where_options_say_that_they_are_those(client: Client, url: str) -> None:
+    given = rows(__time=[5], __diff=[3])
+    write(url, "orders", given, key="k", timeColumn="__time", diffColumn="__diff", expectedUpper=0, newUpper=9)
+    assert client.shard("orders").snapshot(5).to_arrow().to_pylist() == [{"k": "a", "n": 1, "__diff": 3}]
+
+
+def test_a_feed_of_a_shard_that_has_such_a_column_is_refused_and_other_reads_are_not(client: Client, url: str) -> None:
+    """Python makes such a shard."""
+    shard = client.create_shard("orders", pa.schema([*SCHEMA, ("_change_type", pa.string())]), ["k"])
+    shard.insert([{"k": "a", "n": 1, "_change_type": "x"}])
+    with pytest.raises(InvalidUsage, match="has a column '_change_type', and so has a change feed; leave that"):
+        read(url, "orders", **FEED)
+    [change] = read(url, "orders", columns="k,n", **FEED)
+    assert (change["_change_type"], change["n"]) == ("insert", 1)
+    assert read(url, "orders") == [{"k": "a", "n": 1, "_change_type": "x"}]
+    write(url, "orders", rows(_change_type=["y"]))
+    assert len(read(url, "orders")) == 2
+
+
+def test_a_read_of_a_mistyped_place_makes_nothing_and_names_it(tmp_path: Path, shard: Any, url: str) -> None:
+    """It made a place of that name, and said that it had no such shard."""
+    typo = f"persist://{tmp_path}/shrads"
+    (tmp_path / "empty").mkdir()
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for wrong in (typo, f"persist://{tmp_path}/empty"):
+        for asked in ({}, FEED, {"readHistory": "true"}, {"readChanges": "true", "start": "0"}, {"asOf": "1"}):
+            with pytest.raises(UnknownShard, match=f"nor any other, at {wrong} "):
+                read(wrong, "orders", **asked)
+        with pytest.raises(UnknownShard, match=f"nor any other, at {wrong} "):
+            source(wrong, "orders").streamReader(source(url, "orders").schema()).initialOffset()
+        with pytest.raises(UnknownShard, match=f"nor any other, at {wrong} .* A write with option 'key' makes"):
+            writer(wrong, "orders", SCHEMA)
+        with pytest.raises(UnknownShard, match=f"nor any other, at {wrong} "):
+            table(None, "orders", url=wrong)  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_a_read_of_mistyped_stores_makes_nothing_and_names_them(tmp_path: Path, shard: Any) -> None:
+    there, log = f"file://{tmp_path}/shards/blob", f"sqlite://{tmp_path}/shards/consensus.db"
+    for blob, consensus in ((f"file://{tmp_path}/blbo", log), (there, f"sqlite://{tmp_path}/log.db")):
+        with pytest.raises(UnknownShard, match=f"nor any other, at {blob} and {consensus} "):
+            persist.spark.PersistDataSource({"blob": blob, "consensus": consensus, "path": "orders"}).schema()
+    assert [path.name for path in tmp_path.iterdir()] == ["shards"]
+
+
+def test_a_shard_that_is_not_there_is_told_with_the_place(shard: Any, url: str) -> None:
+    with pytest.raises(UnknownShard, match=rf"no shard 'ordres' .*looked at {url}\)"):
+        read(url, "ordres")
