@@ -1,0 +1,57 @@
+"""Every row of docs/parity.md does what it says here: its last cell is run on a shard of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "parity.md"
+COLUMNS = 4
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+
+
+def table() -> dict[str, str]:
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    found = [cells(line) for line in lines if not line.startswith("| ---")][1:]
+    assert all(len(row) == COLUMNS for row in found), "a row has another number of cells"
+    return {row[0]: row[-1].strip("`") for row in found}
+
+
+ROWS = table()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.connect(f"persist://{tmp_path}/location") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_row_of_the_page_runs(client: persist.Client, what: str) -> None:
+    columns = pa.schema([("id", pa.int64()), ("state", pa.string()), ("amount", pa.int64())])
+    shard = client.create_shard("orders", columns, key=["id"])
+    for number in range(3):
+        shard.insert([{"id": number, "state": "new", "amount": 3 * number}])
+    new = [{"id": 9, "state": "new", "amount": 90}]
+    names = {"pa": pa, "datetime": datetime, "timedelta": timedelta, "timezone": timezone}
+    try:
+        result = eval(ROWS[what], {"client": client, "shard": shard, "new": new, **names})
+    except persist.NotReadable:
+        assert what == "by wall clock", "the shard is younger than that"
+        return
+    assert result is not None or what == "drop"
+
+
+def test_the_page_has_the_verbs() -> None:
+    said = " ".join(ROWS.values())
+    for verb in ("insert", "upsert", "merge", "delete", "update", "replace_where", "overwrite", "get", "count", "head"):
+        assert f"shard.{verb}(" in said
