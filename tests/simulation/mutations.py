@@ -148,9 +148,9 @@ def unknown_told_as_not_done() -> Broken:
     """The committer says "it did not happen" where nobody knows."""
     real = LogWriter.compare_and_set
 
-    def compare_and_set(self: LogWriter, *arguments: Any) -> Any:
+    def compare_and_set(self: LogWriter, *arguments: Any, **named: Any) -> Any:
         try:
-            return real(self, *arguments)
+            return real(self, *arguments, **named)
         except Indeterminate as error:
             raise Unavailable(str(error)) from error
 

@@ -46,7 +46,7 @@ def parent_not_compared() -> AbstractContextManager[Any]:
 def head_not_compared() -> AbstractContextManager[Any]:
     """A commit is appended at its seqno, whatever lies before it."""
     real = LogWriter.compare_and_set
-    return patch.object(LogWriter, "compare_and_set", lambda self, *given: real(self, *given[:3]))
+    return patch.object(LogWriter, "compare_and_set", lambda self, *given, **named: real(self, *given[:3], **named))
 
 
 def identity_not_compared_again() -> AbstractContextManager[Any]:
