@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from blob import Blob
 from persist.commit.identity import COPY_KEY, ID_KEY, LOOK_EVERY_S, epoch_key, epochs_in
@@ -19,7 +20,7 @@ from persist.core.publications import CATALOGUES, JOURNALS
 from persist.core.transitions.context import HANDOVERS_LEVEL
 from persist.formats.state_frames import decode_binding
 from persist.formats.store_errors import translated
-from persist.regions.promotion import PREFIX, Promotion
+from persist.regions.promotion import PREFIX, Promotion, promotion_to
 from persist.regions.salvaging import diverged
 from persist.regions.switching import as_owner
 
@@ -39,13 +40,16 @@ def demote(
 
     The old home ends first, and then it is looked what it has. Repeating it is safe. `drop_diverged`: also where the
     old home has something that the new one does not have, and that is lost by this. Raises Conflict (it has, or it has
-    taken over itself since), InvalidUsage (they are homes of two locations), Unavailable.
+    taken over itself since), InvalidUsage (they are homes of two locations, or both are the new home: nothing was
+    written), Unavailable.
     """
     with translated():
         if old.blob.get(ID_KEY) != new.get(ID_KEY):
             raise InvalidUsage(f"{old.blob.url} is of another location than {new.url}")
         if new.stat(COPY_KEY) is not None:
             raise InvalidUsage(f"{new.url} is a copy itself: give the blob store of the new home")
+        _check_epochs(old.blob, new)
+    _check_not_itself(old, new, promotion)
     _fence(old.blob, new)
     if not _is_marked(old.blob):
         if not drop_diverged:
@@ -96,18 +100,39 @@ def _end(old: Location, new: Blob, sleep: Callable[[float], object]) -> None:
                 machine.apply(c.HandOver(binding.epoch))
 
 
+def _check_epochs(old: Blob, new: Blob) -> None:
+    """That the old home has no epoch of its own, which the new one does not have."""
+    known, own = epochs_in(new), epochs_in(old)
+    if own and own[-1] > known[-1]:
+        raise Conflict(f"{old.url} has an epoch {own[-1]}, which {new.url} does not have: it has taken over since")
+    for epoch in set(known) & set(own):
+        if old.get(epoch_key(epoch)) != new.get(epoch_key(epoch)):
+            raise Conflict(f"{old.url} has an epoch {epoch} of its own: it has taken over as well")
+
+
+def _check_not_itself(old: Location, new: Blob, promotion: Promotion) -> None:
+    """That it is not the new home that is to end, by whichever URL and with whichever consensus store it is given.
+
+    Where the promotion was noted is its home, or a copy of it. A copy has a mark.
+    """
+    epoch = old.identity.check().epoch
+    with translated():
+        last = epochs_in(new)[-1]
+        is_one = old.blob.url == new.url or epoch >= last
+        if not is_one and not _is_marked(old.blob):
+            is_one = promotion_to(old.blob, promotion.epoch) == replace(promotion, earlier=())
+    if is_one:
+        raise InvalidUsage(
+            f"{old.blob.url} is the new home itself, of epoch {last}: give the old home, and the blob store of the new "
+            "one as --of"
+        )
+
+
 def _fence(old: Blob, new: Blob) -> None:
     """Bring the epochs of the new home to the old one, which ends it, if it has not ended yet."""
     with translated():
-        known, own = epochs_in(new), epochs_in(old)
-        if own and own[-1] > known[-1]:
-            raise Conflict(f"{old.url} has an epoch {own[-1]}, which {new.url} does not have: it has taken over since")
-        for epoch in known:
-            data, held = new.get(epoch_key(epoch)), old.get(epoch_key(epoch)) if epoch in own else None
-            if held is None:
-                old.put(epoch_key(epoch), data)
-            elif held != data:
-                raise Conflict(f"{old.url} has an epoch {epoch} of its own: it has taken over as well")
+        for epoch in sorted(set(epochs_in(new)) - set(epochs_in(old))):
+            old.put(epoch_key(epoch), new.get(epoch_key(epoch)))
 
 
 def _is_marked(blob: Blob) -> bool:

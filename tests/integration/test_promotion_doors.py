@@ -212,6 +212,47 @@ def demoted_of_another(place: Place) -> None:
     run("demote", *place.home, "--of", other.copy)
 
 
+def demoted_itself(*more: str, at: str = "", by_old_log: bool = False) -> Callable[[Place], object]:
+    """The new home, live and ahead of the copy that it was, as both. `at`: by a link of that name."""
+
+    def call(place: Place) -> None:
+        place.promote()
+        with persist.connect(blob=place.copy, consensus=place.fresh, collect=False) as client:
+            client.shard("eu/orders").insert([{"id": 2, "v": "at the new home"}])
+        place.publish(place.copy, place.fresh)
+        if at:
+            (place.root / at).symlink_to(place.root / "copy", target_is_directory=True)
+        blob, log = (place.root / at / "blob").as_uri() if at else place.copy, place.fresh
+        before = place.blobs()
+        try:
+            run(
+                "demote",
+                "--blob",
+                blob,
+                "--consensus",
+                place.consensus if by_old_log else log,
+                "--of",
+                place.copy,
+                *more,
+            )
+        finally:
+            assert place.blobs() == before, "something was written"
+            assert ids(place.copy, log) == [1, 2]
+            with persist.connect(blob=place.copy, consensus=log, collect=False) as client:
+                client.shard("eu/orders").insert([{"id": 3, "v": "it goes on"}])
+
+    return call
+
+
+DEMOTED_ITSELF = [
+    demoted_itself(),
+    demoted_itself("--drop-diverged"),
+    demoted_itself("--drop-diverged", by_old_log=True),
+    demoted_itself("--drop-diverged", at="link"),
+    demoted_itself("--drop-diverged", at="link", by_old_log=True),
+]
+
+
 def demoted_alone(place: Place) -> None:
     place.insert(7)
     place.promote()
@@ -309,7 +350,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
         lambda p: run("demote", *p.home, "--of", f"file://{p.root}/none"),
     ],
     "`salvage` or `demote` of another location, or of the new home itself": [
-        of_another_location, of_itself, demoted_of_another,
+        of_another_location, of_itself, demoted_of_another, *DEMOTED_ITSELF,
     ],
     "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
     "`demote` of a home that has taken over since": [demoted_after_taking_over],
@@ -330,6 +371,7 @@ WRITES_FIRST = (
     demoted_alone,
     demoted_after_taking_over,
     not_whole,
+    *DEMOTED_ITSELF,
 )
 
 
