@@ -70,8 +70,8 @@ class WrongTime:
     def monotonic(self) -> float:
         return time.monotonic()
 
-    def uptime(self) -> float:
-        return time.monotonic()
+    def clock_gettime(self, clock: int) -> float:
+        return time.clock_gettime(clock)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
