@@ -105,6 +105,7 @@ class EmbeddedTransport:
 def view_state(location: Location, name: str, request: ViewRequest) -> State:
     """The State that a view request asks for."""
     machine = location.machine(check_shard_name(name))
+    location.identity.refuse_copy()
 
     def ready(state: State) -> bool:
         return request.past is None or not state.upper.less_equal(request.past)

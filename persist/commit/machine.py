@@ -272,7 +272,10 @@ class Machine(CachedState):
 
         A write that landed before, or changes nothing, is no more than tried: another home may not have it.
         """
-        told = [self._versions.named(one) if isinstance(one, ReadOnly) else one for one in commit.outcomes]
+        told = [
+            self._refused(one, pending.command) if isinstance(one, ReadOnly) else one
+            for one, pending in zip(commit.outcomes, group, strict=False)
+        ]
         if commit.diff is not None:
             return told
         writes = [
@@ -287,6 +290,15 @@ class Machine(CachedState):
                 for index in writes:
                     told[index] = error
         return told
+
+    def _refused(self, error: ReadOnly, command: c.Command) -> PersistError:
+        """This refusal as it is told. A read is refused since the store has become a copy, or is about to."""
+        if command.scope != c.WRITE:
+            try:
+                self._versions.check_no_copy()
+            except PersistError as copied:
+                return copied
+        return self._versions.named(error)
 
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
