@@ -151,14 +151,14 @@ class Identity:
         details = {**error.details, "home": taken.details["home"], "region": taken.details["region"]}
         return ReadOnly(f"{error.message}, at {', '.join(taken.details['home'])}", **details)
 
-    def check_no_copy(self) -> None:
+    def check_no_copy(self, *, if_due: bool = False) -> None:
         """After something was not there, or was refused: look whether that is since the store has become a copy.
 
-        Raises what `check` raises then. It is not looked where nothing would be said.
+        Raises what `check` raises then. It is not looked where nothing would be said. `if_due`: nor soon after a look.
         """
         if self._shows_no_copy:
             with contextlib.suppress(Unavailable):
-                self._looks.now()
+                self._looks.if_due() if if_due else self._looks.now()
             self.check()
 
     def look_elsewhere(self, look: Callable[[], ReadOnly | None], fence_after_s: float | None) -> None:

@@ -273,8 +273,8 @@ class Machine(CachedState):
         A write that landed before, or changes nothing, is no more than tried: another home may not have it.
         """
         told = [
-            self._refused(one, pending.command) if isinstance(one, ReadOnly) else one
-            for one, pending in zip(commit.outcomes, group, strict=False)
+            self._versions.named(one) if isinstance(one, ReadOnly) else one
+            for one in self._unless_copied(commit, group)
         ]
         if commit.diff is not None:
             return told
@@ -291,14 +291,16 @@ class Machine(CachedState):
                     told[index] = error
         return told
 
-    def _refused(self, error: ReadOnly, command: c.Command) -> PersistError:
-        """This refusal as it is told. A read is refused since the store has become a copy, or is about to."""
-        if command.scope != c.WRITE:
-            try:
-                self._versions.check_no_copy()
-            except PersistError as copied:
-                return copied
-        return self._versions.named(error)
+    def _unless_copied(self, commit: Commit, group: Sequence[Pending]) -> Sequence[Outcome]:
+        """What became of the group. Reads of a shard that goes on elsewhere: unless the store has become a copy."""
+        reads = [pending.command.scope != c.WRITE for pending in group[: len(commit.outcomes)]]
+        if not commit.following.handed_over or not any(reads):
+            return commit.outcomes
+        try:
+            self._versions.check_no_copy(if_due=True)
+        except PersistError as copied:
+            return [copied if is_read else one for one, is_read in zip(commit.outcomes, reads, strict=True)]
+        return commit.outcomes
 
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.
