@@ -51,6 +51,7 @@ class Watcher:
     async def state(self, name: str, request: ViewRequest) -> State:
         """As `persist.client.embedded.view_state`: the State that a view request asks for."""
         machine = self._location.machine(name)
+        self._location.identity.refuse_copy()
         cached = machine.cached
         if cached is None or request.min_seqno <= 0 or cached.seqno < request.min_seqno:
             cached = await self._work.run(machine.refresh)

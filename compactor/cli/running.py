@@ -54,7 +54,7 @@ def prepare(arguments: argparse.Namespace) -> None:
 
 def open_location(arguments: argparse.Namespace) -> Location:
     """The location that the arguments name, without small merges after commits: those are the writers' own."""
-    settings = LocationSettings(machine=MachineSettings(small_merges=False))
+    settings = LocationSettings(machine=MachineSettings(small_merges=False), shows_no_copy=True)
     where.check_given(arguments, "region", "index")
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:

@@ -143,7 +143,9 @@ class Connection:
 
     @property
     def _here(self) -> LocationSettings:
-        return replace(self.location, collects=self.collect, history=self.history or DEFAULT_HISTORY)
+        return replace(
+            self.location, collects=self.collect, history=self.history or DEFAULT_HISTORY, shows_no_copy=True
+        )
 
 
 class Client(Timeable):

@@ -134,6 +134,7 @@ def _about(name: str) -> str:
 def view_state(location: Location, name: str, request: ViewRequest) -> State:
     """The State that a view request asks for."""
     machine = location.machine(check_shard_name(name))
+    location.identity.refuse_copy()
 
     def ready(state: State) -> bool:
         return request.past is None or not state.upper.less_equal(request.past)

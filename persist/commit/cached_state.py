@@ -17,7 +17,7 @@ from collections.abc import Callable
 from persist.commit.lease_watch import LeaseWatch
 from persist.commit.system import Clock
 from persist.commit.versions import Versions
-from persist.core.errors import HistoryLost, PersistError, UnknownShard
+from persist.core.errors import Corruption, HistoryLost, PersistError, ReadOnly, UnknownShard
 from persist.core.state import State
 from persist.core.view import Seen
 
@@ -61,6 +61,9 @@ class CachedState:
                 state = self._versions.load(self.name) if cached is None else self._versions.catch_up(cached)
             except HistoryLost as error:
                 self._lose(error)
+                raise
+            except (Corruption, ReadOnly):  # ReadOnly: its log ends before what was copied into its store
+                self._versions.check_no_copy()
                 raise
             if state is None:
                 raise UnknownShard(f"there is no shard {self.name!r} here; create it first")

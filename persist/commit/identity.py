@@ -60,8 +60,16 @@ class Identity:
     """Compares the two stores of one location. Thread-safe. Every method may raise Unavailable."""
 
     def __init__(
-        self, blob: Blob, consensus: Consensus, ids: IdSource, clock: Clock, build: Build = THIS_BUILD
+        self,
+        blob: Blob,
+        consensus: Consensus,
+        ids: IdSource,
+        clock: Clock,
+        build: Build = THIS_BUILD,
+        *,
+        shows_no_copy: bool = False,
     ) -> None:
+        self._shows_no_copy = shows_no_copy
         self._blob = blob
         self._consensus = consensus
         self._ids = ids
@@ -71,6 +79,7 @@ class Identity:
         self._binding: Binding | None = None
         self._newer = False  # whether the blob store has a later epoch
         self._newer_by = 0  # and which look has told
+        self._copied: InvalidUsage | Unavailable | None = None  # as it is said where the store has become a copy
         self._elsewhere: Callable[[], ReadOnly | None] | None = None
         self._taken: ReadOnly | None = None  # why this process only reads, by what was found elsewhere
         self._taken_by = 0
@@ -80,8 +89,20 @@ class Identity:
     def check(self) -> Binding:
         """The binding of the stores. They are compared once, and bound if they are new.
 
-        Raises InvalidUsage: they do not belong together. It says what to do.
+        Raises InvalidUsage: they do not belong together. It says what to do. With `shows_no_copy` also where the blob
+        store of an old home is a copy of a later one: Unavailable where that was found later.
         """
+        binding = self.binding()
+        self.refuse_copy()
+        return binding
+
+    def refuse_copy(self) -> None:
+        """Raises what `check` raises where it was found that the store is a copy. Calls no store."""
+        if (copied := self._copied) is not None:
+            raise type(copied)(copied.message)
+
+    def binding(self) -> Binding:
+        """As `check`, also where the blob store has become a copy."""
         binding = self._binding
         if binding is None:
             with self._looks.turn():
@@ -99,7 +120,7 @@ class Identity:
         Raises also ReadOnly: one has; it names its servers, as far as the index does. Unavailable: this process could
         not look for so long that it stops by itself. Nothing was written.
         """
-        binding = self.check()
+        binding = self.binding()
         if self._looks.is_due:
             with contextlib.suppress(Unavailable):
                 self._looks.if_due()
@@ -130,6 +151,16 @@ class Identity:
         details = {**error.details, "home": taken.details["home"], "region": taken.details["region"]}
         return ReadOnly(f"{error.message}, at {', '.join(taken.details['home'])}", **details)
 
+    def check_no_copy(self, *, if_due: bool = False) -> None:
+        """After something was not there, or was refused: look whether that is since the store has become a copy.
+
+        Raises what `check` raises then. It is not looked where nothing would be said. `if_due`: nor soon after a look.
+        """
+        if self._shows_no_copy:
+            with contextlib.suppress(Unavailable):
+                self._looks.if_due() if if_due else self._looks.now()
+            self.check()
+
     def look_elsewhere(self, look: Callable[[], ReadOnly | None], fence_after_s: float | None) -> None:
         """From now on `look` tells as well whether another home has taken over. It may raise Unavailable.
 
@@ -155,7 +186,7 @@ class Identity:
         Raises what `check_writable` raises. Blobs that are deleted within `CONFIRM_EVERY_S` after it may still be
         another's, if the stores were exchanged in just that time.
         """
-        self.check()
+        self.binding()
         if self._looks.silent_s >= CONFIRM_EVERY_S:
             self.look()
         self.check_writable()
@@ -200,10 +231,20 @@ class Identity:
             if held is None or decode_binding(held, self._build) != binding:
                 self._refuse("are stores of two locations: give two that belong together")
             newer = self._has_later(binding.epoch)
+            # A home that was a copy, and was killed before its mark went, is of the last epoch.
+            is_copy = newer and self._shows_no_copy and self._blob.stat(COPY_KEY) is not None
         with self._lock:
             if number >= self._newer_by:  # one that hung does not tell over a later one
+                self._copied = (self._copied or self._said_of_copy(known is not None)) if is_copy else None
                 self._newer, self._newer_by, self._binding = newer, number, binding
         return binding
+
+    def _said_of_copy(self, was_home: bool) -> InvalidUsage | Unavailable:
+        url = self._blob.url
+        return (Unavailable if was_home else InvalidUsage)(
+            f"this store is a copy now: {url} was made one by `persist demote`, and another home goes on; serve it by "
+            f"`persist serve --read-only --blob {url}`"
+        )
 
     def _has_later(self, epoch: int) -> bool:
         """Whether the blob store has a later epoch, whichever: some between may never have been here."""

@@ -65,6 +65,7 @@ class LocationSettings:
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
     compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
     metered: bool = False  # whether `Location.store_calls` counts
+    shows_no_copy: bool = False  # it refuses the blob store of an old home that has become a copy of a later one
     publish: PublishSettings | None = None  # what this process commits is published so; None: maintenance does it
 
 
@@ -102,7 +103,9 @@ class Location:
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
-        self.identity = Identity(blob, consensus, self.ids, self.clock, self.settings.build)
+        self.identity = Identity(
+            blob, consensus, self.ids, self.clock, self.settings.build, shows_no_copy=self.settings.shows_no_copy
+        )
         self.versions = Versions(blob, consensus, self.ids, self.settings.build, self.identity)
         self._stamps = CheckedClock(blob, self.clock, self.ids) if self.settings.compares_clock else None
         self.nodes = NodeCache(self.settings.attribute_cache_bytes_max)

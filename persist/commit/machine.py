@@ -272,7 +272,10 @@ class Machine(CachedState):
 
         A write that landed before, or changes nothing, is no more than tried: another home may not have it.
         """
-        told = [self._versions.named(one) if isinstance(one, ReadOnly) else one for one in commit.outcomes]
+        told = [
+            self._versions.named(one) if isinstance(one, ReadOnly) else one
+            for one in self._unless_copied(commit, group)
+        ]
         if commit.diff is not None:
             return told
         writes = [
@@ -287,6 +290,17 @@ class Machine(CachedState):
                 for index in writes:
                     told[index] = error
         return told
+
+    def _unless_copied(self, commit: Commit, group: Sequence[Pending]) -> Sequence[Outcome]:
+        """What became of the group. Reads of a shard that goes on elsewhere: unless the store has become a copy."""
+        reads = [pending.command.scope != c.WRITE for pending in group[: len(commit.outcomes)]]
+        if not commit.following.handed_over or not any(reads):
+            return commit.outcomes
+        try:
+            self._versions.check_no_copy(if_due=True)
+        except PersistError as copied:
+            return [copied if is_read else one for one, is_read in zip(commit.outcomes, reads, strict=True)]
+        return commit.outcomes
 
     def _commit_what_fits(self, group: list[Pending]) -> Commit:
         """Commit the group, or as much of its beginning as the store of the log takes at once; the rest stays queued.

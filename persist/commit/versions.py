@@ -98,6 +98,10 @@ class Versions:
         """Raises ReadOnly (this process may only read), Unavailable (it cannot tell). Nothing was written."""
         self._identity.check_writable()
 
+    def check_no_copy(self, *, if_due: bool = False) -> None:
+        """Raises Unavailable, InvalidUsage: something is not there, or is refused, since the store is a copy now."""
+        self._identity.check_no_copy(if_due=if_due)
+
     def named(self, error: ReadOnly) -> ReadOnly:
         """This refusal, with the home that has taken over, as far as that is known."""
         return self._identity.named(error)

@@ -45,7 +45,7 @@ class HomeWatch:
         """Why this process only reads, by the index; None: it may write. Raises Unavailable."""
         if self._index is None or not self._region:
             return None
-        epoch = self._identity.check().epoch
+        epoch = self._identity.binding().epoch
         try:
             return taken_over(self._index.fetch(), self._region, epoch)
         except OlderIndex as error:

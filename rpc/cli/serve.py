@@ -124,7 +124,9 @@ def _serve(
     arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, announce: bool = False
 ) -> int:
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
-    served = LocationSettings(policy=settings.policy, history=settings.history, metered=True, publish=publish)
+    served = LocationSettings(
+        policy=settings.policy, history=settings.history, metered=True, publish=publish, shows_no_copy=True
+    )
     try:
         location = _opened(arguments, settings, served)
     except BaseException:
@@ -151,8 +153,8 @@ def _serve(
 
 
 def _watch(location: Location, settings: ServerSettings) -> HomeWatch | None:
-    """What looks whether another home has taken over, besides who commits; None: nothing tells but the stores."""
-    if settings.read_only or not (settings.self_fence or (settings.region and settings.index)):
+    """What looks whether another home has taken over, besides who commits; None: it is a copy itself."""
+    if settings.read_only:
         return None
     index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
     return HomeWatch(location.identity, settings.region, index, float(settings.self_fence))
@@ -210,7 +212,9 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
 
     The parent keeps the listening sockets: while a child is away its connections wait.
     """
-    location = _opened(arguments, settings, LocationSettings())  # what is wrong with the stores is said once, by us
+    location = _opened(
+        arguments, settings, LocationSettings(shows_no_copy=True)
+    )  # what is wrong with the stores is said once, by us
     try:
         location.check()
     finally:

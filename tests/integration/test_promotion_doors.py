@@ -267,6 +267,28 @@ def demoted_after_taking_over(place: Place) -> None:
     run("demote", *place.home, "--of", place.copy, "--drop-diverged")
 
 
+def used_as_home(use: Callable[[Place], object]) -> Callable[[Place], object]:
+    """After it was demoted."""
+
+    def call(place: Place) -> None:
+        place.promote()
+        run("demote", *place.home, "--of", place.copy)
+        before = place.blobs()
+        try:
+            use(place)
+        finally:
+            assert place.blobs() == before
+
+    return call
+
+
+USED_AS_HOME = [
+    used_as_home(lambda p: run("compactor", *p.home, "--once")),
+    used_as_home(lambda p: run("gc", *p.home, "--once")),
+    used_as_home(lambda p: p.insert(7)),
+]
+
+
 def stopped_after(seconds: int, **settings: bool) -> Callable[[Place], object]:
     return lambda place: ServerSettings(blob="memory:", self_fence=seconds, **settings).check()  # type: ignore[arg-type]
 
@@ -354,6 +376,7 @@ REFUSED: dict[str, list[Callable[[Place], object]]] = {
     ],
     "`demote` of a home that has something alone, without `--drop-diverged`": [demoted_alone],
     "`demote` of a home that has taken over since": [demoted_after_taking_over],
+    "`serve`, `compactor`, `gc` or `persist.connect` of an old home that `demote` has made a copy": USED_AS_HOME,
     "`--self-fence` below 20 and not 0, or beyond 86400, or with `--read-only`": [
         *(stopped_after(seconds) for seconds in (1, 19, 86_401, -1)), stopped_after(60, read_only=True),
     ],
@@ -372,6 +395,7 @@ WRITES_FIRST = (
     demoted_after_taking_over,
     not_whole,
     *DEMOTED_ITSELF,
+    *USED_AS_HOME,
 )
 
 
@@ -612,3 +636,57 @@ def test_salvage_tells_what_was_dropped_made_and_set_at_the_old_home(
     assert lines["eu/clicks"]["dropped"] is True
     assert lines[None] == {"epoch": 2, "region": "us", "of": "eu", "shards": 3, "lost": 0}
     assert [path.name for path in (place.root / "files").iterdir()] == ["eu%2Flate.parquet"]
+
+
+# --- an old home that has become a copy
+
+
+COPY_NOW = r"^this store is a copy now: .* `persist serve --read-only --blob file:.*/blob`$"
+
+
+@pytest.fixture
+def demoted(place: Place) -> Place:
+    place.promote()
+    assert run("demote", *place.home, "--of", place.copy) == 0
+    return place
+
+
+@pytest.mark.parametrize("command", ["serve", "serve --workers 2", "compactor --once", "gc --once"])
+@pytest.mark.parametrize("how", ["stores", "dir"])
+def test_an_old_home_that_is_a_copy_is_served_as_one_only(demoted: Place, command: str, how: str) -> None:
+    """It started, was ready, and refused every read as ReadOnly."""
+    if how == "dir":
+        (demoted.root / "home" / "log.db").rename(demoted.root / "home" / "consensus.db")
+        (demoted.root / "home" / "persist.json").write_text('{"persist": "location", "version": 1}')
+    where = demoted.home if how == "stores" else ("--dir", str(demoted.root / "home"))
+    before, words = demoted.blobs(), command.split()
+    if words[0] == "serve":
+        with Server(demoted.root / "home", *words[1:], *(where if how == "stores" else ())) as server:
+            assert server.process.wait(60) == 1
+        assert re.search(COPY_NOW.removeprefix("^"), server.said(), re.MULTILINE)
+        assert server.said().count("\n") == 1
+    else:
+        with pytest.raises(persist.InvalidUsage, match=COPY_NOW):
+            run(*words, *where)
+    assert demoted.blobs() == before
+
+
+def test_an_old_home_that_is_a_copy_is_not_opened_by_a_program_as_home(demoted: Place) -> None:
+    with persist.connect(blob=demoted.blob, consensus=demoted.consensus, collect=False) as client:
+        for call in (lambda: client.shard(NAMES[0]), client.shards, lambda: client.create_shard("x", SCHEMA, ["id"])):
+            with pytest.raises(persist.InvalidUsage, match=COPY_NOW):
+                call()
+    assert run("replicate", "--from", demoted.copy, "--to", demoted.blob, "--once") == 0
+    with persist.connect(blob=demoted.blob, read_only=True) as client:
+        assert client.shard(NAMES[0]).snapshot().to_arrow().num_rows == 1
+    assert run("demote", *demoted.home, "--of", demoted.copy) == 0, "it can be repeated"
+
+
+def test_a_home_whose_mark_as_a_copy_stayed_is_no_copy(place: Place) -> None:
+    """Its promotion was killed before the mark went."""
+    place.promote()
+    with closing(open_blob(place.copy)) as blob:
+        blob.put("copy-of", blob.get("location-id"))
+    with Server(place.root, *place.new) as server, persist.connect(server.url) as client:
+        client.shard("eu/orders").insert([{"id": 5, "v": "new"}])
+    assert ids(place.copy, place.fresh) == [1, 5]

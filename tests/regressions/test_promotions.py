@@ -24,7 +24,7 @@ from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
 from persist.copies.recovering import How
 from persist.core.attribute import AttributeUpdate
-from persist.core.errors import Conflict, InvalidUsage, ReadOnly
+from persist.core.errors import Conflict, InvalidUsage, ReadOnly, Unavailable
 from persist.core.ids import shard_id_of
 from persist.core.state import Policy
 from persist.regions import demoting, switching
@@ -603,6 +603,36 @@ def test_a_demotion_that_was_killed_looks_again(world: World, monkeypatch: pytes
     assert (state.handed_over, state.event_count) == (2, 3)
     demote(home.process(), us.blob, promotion)
     assert home.blob.stat(COPY_KEY) is not None
+
+
+@pytest.mark.parametrize("has_looked", [True, False])
+def test_a_running_home_whose_store_becomes_a_copy_says_so(world: World, has_looked: bool) -> None:
+    """Its readers were told Corruption once blobs went, ReadOnly before that, and it was ready."""
+    home, us = world.home, world.us
+    world.begin(a=3, b=3)
+    us.promote()
+    server = memory_location(
+        blob=home.blob, consensus=home.consensus, clock=home.clock, policy=POLICY, shows_no_copy=True
+    )
+    client = Client(EmbeddedTransport(server))
+    opened = client.shard("a")
+    assert rows(server, "a") == home.rows["a"]
+    promotion = last_promotion(us.blob)
+    assert promotion is not None
+    demote(home.process(), us.blob, promotion)
+    replicator = Replicator(us.blob, home.blob, home.clock, ReplicateSettings(keep_s=0.0))
+    for _ in range(2):
+        replicator.round(whole=True)
+        home.clock.advance_ms(6_000)
+    if has_looked:  # in the background
+        server.identity.look()
+    for read in (opened.snapshot, lambda: client.shard("b").snapshot(), lambda: next(iter(opened.listen(None)))):
+        with pytest.raises(Unavailable, match=r"^this store is a copy now: .* serve it by `persist serve --read-only"):
+            read()
+    with pytest.raises(Unavailable, match="this store is a copy now"):
+        server.check()
+    with pytest.raises(ReadOnly):
+        opened.insert([{"k": "late", "v": 1}])
 
 
 # --- what a receipt says

@@ -74,6 +74,7 @@ def memory_location(
     retry_s: float = 5.0,
     small_merges: bool = True,
     build: Build = THIS_BUILD,
+    shows_no_copy: bool = False,
 ) -> Location:
     """A location over memory stores (or those given) that checks every invariant at every commit.
 
@@ -83,7 +84,11 @@ def memory_location(
         blob if blob is not None else MemoryBlob("mem:"),
         consensus if consensus is not None else MemoryConsensus("mem:"),
         settings=LocationSettings(
-            policy or Policy(), MachineSettings(retry_s, True, small_merges), build=build, compares_clock=False
+            policy or Policy(),
+            MachineSettings(retry_s, True, small_merges),
+            build=build,
+            compares_clock=False,
+            shows_no_copy=shows_no_copy,
         ),
         clock=clock or TestClock(),
         ids=ids or AscendingIds(),

@@ -131,7 +131,10 @@ def step(state: State, command: c.Command, context: Context) -> tuple[State, c.R
     if phase is not phases.Phase.TOMBSTONE and (again := writers.answered_before(state, command, context)) is not None:
         return state, again
     phases.check(state, command, phase)
-    following, result = _TRANSITIONS[type(command)](state, command, context)
+    transition = _TRANSITIONS[type(command)]
+    if state.handed_over and isinstance(command, handing.HOLDS):
+        return state, handing.held(state, command, lambda: transition(state, command, context)[1])
+    following, result = transition(state, command, context)
     if following is not state and not isinstance(command, handing.HANDING):
         handing.check_here(state)
     phases.check_end(state, following, command)
