@@ -312,7 +312,7 @@ def test_bad_requests(http: TestClient, method: str, path: str, body: bytes | No
         (
             "GET",
             "/v1/shards/orders/snapshot?asof=0",
-            "'asof' here; there is limit, format, expand, wait",
+            "'asof' here; there is format, expand, wait, tag, as_of",
         ),
         ("POST", "/v1/shards/orders/insert?tokn=k2", "'tokn' here; there is"),
         ("GET", "/v1/shards?prefx=eu/", "'prefx' here; there is prefix, after, limit"),
