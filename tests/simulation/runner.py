@@ -18,6 +18,7 @@ import persist.commit.cached_state
 import persist.commit.command_queue
 import persist.commit.identity
 import persist.commit.location
+import persist.commit.looks
 import persist.commit.receipts
 import persist.commit.versions
 import persist.parts.reader
@@ -60,6 +61,7 @@ LOCKING = (
     persist.commit.command_queue,
     persist.commit.identity,
     persist.commit.location,
+    persist.commit.looks,
     persist.commit.receipts,
     persist.parts.reader,
     persist.client.pipelined,
