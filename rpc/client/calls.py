@@ -24,6 +24,7 @@ from rpc.client.servers import Servers
 T = TypeVar("T")
 CONNECT_S = 0.8
 BACKOFF_FIRST_S = 0.02
+LEAST_S = 0.01  # with less time left no other server is asked
 BACKOFF_MAX_S = 0.5
 
 
@@ -107,7 +108,7 @@ class HttpCalls:
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
                     # Where one is overloaded, the others are as busy, and would only fight over the shard.
-                    if isinstance(error, Overloaded) or self._clock.monotonic() > late:
+                    if isinstance(error, Overloaded) or self._clock.monotonic() > late - LEAST_S:
                         break
             if not call.safe:
                 raise last
