@@ -26,13 +26,13 @@ def test_a_write_tells_of_its_application_and_what_it_is_told(spark: Any, client
     assert told["application"] == spark.sparkContext.applicationId
     assert (told["job"], told["group"]) == ("nightly load", "nightly")
     assert told["user"]
-    assert (upsert.operation, upsert.rows, upsert.retractions) == ("compare_and_append", 2, 1)
+    assert (upsert.operation, upsert.rows, upsert.retractions) == ("upsert", 2, 1)
     assert upsert.info.keys() == {"spark"}
     assert created.operation == "create"
 
     frame = load("orders", readHistory="true")
     assert [(row.operation, row.rows, row.lower, row.upper) for row in frame.collect()] == [
-        ("compare_and_append", 2, 1, 2),
+        ("upsert", 2, 1, 2),
         ("insert", 3, 0, 1),
         ("create", 0, 0, 0),
     ]
