@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -27,6 +27,8 @@ RECORDS = "persist/core/record.py"  # the only module of the core that imports m
 _OPEN_WORK = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")) + r")\b")
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(work|farm|root|home/\w+|Users/\w+)/")
 _TEXT = frozenset({".py", ".md", ".toml", ".yml", ".yaml", ".txt", ".sh", ".cfg", ".html", ".js", ".css", ".json", ""})
+_TOP_FILES = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md"}  # what a reader finds beside the folders
+_TOOL_FILES = {"Makefile", "docker-compose.yml", "pyproject.toml", "derby.log"}
 _MAPPED = re.compile(r"`([A-Za-z0-9_]+(?:\.py|/))`")
 
 
@@ -53,6 +55,11 @@ def is_stored(path: Path) -> bool:
     """Whether it is a blob of a frozen location: those are bytes, whatever they are called."""
     parts = path.relative_to(ROOT).parts
     return parts[:2] == ("tests", "compat") and "blob" in parts
+
+
+def strays(names: Iterable[str]) -> list[str]:
+    """Files at the top that belong to no reader and no tool: notes that somebody left lying about."""
+    return sorted(name for name in set(names) - _TOP_FILES - _TOOL_FILES if not name.startswith("."))
 
 
 def package_dirs() -> Iterator[Path]:
@@ -193,6 +200,10 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert complaints(text_files(), machine_paths) == []
 
 
+def test_no_notes_lie_about_at_the_top() -> None:
+    assert strays(path.name for path in ROOT.iterdir() if path.is_file()) == []
+
+
 def test_only_settings_read_the_environment() -> None:
     others = (p for p in python_files(*PACKAGES) if not may_read_environment(name_of(p)))
     assert complaints(others, environment_reads) == []
@@ -253,6 +264,10 @@ def test_open_work_is_noticed(word: str) -> None:
 def test_a_path_of_one_machine_is_noticed(top: str) -> None:
     assert machine_paths(f'open("/{top}/data")') == [f'line 1: open("/{top}/data")']
     assert machine_paths(f"see ./{top}/data and https://example.org/{top}/data") == []
+
+
+def test_a_stray_note_is_noticed() -> None:
+    assert strays(["README.md", "notes.txt", ".gitignore", "Makefile"]) == ["notes.txt"]
 
 
 @pytest.mark.parametrize(
