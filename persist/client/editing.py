@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from persist.client.planned import Binding, Contents
 from persist.client.rewriting import Count, Rewriting, check_open
-from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
+from persist.client.snapshot import Held, check_lease, holding
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
@@ -30,60 +30,12 @@ from persist.core.ids import Token
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ALL_KEYS, KeyRange, ShardSchema, current_schema
-from persist.parts.files import Keeps
+from persist.parts import current_schema
 
 RACES_MAX = 1_000  # lost, by one working out; each means that another writer made progress
 REDONE_MAX = 100  # times that it is worked out anew
 NEVER = -2  # a time after which nothing can be written: it asks what became of a token, and changes nothing
 DROPS_FOR_OTHERS = 16  # drops of a shard that an overwrite leaves to truncations
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a plan reads: a shard as of a time. `held` None: nothing was ever written to it."""
-
-    schema: ShardSchema
-    held: Held | None
-    time: int
-
-    def rows(self, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
-        """The rows of a key range in key order, with `__diff`. `keeps` is as `PartReader` says. Raises as a read."""
-        if self.held is None:
-            return
-        _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
-        yield from kept(reader.read_range(self.held.runs, as_of=self.time, key_range=key_range), self.held.lease)
-
-    def changes(self, after: int, key_range: KeyRange = ALL_KEYS, keeps: Keeps | None = None) -> Iterator[pa.Table]:
-        """What was added and removed since the time `after`, as rows with `__diff`."""
-        if self.held is None:
-            return
-        _, reader = part_reader(self.held.transport, self.held.view, self.held.settings, keeps)
-        found = reader.read_changes(self.held.runs, after, self.time, key_range=key_range)
-        yield from kept(found, self.held.lease)
-
-
-class Plan(Protocol):
-    """What one verb does to a shard."""
-
-    @property
-    def verb(self) -> str: ...
-
-    def question(self, schema: ShardSchema) -> Sequence[object]:
-        """What was asked for, as JSON: a token stands for it."""
-        ...
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        """The rows that are added and taken away, by their `__diff`. Raises InvalidUsage."""
-        ...
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        """Whether what was changed since the time `after` may change what `updates` gave then."""
-        ...
-
-    def replacement(self, schema: ShardSchema) -> pa.Table | None:
-        """The rows that stand in the place of all that is there, whatever that is; None: it is no such verb."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -130,7 +82,7 @@ class Editing(Rewriting):
     what: ClassVar[str] = "edit"
     done: ClassVar[str] = "edited"
 
-    plan: Plan
+    plan: Binding
     expected: Antichain | None = None  # the upper that the shard must have; None: whatever it has
     attributes: tuple[AttributeUpdate, ...] = ()
     question: bytes = b""
@@ -144,7 +96,7 @@ class Editing(Rewriting):
         if token is None:
             return self._tried(None)
         view = self.transport.view(self.name, ViewRequest(with_batches=False))
-        said: list[object] = [self.plan.verb, *self.plan.question(current_schema(view.schemas)[1])]
+        said: list[object] = [self.plan.verb, *self.plan.to(view).question]
         said.append(None if self.expected is None else self.expected.to_json())
         said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
         digest = hashlib.blake2b(json.dumps(said).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
@@ -154,7 +106,7 @@ class Editing(Rewriting):
     def _tried(self, token: Token | None) -> Edited:
         view = self.transport.view(self.name, ViewRequest())
         self._check_expected(view)
-        rows = self.plan.replacement(current_schema(view.schemas)[1])
+        rows = self.plan.to(view).replacement
         if rows is not None and (dropped := self._dropped(rows, view, token)) is not None:
             return dropped
         if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
@@ -178,8 +130,8 @@ class Editing(Rewriting):
 
     def _first(self, view: ShardView, token: Token | None) -> Edited | None:
         """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
-        contents, count = Contents(current_schema(view.schemas)[1], None, -1), Count()
-        runs = self._staged(view, count.of(self._writable(-1, self.plan.updates(contents))))
+        plan, count = self.plan.to(view), Count()
+        runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
         done = self._try_commit(self._writer(view), runs, -1, view.upper, token)
         return None if done is None else self._outcome(done, view, count, 0)
 
@@ -187,8 +139,8 @@ class Editing(Rewriting):
         """What it comes to, worked out anew as often as others change what it has read."""
         for redone in range(REDONE_MAX + 1):
             contents, count = self._contents(held), Count()
-            staged = count.of(self._writable(contents.time, self.plan.updates(contents)))
-            runs = self._staged(held.view, staged)
+            rows = self.plan.to(held.view).updates(contents)
+            runs = self._staged(held.view, count.of(self._writable(contents.time, rows)))
             done, held = self._committed_unless(runs, contents, token)
             if done is not None:
                 return self._outcome(done, held.view, count, redone)
@@ -217,7 +169,7 @@ class Editing(Rewriting):
             held.lease.keep()
             held = replace(held, view=view)
             latest = self._contents(held)
-            if view.drops != drops or self.plan.concerns(latest, seen):
+            if view.drops != drops or self.plan.to(view).concerns(latest, seen):
                 return None, held
             seen = latest.time
         raise self._overtaken(UpperMismatch("", expected=[seen + 1], actual=held.view.upper.to_json(), stays=False))

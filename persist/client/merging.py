@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.arguments import names as checked_names
-from persist.client.editing import Contents, Edited, Plan
-from persist.client.plans import ALL, Those, changed, counted, filled, names_given, nullable, with_keys, with_values
+from persist.client.editing import Edited
+from persist.client.planned import ALL, Bound, Contents, Plan, with_keys
+from persist.client.plans import changed, counted, filled, names_given, nullable, with_values
 from persist.client.telling import Info
 from persist.client.write import AttributeUpdates, Updates, as_updates
 from persist.core.errors import InvalidUsage
@@ -25,6 +26,7 @@ from persist.parts.keyed import ABSENT, distinct_keys, groups_of, key_schema, pl
 from persist.parts.pruning import Filter
 
 SOURCE, TARGET = "source.", "target."
+ROW = "__row"  # the column that numbers rows of a join
 CLAUSES_MAX = 100
 
 MATCHED: Final = "matched"
@@ -182,23 +184,9 @@ class Merging:
     on: tuple[str, ...] | None
     clauses: tuple[Clause, ...]
 
-    verb = "merge_into"
+    verb: ClassVar[str] = "merge_into"
 
-    def question(self, schema: ShardSchema) -> list[object]:
-        bound = self._bound(schema)
-        rows = str(digest_of_rows(counted(bound.source)))
-        return [list(bound.keyed.key), sorted(bound.source.schema.names), rows, [one.told() for one in self.clauses]]
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        yield from self._bound(contents.schema).updates(contents)
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        return self._bound(contents.schema).those().concern(contents, after)
-
-    def replacement(self, schema: ShardSchema) -> None:
-        return None
-
-    def _bound(self, schema: ShardSchema) -> _Bound:
+    def bound(self, schema: ShardSchema) -> Bound:
         keyed = key_schema(schema, self.on)
         given = names_given(self.rows, schema)
         for name in keyed.key:
@@ -206,7 +194,11 @@ class Merging:
                 raise InvalidUsage(f"column {name!r}, by which rows match, is absent from the source")
         table = _table(self.rows, schema, given)
         clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
-        return _Bound(schema, keyed, table, clauses)
+        is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
+        those = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
+        told = [one.told() for one in self.clauses]
+        question = [list(keyed.key), sorted(table.schema.names), str(digest_of_rows(counted(table))), told]
+        return _Merging(schema, those, question, keyed=keyed, source=table, clauses=clauses)
 
 
 def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table:
@@ -243,35 +235,20 @@ def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Cla
     return replace(clause, sets=sets)
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """A merge into a shard of this schema, by the columns of `keyed`."""
+@dataclass(frozen=True, kw_only=True)
+class _Merging(Bound):
+    """A merge into a shard, by the columns of `keyed`."""
 
-    schema: ShardSchema
     keyed: ShardSchema
     source: pa.Table
     clauses: tuple[Clause, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether rows count that the source has no match for."""
-        return any(clause.of == NOT_MATCHED_BY_SOURCE for clause in self.clauses)
-
-    def those(self) -> Those:
-        """The rows of the shard that it may change, or by which it tells what has no match."""
-        keys = distinct_keys(self.source, self.keyed)
-        if self.is_whole:
-            return ALL
-        if not len(keys):
-            return Those(ALL.key_range, None, lambda table: table.slice(0, 0))
-        return with_keys(keys, self.keyed, self.schema)
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         groups = groups_of(self.source, self.keyed)
         is_met = np.zeros(int(groups.max()) + 1 if len(groups) else 0, np.bool_)
         is_twice = np.bincount(groups, minlength=len(is_met)) > 1
         prefixed = _prefixed(self.source, SOURCE)
-        for old in self.those().rows(contents) if len(self.source) or self.is_whole else ():
+        for old in self.those.rows(contents):
             found = places(old, self.source, self.keyed)
             is_hit = found != ABSENT
             met = groups[found[is_hit]]
@@ -280,9 +257,8 @@ class _Bound:
             is_met[met] = True
             rows, theirs = old.filter(pa.array(is_hit)), prefixed.take(pa.array(found[is_hit]))
             yield from self._changed(rows, _beside(_prefixed(rows, TARGET), theirs), self._of(MATCHED))
-            if self.is_whole:
-                rest = old.filter(pa.array(~is_hit))
-                yield from self._changed(rest, _prefixed(rest, TARGET), self._of(NOT_MATCHED_BY_SOURCE))
+            rest = old.filter(pa.array(~is_hit))  # some only where those without a match are read too
+            yield from self._changed(rest, _prefixed(rest, TARGET), self._of(NOT_MATCHED_BY_SOURCE))
         yield from self._inserted(prefixed.filter(pa.array(~is_met[groups])))
 
     def _of(self, kind: str) -> tuple[Clause, ...]:
@@ -323,9 +299,6 @@ class _Bound:
             found[Filter.of(condition, names).apply(numbered).column(ROW).to_numpy()] = True
             return found
         return np.asarray(truths(condition, both).to_numpy(), np.bool_)
-
-
-ROW = "__row"
 
 
 def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:

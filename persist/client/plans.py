@@ -5,71 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.editing import Contents
+from persist.client.planned import ALL, Bound, Contents, matching, with_keys
 from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage
-from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, ShardSchema, consolidate, negated
+from persist.parts import DIFF, TIME, ShardSchema, consolidate, negated
 from persist.parts.computing import Value, computed
 from persist.parts.digest import digest_of_rows
-from persist.parts.files import Keeps
 from persist.parts.given import given_key
 from persist.parts.keyed import (
     ABSENT,
-    KeyPoints,
     check_single,
     distinct_keys,
     firsts,
     key_schema,
     places,
-    semi_join,
     single_keys,
 )
-from persist.parts.pruning import Filter
 
 KEYS_MAX = 1_000_000  # that `delete` names
-
-
-@dataclass(frozen=True)
-class Those:
-    """Some rows of a shard: which are read for them, and which of those that were read they are."""
-
-    key_range: KeyRange
-    keeps: Keeps | None
-    pick: Callable[[pa.Table], pa.Table]
-
-    def rows(self, contents: Contents) -> Iterator[pa.Table]:
-        """They as of the time of the contents."""
-        for table in contents.rows(self.key_range, self.keeps):
-            if len(found := self.pick(table)):
-                yield found
-
-    def concern(self, contents: Contents, after: int) -> bool:
-        """Whether one of them was added or taken away since the time `after`."""
-        return any(len(self.pick(table)) for table in contents.changes(after, self.key_range, self.keeps))
-
-
-ALL = Those(ALL_KEYS, None, lambda table: table)
-
-
-def matching(where: str, schema: ShardSchema) -> Those:
-    """The rows for which a predicate is true. Raises InvalidUsage."""
-    found = Filter.of(where, schema)
-    return Those(found.key_range(), found.may_match, found.apply)
-
-
-def with_keys(keys: pa.Table, keyed: ShardSchema, schema: ShardSchema) -> Those:
-    """The rows whose columns `keyed.key` have the values of one of the sorted `keys`, at least one."""
-    span: KeyRange = KeyPoints.of(keys, keyed) if keyed.key == schema.key else ALL_KEYS
-    return Those(span, None, partial(semi_join, keys=keys, keyed=keyed))
 
 
 def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
@@ -133,40 +94,29 @@ class Delete:
     where: str | None
     keys: Sequence[Any] | None
 
-    verb = "delete"
+    verb: ClassVar[str] = "delete"
 
-    def question(self, schema: ShardSchema) -> list[object]:
-        keys = None if self.keys is None else str(digest_of_rows(self._keys(schema)))
-        return [self.where, keys]
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        yield from map(negated, self._those(contents.schema).rows(contents))
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        return self._those(contents.schema).concern(contents, after)
-
-    def replacement(self, schema: ShardSchema) -> None:
-        return None
-
-    def _those(self, schema: ShardSchema) -> Those:
+    def bound(self, schema: ShardSchema) -> Bound:
         if self.where is not None:
-            return matching(self.where, schema)
-        return with_keys(self._keys(schema), key_schema(schema), schema)
+            return _Delete(schema, matching(self.where, schema), [self.where, None])
+        keyed = key_schema(schema)
+        keys = self._keys(keyed)
+        return _Delete(schema, with_keys(keys, keyed, schema), [None, str(digest_of_rows(keys))])
 
-    def _keys(self, schema: ShardSchema) -> pa.Table:
+    def _keys(self, keyed: ShardSchema) -> pa.Table:
         assert self.keys is not None
         wanted = [key if isinstance(key, (tuple, list)) else (key,) for key in self.keys]
         for key in wanted:
-            if len(key) != len(schema.key):
-                raise InvalidUsage(f"a key has {len(key)} values; it needs one for each of {', '.join(schema.key)}")
-        keyed = key_schema(schema)
-        columns = zip(*(given_key(schema, key) for key in wanted), strict=True)
+            if len(key) != len(keyed.key):
+                raise InvalidUsage(f"a key has {len(key)} values; it needs one for each of {', '.join(keyed.key)}")
+        columns = zip(*(given_key(keyed, key) for key in wanted), strict=True)
         arrays = [pa.array(values, field.type) for values, field in zip(columns, keyed.arrow, strict=True)]
         return distinct_keys(pa.Table.from_arrays(arrays, schema=nullable(keyed.arrow)), keyed)
 
 
-def nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in schema])
+class _Delete(Bound):
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        yield from map(negated, self.those.rows(contents))
 
 
 @dataclass(frozen=True)
@@ -176,25 +126,22 @@ class Update:
     where: str | None
     sets: Mapping[str, Value]
 
-    verb = "update"
+    verb: ClassVar[str] = "update"
 
-    def question(self, schema: ShardSchema) -> list[object]:
-        return [self.where, {name: repr(value) for name, value in self.sets.items()}]
+    def bound(self, schema: ShardSchema) -> Bound:
+        schema.columns(self.sets)
+        those = ALL if self.where is None else matching(self.where, schema)
+        question = [self.where, {name: repr(value) for name, value in self.sets.items()}]
+        return _Update(schema, those, question, sets=self.sets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Update(Bound):
+    sets: Mapping[str, Value]
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        schema = contents.schema
-        for rows in self._those(schema).rows(contents):
-            yield from changed(rows, with_values(rows, self.sets, schema), schema)
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        return self._those(contents.schema).concern(contents, after)
-
-    def replacement(self, schema: ShardSchema) -> None:
-        return None
-
-    def _those(self, schema: ShardSchema) -> Those:
-        schema.columns(self.sets)
-        return ALL if self.where is None else matching(self.where, schema)
+        for rows in self.those.rows(contents):
+            yield from changed(rows, with_values(rows, self.sets, self.schema), self.schema)
 
 
 @dataclass(frozen=True)
@@ -204,24 +151,13 @@ class ReplaceWhere:
     where: str
     rows: Updates
 
-    verb = "replace_where"
+    verb: ClassVar[str] = "replace_where"
 
-    def question(self, schema: ShardSchema) -> list[object]:
-        return [self.where, str(digest_of_rows(counted(whole_rows(self.rows, schema))))]
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        schema = contents.schema
-        fresh = whole_rows(self.rows, schema)
-        if len(Filter.of(self.where, schema).apply(fresh)) < len(fresh):
+    def bound(self, schema: ShardSchema) -> Bound:
+        fresh, those = counted(whole_rows(self.rows, schema)), matching(self.where, schema)
+        if len(those.pick(fresh)) < len(fresh):
             raise InvalidUsage("rows were given for which `where` is not true; they would not be replaced next time")
-        yield from map(negated, matching(self.where, schema).rows(contents))
-        yield counted(fresh)
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        return matching(self.where, contents.schema).concern(contents, after)
-
-    def replacement(self, schema: ShardSchema) -> None:
-        return None
+        return _Replace(schema, those, [self.where, str(digest_of_rows(fresh))], fresh=fresh)
 
 
 @dataclass(frozen=True)
@@ -230,20 +166,20 @@ class Overwrite:
 
     rows: Updates
 
-    verb = "overwrite"
+    verb: ClassVar[str] = "overwrite"
 
-    def question(self, schema: ShardSchema) -> list[object]:
-        return [str(digest_of_rows(self.replacement(schema)))]
+    def bound(self, schema: ShardSchema) -> Bound:
+        fresh = counted(whole_rows(self.rows, schema))
+        return _Replace(schema, ALL, [str(digest_of_rows(fresh))], fresh, fresh=fresh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replace(Bound):
+    fresh: pa.Table
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        yield from map(negated, contents.rows())
-        yield self.replacement(contents.schema)
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        return ALL.concern(contents, after)
-
-    def replacement(self, schema: ShardSchema) -> pa.Table:
-        return counted(whole_rows(self.rows, schema))
+        yield from map(negated, self.those.rows(contents))
+        yield self.fresh
 
 
 @dataclass(frozen=True)
@@ -257,42 +193,14 @@ class Upsert:
     rows: Updates
     delete_column: str | None = None
 
-    verb = "upsert"
+    verb: ClassVar[str] = "upsert"
 
-    def question(self, schema: ShardSchema) -> list[object]:
+    def bound(self, schema: ShardSchema) -> Bound:
         rows, gone = self._given(schema)
-        return [sorted(rows.schema.names), str(digest_of_rows(counted(rows))), str(digest_of_rows(counted(gone)))]
-
-    def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        schema, keyed = contents.schema, key_schema(contents.schema)
-        rows, gone = self._given(schema)
+        keyed = key_schema(schema)
         keys = single_keys(pa.concat_tables([rows.select(list(schema.key)), gone]), keyed, "an upsert")
-        if not len(keys):
-            return
-        is_whole = set(rows.schema.names) == set(schema.arrow.names)
-        is_left = np.ones(len(rows), np.bool_)  # those whose key was not met yet
-        met = keys.slice(0, 0)
-        for old in with_keys(keys, keyed, schema).rows(contents):
-            if not is_whole:
-                met = _check_one_row(old, met, keyed)
-            found = places(old, rows, keyed)
-            fresh = found[firsts(old, keyed) & (found != ABSENT)]
-            fresh = fresh[is_left[fresh]]
-            is_left[fresh] = False
-            taken = rows.take(pa.array(fresh))
-            if not is_whole:
-                taken = _completed(taken, old, keyed, schema)
-            yield from changed(old, counted(taken), schema)
-        yield filled(rows.filter(pa.array(is_left)), schema)
-
-    def concerns(self, contents: Contents, after: int) -> bool:
-        keyed = key_schema(contents.schema)
-        rows, gone = self._given(contents.schema)
-        keys = distinct_keys(pa.concat_tables([rows.select(list(keyed.key)), gone]), keyed)
-        return bool(len(keys)) and with_keys(keys, keyed, contents.schema).concern(contents, after)
-
-    def replacement(self, schema: ShardSchema) -> None:
-        return None
+        question = [sorted(rows.schema.names), str(digest_of_rows(counted(rows))), str(digest_of_rows(counted(gone)))]
+        return _Upsert(schema, with_keys(keys, keyed, schema), question, keyed=keyed, rows=rows)
 
     def _given(self, schema: ShardSchema) -> tuple[pa.Table, pa.Table]:
         """The rows that come, and the keys that only go."""
@@ -304,6 +212,30 @@ class Upsert:
         is_gone = table.column(column).fill_null(False)
         table = table.drop_columns([column])
         return table.filter(pc.invert(is_gone)), table.filter(is_gone).select(list(schema.key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Upsert(Bound):
+    keyed: ShardSchema
+    rows: pa.Table
+
+    def updates(self, contents: Contents) -> Iterator[pa.Table]:
+        schema, keyed, rows = self.schema, self.keyed, self.rows
+        is_whole = set(rows.schema.names) == set(schema.arrow.names)
+        is_left = np.ones(len(rows), np.bool_)  # those whose key was not met yet
+        met = keyed.updates_schema.empty_table()
+        for old in self.those.rows(contents):
+            if not is_whole:
+                met = _check_one_row(old, met, keyed)
+            found = places(old, rows, keyed)
+            fresh = found[firsts(old, keyed) & (found != ABSENT)]
+            fresh = fresh[is_left[fresh]]
+            is_left[fresh] = False
+            taken = rows.take(pa.array(fresh))
+            if not is_whole:
+                taken = _completed(taken, old, keyed, schema)
+            yield from changed(old, counted(taken), schema)
+        yield filled(rows.filter(pa.array(is_left)), schema)
 
 
 def _check_one_row(old: pa.Table, met: pa.Table, keyed: ShardSchema) -> pa.Table:
@@ -320,6 +252,11 @@ def _completed(rows: pa.Table, old: pa.Table, keyed: ShardSchema, schema: ShardS
         [(rows if name in rows.schema.names else there).column(name) for name in schema.arrow.names],
         schema=nullable(schema.arrow),
     )
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The same columns, which may have nulls."""
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def filled(rows: pa.Table, schema: ShardSchema) -> pa.Table:

@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from persist.client.arguments import checked
 from persist.client.changes import Named
-from persist.client.editing import Edited, Editing, Plan
+from persist.client.editing import Edited, Editing
 from persist.client.merging import Merge
 from persist.client.past import HandleSettings
+from persist.client.planned import Binding, Plan
 from persist.client.plans import KEYS_MAX, Delete, Overwrite, ReplaceWhere, Update, Upsert
 from persist.client.telling import Info, info_bytes
 from persist.client.transport import OneShard
@@ -208,7 +209,7 @@ class Verbs:
             settings.write,
             settings.read,
             info=said,
-            plan=plan,
+            plan=Binding(plan),
             expected=expected_of(read_time),
             attributes=changes,
         )

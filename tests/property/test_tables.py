@@ -118,7 +118,5 @@ def broken_by(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_build_that_does_not_look_at_what_others_changed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    for plan in ("Upsert", "Delete", "Update", "ReplaceWhere", "Overwrite"):
-        monkeypatch.setattr(f"persist.client.plans.{plan}.concerns", lambda *_: False)
-    monkeypatch.setattr("persist.client.merging.Merging.concerns", lambda *_: False)
+    monkeypatch.setattr("persist.client.planned.Bound.concerns", lambda *_: False)
     assert broken_by(monkeypatch)
