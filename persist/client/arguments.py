@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -38,6 +39,13 @@ def checked_wait(what: str, value: object) -> None:
     checked(what, value, int, float)
     if not isinstance(value, (int, float)) or not abs(value) <= NUMBER_MAX:
         raise InvalidUsage(f"{what} is {shown(value)}; it must be a number of seconds, at most {NUMBER_MAX}")
+
+
+def checked_sets(what: str, sets: object) -> dict[str, Any]:
+    """Raise InvalidUsage unless it names at least one column."""
+    if not isinstance(sets, Mapping) or not sets or not all(isinstance(name, str) for name in sets):
+        raise InvalidUsage(f"{what} is {sets!r:.100}; it must give values by the names of columns")
+    return dict(sets)
 
 
 def check_numbers(settings: Any) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
 from persist.client.transport import Transport
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.drops import RowDrop, taken_away
+from persist.core.drops import DROPS_MAX, RowDrop, taken_away
+from persist.core.errors import InvalidUsage, NotReadable, TokenReused, UnknownShard, UpgradeNeeded
 from persist.core.view import ShardView, ViewRequest
-from persist.parts import ALL_KEYS, DIFF, TIME, KeyRange, PartReader, negated
+from persist.parts import ALL_KEYS, KeyRange, PartReader, at_time, negated
+
+T = TypeVar("T")
+DROPS_FOR_OTHERS = 16  # drops of a shard that an overwrite leaves to truncations
 
 
 def whole_view(transport: Transport, name: str, view: ShardView) -> ShardView:
@@ -47,7 +52,7 @@ def retractions(
     parts = [part for run in runs for part in run.parts]
     before = Antichain(drop.cut)
     found = reader.read_updates(parts, Antichain(0), before, since=drop.cut - 1, key_range=key_range, columns=columns)
-    return (_at(negated(table), drop.at) for table in found)
+    return (at_time(negated(table), drop.at) for table in found)
 
 
 def changes_at(
@@ -68,9 +73,7 @@ def changes_at(
     went = reader.read_range(runs, as_of=drop.cut - 1, key_range=key_range)
     fresh = reader.read_changes(came, drop.at - 1, drop.at, key_range=key_range)
     for table in reader.difference(went, fresh, columns):
-        times = pa.repeat(pa.scalar(drop.at, pa.int64()), len(table))
-        place = table.schema.get_field_index(DIFF)
-        yield table.add_column(place, pa.field(TIME, pa.int64(), nullable=False), times)
+        yield at_time(table, drop.at)
 
 
 def retracted(
@@ -86,6 +89,19 @@ def retracted(
         yield from retractions(reader, taken_away(runs, view.drops, drop), drop, key_range, columns)
 
 
-def _at(table: pa.Table, time: int) -> pa.Table:
-    place = table.column_names.index(TIME)
-    return table.set_column(place, table.schema.field(place), pa.repeat(pa.scalar(time, pa.int64()), len(table)))
+def may_replace_all(view: ShardView) -> bool:
+    """Whether an overwrite may try a drop: there is something, and truncations are left enough drops of the shard."""
+    return view.upper.element not in (None, 0) and len(view.drops) < DROPS_MAX - DROPS_FOR_OTHERS
+
+
+def unless_refused(commit: Callable[[], T]) -> T | None:
+    """What the commit of a drop came to; None: a drop is not possible in this shard, and nothing was changed.
+
+    Raises what else the commit may.
+    """
+    try:
+        return commit()
+    except (UnknownShard, TokenReused):  # which are no fault of the drop
+        raise
+    except (InvalidUsage, NotReadable, UpgradeNeeded):
+        return None

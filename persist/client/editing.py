@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from persist.client.dropped import may_replace_all, unless_refused
 from persist.client.planned import Binding, Contents
 from persist.client.rewriting import Count, Rewriting, check_open
 from persist.client.snapshot import Held, check_lease, holding
@@ -24,8 +25,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.drops import DROPS_MAX
-from persist.core.errors import InvalidUsage, NotReadable, PersistError, TokenReused, UpgradeNeeded, UpperMismatch
+from persist.core.errors import PersistError, UpperMismatch
 from persist.core.ids import Token
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
@@ -35,7 +35,6 @@ from persist.parts import current_schema
 RACES_MAX = 1_000  # lost, by one working out; each means that another writer made progress
 REDONE_MAX = 100  # times that it is worked out anew
 NEVER = -2  # a time after which nothing can be written: it asks what became of a token, and changes nothing
-DROPS_FOR_OTHERS = 16  # drops of a shard that an overwrite leaves to truncations
 
 
 @dataclass(frozen=True)
@@ -190,17 +189,13 @@ class Editing(Rewriting):
 
     def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
         """Everything goes by metadata, and the rows come; None: that is not possible here."""
-        if view.upper == MINIMUM or len(view.drops) >= DROPS_MAX - DROPS_FOR_OTHERS:
+        if not may_replace_all(view):
             return None
         count, handle = Count(), self._writer(view)
         runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
-        try:
-            done = self._edit(handle, runs, (view.upper.element or 0) - 1, self.expected or EMPTY, token, drops=True)
-        except (NotReadable, UpgradeNeeded):
-            return None
-        except InvalidUsage as error:
-            if isinstance(error, TokenReused):
-                raise
+        as_of, expected = (view.upper.element or 0) - 1, self.expected or EMPTY
+        done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
+        if done is None:
             return None
         with suppress(PersistError):
             handle.close()

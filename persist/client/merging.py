@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.client.arguments import checked_sets
 from persist.client.arguments import names as checked_names
 from persist.client.editing import Edited
 from persist.client.planned import ALL, Bound, Contents, Plan, with_keys
@@ -98,7 +99,7 @@ class Merge:
             condition: which of them; None is all.
         Raises: InvalidUsage (no such column, or one of the key).
         """
-        return self._with(Clause(MATCHED, condition, {} if set is None else _checked_sets(set)))
+        return self._with(Clause(MATCHED, condition, {} if set is None else checked_sets("what a clause sets", set)))
 
     def when_matched_delete(self, condition: Condition = None) -> Merge:
         """A row that has a match goes.
@@ -117,7 +118,8 @@ class Merge:
             condition: which of them, by columns of the source; None is all.
         Raises: InvalidUsage.
         """
-        return self._with(Clause(NOT_MATCHED, condition, {} if values is None else _checked_sets(values)))
+        sets = {} if values is None else checked_sets("what a clause sets", values)
+        return self._with(Clause(NOT_MATCHED, condition, sets))
 
     def when_not_matched_by_source_update(self, set: Mapping[str, Any], condition: Condition = None) -> Merge:  # noqa: A002
         """A row of the shard that the source has no match for gets new values. The whole shard is read then.
@@ -127,7 +129,7 @@ class Merge:
             condition: which of them; None is all.
         Raises: InvalidUsage.
         """
-        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, _checked_sets(set)))
+        return self._with(Clause(NOT_MATCHED_BY_SOURCE, condition, checked_sets("what a clause sets", set)))
 
     def when_not_matched_by_source_delete(self, condition: Condition = None) -> Merge:
         """A row of the shard that the source has no match for goes. The whole shard is read then.
@@ -168,12 +170,6 @@ class Merge:
         if clause.condition is not None and not isinstance(clause.condition, (str, pc.Expression)):
             raise InvalidUsage(f"condition is {clause.condition!r:.100}; it must be a text or an expression")
         return replace(self, _clauses=(*self._clauses, clause))
-
-
-def _checked_sets(sets: object) -> dict[str, Any]:
-    if not isinstance(sets, Mapping) or not sets or not all(isinstance(name, str) for name in sets):
-        raise InvalidUsage(f"a clause is given {sets!r:.100}; it must give values by the names of columns")
-    return dict(sets)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pyarrow as pa
-
 from persist.client.arguments import checked_wait
 from persist.client.complete import BEFORE_ALL
 from persist.client.listen import Listen, ListenEvent
 from persist.client.snapshot import Held
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, NotReadable
-from persist.parts import TIME, Selection
+from persist.parts import Selection, at_time
 
 
 class Subscription(Listen):
@@ -59,10 +57,4 @@ class Subscription(Listen):
         rows = sum(part.rows for run in held.runs for part in run.parts)
         pieces = reader.read_range(held.runs, as_of=at, key_range=wanted.key_range, columns=wanted.read)
         self._lease.check()
-        yield from self._events((_at(table, at) for table in pieces), rows, Antichain(at + 1), wanted)
-
-
-def _at(table: pa.Table, time: int) -> pa.Table:
-    """The rows as updates at this time."""
-    times = pa.repeat(pa.scalar(time, pa.int64()), len(table))
-    return table.add_column(table.num_columns - 1, pa.field(TIME, pa.int64(), nullable=False), times)
+        yield from self._events((at_time(table, at) for table in pieces), rows, Antichain(at + 1), wanted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.arguments import checked
+from persist.client.arguments import checked, checked_sets
 from persist.client.changes import Named
 from persist.client.editing import Edited, Editing
 from persist.client.merging import Merge
@@ -226,13 +226,6 @@ def expected_of(read_time: int | None) -> Antichain | None:
             "was there"
         )
     return Antichain(read_time + 1)
-
-
-def checked_sets(what: str, sets: object) -> dict[str, Any]:
-    """Raise InvalidUsage unless it names at least one column."""
-    if not isinstance(sets, Mapping) or not sets or not all(isinstance(name, str) for name in sets):
-        raise InvalidUsage(f"{what} is {sets!r:.100}; it must give values by the names of columns")
-    return dict(sets)
 
 
 def _reusable(rows: Updates) -> Updates:

@@ -2,7 +2,7 @@
 
 from persist.parts.ahead import ahead
 from persist.parts.codec import decode_inline, encode_inline, encode_parquet
-from persist.parts.consolidate import consolidate, negated
+from persist.parts.consolidate import at_time, consolidate, negated
 from persist.parts.keycodec import ALL_KEYS, KeyRange, decode_key, encode_key
 from persist.parts.reader import MEMORY_BYTES, PartReader
 from persist.parts.schema import DIFF, TIME, ShardSchema, current_schema, newest, sound_schemas
@@ -31,6 +31,7 @@ __all__ = [
     "encode_inline",
     "encode_key",
     "encode_parquet",
+    "at_time",
     "negated",
     "newest",
     "overlapping",

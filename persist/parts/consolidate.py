@@ -131,6 +131,14 @@ def negated(rows: pa.Table) -> pa.Table:
     return rows.set_column(index, rows.schema.field(DIFF), pc.negate_checked(rows.column(DIFF)))
 
 
+def at_time(rows: pa.Table, time: int) -> pa.Table:
+    """The rows as updates at this time, whether they have times or not."""
+    field, times = pa.field(TIME, pa.int64(), nullable=False), pa.repeat(pa.scalar(time, pa.int64()), len(rows))
+    if (place := rows.schema.get_field_index(TIME)) >= 0:
+        return rows.set_column(place, field, times)
+    return rows.add_column(rows.schema.get_field_index(DIFF), field, times)
+
+
 def sort_groups(table: pa.Table, schema: ShardSchema) -> tuple[Rows | None, Mask]:
     """The rows in (key, value, time) order, and where in that order a new (key, value, time) starts.
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.client.dropped import retracted, whole_view
-from persist.client.editing import DROPS_FOR_OTHERS
+from persist.client.dropped import may_replace_all, retracted, unless_refused, whole_view
 from persist.client.retry import send
 from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard
@@ -35,16 +35,8 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.drops import DROPS_MAX, drops_within
-from persist.core.errors import (
-    Conflict,
-    InvalidUsage,
-    NotReadable,
-    TokenReused,
-    UnknownShard,
-    UpgradeNeeded,
-    UpperMismatch,
-)
+from persist.core.drops import drops_within
+from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
@@ -100,34 +92,37 @@ class Base:
         settings = target.connection.handles.read
         return ReadLease(self.transport(target), target.shard, self.reader, settings, self.seqno)
 
-    def before(self, target: Target, key_range: KeyRange) -> Iterator[pa.Table]:
-        """The contents at the base, in key order: all columns and `__diff`. Raises what reading a split may."""
+    def held(self, target: Target) -> Held | None:
+        """The contents at the base; None: there were none. Raises what asking for a view may."""
         if self.upper == 0:
-            return
-        transport = self.transport(target)
-        view = transport.view(target.shard, ViewRequest())
-        held = Held(transport, self.upper - 1, view, self.lease(target), target.connection.handles.read)
-        yield from held.split(key_range, held.runs, None).read(transport)
-
-    def rows_before(self, target: Target, keys: KeyPoints) -> int:
-        """How many rows the row groups have that may have one of the keys. Reads footers of large parts."""
-        if self.upper == 0:
-            return 0
+            return None
         transport, settings = self.transport(target), target.connection.handles.read
         view = transport.view(target.shard, ViewRequest())
-        held = Held(transport, self.upper - 1, view, self.lease(target), settings)
-        _, reader = part_reader(transport, held.view, settings)
-        found = 0
-        with leased_blobs(held.lease):
-            for part in (part for run in reader.expanded(held.runs, keys) for part in run.parts):
-                if not keys.overlaps(part.key_lower, part.key_upper):
-                    continue
-                if part.is_inline or part.size <= WHOLE_BYTES_MAX:
-                    found += part.rows
-                    continue
-                groups = reader.row_groups(part)
-                found += sum(group.rows for group in groups if keys.overlaps(group.key_lower, group.key_upper))
-        return found
+        return Held(transport, self.upper - 1, view, self.lease(target), settings)
+
+
+def _rows_of(held: Held | None, key_range: KeyRange) -> Iterator[pa.Table]:
+    """What is there, in key order: all columns and `__diff`. Raises what reading a split may."""
+    if held is not None:
+        yield from held.split(key_range, held.runs, None).read(held.transport)
+
+
+def _rows_near(held: Held | None, keys: KeyPoints) -> int:
+    """How many rows the row groups have that may have one of the keys. Reads footers of large parts."""
+    if held is None:
+        return 0
+    _, reader = part_reader(held.transport, held.view, held.settings)
+    found = 0
+    with leased_blobs(held.lease):
+        for part in (part for run in reader.expanded(held.runs, keys) for part in run.parts):
+            if not keys.overlaps(part.key_lower, part.key_upper):
+                continue
+            if part.is_inline or part.size <= WHOLE_BYTES_MAX:
+                found += part.rows
+                continue
+            groups = reader.row_groups(part)
+            found += sum(group.rows for group in groups if keys.overlaps(group.key_lower, group.key_upper))
+    return found
 
 
 @dataclass(frozen=True)
@@ -162,9 +157,9 @@ class Replacement:
             claim = self._stage_claims(keys)
             claims.extend(claim)
             pieces = [rows.filter(pc.invert(deleted))]
-            points = KeyPoints.of(keys, keyed)
-            if self.base.rows_before(self.target, points) <= DENSE_ROWS * len(keys):
-                pieces += [_negated(semi_join(old, keys, keyed)) for old in self.base.before(self.target, points)]
+            points, held = KeyPoints.of(keys, keyed), self.base.held(self.target)
+            if _rows_near(held, points) <= DENSE_ROWS * len(keys):
+                pieces += [_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points)]
             else:
                 left.extend(claim)
             found.extend(self.handle.stage_for_one_commit(_batches(pieces), None))
@@ -191,7 +186,7 @@ class Replacement:
             if self._dropped(runs, commit):
                 return
             lease.check()
-            whole = _batches(map(_negated, self.base.before(target, ALL_KEYS)))
+            whole = _batches(map(_negated, _rows_of(self.base.held(target), ALL_KEYS)))
             runs = (*runs, *self.handle.stage_for_one_commit(whole, None))
         else:
             self._check_claims(claims)
@@ -217,10 +212,10 @@ class Replacement:
             return
         raise Conflict(f"others wrote to shard {target.shard!r} before each of {TRIES_MAX} tries; run the job again")
 
-    def _commit(self, runs: Runs, expected: Antichain, commit: Commit, *, drops: bool = False) -> None:
+    def _commit(self, runs: Runs, expected: Antichain, commit: Commit, *, drops: bool = False) -> c.Appended:
         """One try. Raises UpperMismatch where the upper is not the expected one."""
         as_of = (expected.element or 0) - 1
-        self.handle.commit_rewrite(
+        return self.handle.commit_rewrite(
             lambda writer, token: c.Edit(
                 writer, token, expected, as_of, runs, verb=commit.verb, attributes=commit.attributes, drops=drops
             ),
@@ -235,31 +230,26 @@ class Replacement:
         seen = self.base.upper
         for _ in range(TRIES_MAX):
             view = self.base.transport(self.target).view(self.target.shard, ViewRequest(with_batches=False))
-            if view.upper.element in (None, 0) or len(view.drops) >= DROPS_MAX - DROPS_FOR_OTHERS:
+            if not may_replace_all(view):
                 return False
             if view.upper.element != seen and not commit.alone:
                 self._check_erased(self.base.upper)
                 seen = view.upper.element or 0
             try:
-                self._commit(runs, Antichain(seen), commit, drops=True)
+                return unless_refused(partial(self._commit, runs, Antichain(seen), commit, drops=True)) is not None
             except UpperMismatch:
                 if commit.alone:
                     raise
-                continue
-            except (UnknownShard, TokenReused):
-                raise
-            except (InvalidUsage, NotReadable, UpgradeNeeded):  # of the drop: nothing was written
-                return False
-            return True
         return False
 
     def _retract_before(self, left: Runs) -> Runs:
         """Stage the opposite of what had these keys before the base. Each row group is read once."""
         keyed = key_schema(self.schema)
         found: list[Run] = []
+        held = self.base.held(self.target) if left else None
         for keys in _gathered(self._claim_reader().read_range(left), KEYS_AT_ONCE) if left else ():
             points = KeyPoints.of(keys, keyed)
-            opposite = (_negated(semi_join(old, keys, keyed)) for old in self.base.before(self.target, points))
+            opposite = (_negated(semi_join(old, keys, keyed)) for old in _rows_of(held, points))
             found.extend(self.handle.stage_for_one_commit(_batches(opposite), None))
         return tuple(found)
 
@@ -335,11 +325,13 @@ class Replacement:
 def _gathered(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """The tables, several together until they have so many rows."""
     held: list[pa.Table] = []
+    count = 0
     for table in tables:
         held.append(table)
-        if sum(map(len, held)) >= rows:
+        count += len(table)
+        if count >= rows:
             yield join(held)
-            held = []
+            held, count = [], 0
     if held:
         yield join(held)
 

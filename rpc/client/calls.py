@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from persist.client import deadlines
+from persist.client.connect import Connection
 from persist.commit.system import Clock, OwnProcess
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
@@ -162,6 +163,18 @@ class HttpCalls:
         if reply.status < 400 or (call.method == "HEAD" and reply.status == 404):
             return reply
         raise error_of(server, reply, safe=call.safe)
+
+
+def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
+    """Calls to the servers of a connection that has a `url`, by its token and deadlines. Asks nobody."""
+    return HttpCalls(
+        Servers((connection.url or "").split(","), clock),
+        clock,
+        token=connection.token,
+        ca_file=connection.ca_file,
+        timeout_s=connection.request_s,
+        connect_s=connection.connect_s,
+    )
 
 
 def _is_secure(servers: Servers) -> bool:

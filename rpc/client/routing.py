@@ -12,8 +12,7 @@ from persist.client.connect import Connection
 from persist.commit.system import SystemClock
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.regions.index import region_of
-from rpc.client.calls import Call, HttpCalls, decoded_json
-from rpc.client.servers import Servers
+from rpc.client.calls import Call, calls_of, decoded_json
 
 _REGIONS = Call("GET", "/v1/regions")
 
@@ -56,16 +55,7 @@ def _is_home(told: dict[str, Any], entry: dict[str, Any] | None) -> bool:
 
 def _told(connection: Connection) -> dict[str, Any]:
     """What the near server says of regions; of an older server nothing."""
-    clock = SystemClock()
-    servers = Servers((connection.url or "").split(","), clock)
-    calls = HttpCalls(
-        servers,
-        clock,
-        token=connection.token,
-        ca_file=connection.ca_file,
-        timeout_s=connection.request_s,
-        connect_s=connection.connect_s,
-    )
+    calls = calls_of(connection, SystemClock())
     try:
         return decoded_json(calls.call(_REGIONS), dict[str, Any])
     except (InvalidUsage, UnknownShard):

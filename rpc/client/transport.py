@@ -39,7 +39,7 @@ from persist.formats.http_messages import (
 from persist.formats.records import encoded
 from persist.regions.replica import Home, ReadOnlyBlob
 from rpc.client.answers import Reply
-from rpc.client.calls import Call, HttpCalls, decoded_json
+from rpc.client.calls import Call, HttpCalls, calls_of, decoded_json
 from rpc.client.follow import follow
 from rpc.client.http_blob import HttpBlob
 from rpc.client.servers import Servers, with_port
@@ -206,18 +206,10 @@ def open_transport(connection: Connection) -> HttpTransport:
     """Connect to the servers of `connection.url`. Raises InvalidUsage, Unavailable when none of them answers."""
     assert connection.url is not None
     clock, ids = SystemClock(), SystemIds()
-    servers = Servers(connection.url.split(","), clock)
-    calls = HttpCalls(
-        servers,
-        clock,
-        token=connection.token,
-        ca_file=connection.ca_file,
-        timeout_s=connection.request_s,
-        connect_s=connection.connect_s,
-    )
+    calls = calls_of(connection, clock)
     try:
         location = _location(calls.call(_LOCATION))
-        calls.add(Servers(_with_workers(servers, calls, connection, location, clock), clock))
+        calls.add(Servers(_with_workers(calls.servers, calls, connection, location, clock), clock))
         proof = location.blob.proof
         blob = _open_blob(calls, location.blob.url, proof)
     except BaseException:

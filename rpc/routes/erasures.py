@@ -14,15 +14,14 @@ from persist.client.arguments import named_once
 from persist.client.erase import ErasureStatus, statuses
 from persist.client.erased_before import erased_before
 from persist.client.shard import Shard
-from persist.client.transport import AsCaller
 from persist.core import commands as c
 from persist.core.antichain import TIME_MAX
 from persist.core.commands import ADMIN
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from persist.core.view import ViewRequest
 from persist.parts.given import keys_of_json
-from rpc.routes.parameters import IdempotencyToken, caller_of, token_of
+from rpc.routes.parameters import IdempotencyToken, token_of
+from rpc.routes.worked import worked_with_body
 from rpc.service import Service, principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -44,20 +43,15 @@ _BODY: dict[str, Any] = {
 @router.post("/{name}/erasures", summary="Take rows away for good", openapi_extra=_BODY)
 async def erase(request: Request, token: IdempotencyToken = None) -> Response:
     """`keys` or `where` say which; `gone`: what was retracted or truncated before. The answer has its `id`."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(ADMIN, name)
-    given, asking = token_of(request, token), AsCaller(service.transport, caller_of(request))
-    async with service.body(request, BODY_BYTES_MAX) as data:
-        wanted = _read(data)
+    principal_of(request).require(ADMIN, check_shard_name(shard_of(request)))
+    given = token_of(request, token)
 
-    def done() -> ErasureStatus:
-        view = asking.view(name, ViewRequest(with_batches=False))
-        shard = Shard(asking, name, view, service.handles)
+    def work(shard: Shard, data: bytes) -> ErasureStatus:
+        wanted = _read(data)
         keys = keys_of_json(shard.schema, wanted.pop("keys", None))
         return shard.erase(**wanted, keys=keys, token=given)
 
-    with service.snapshots:  # it takes as much memory as one
-        return _json((await service.work.run(done)).to_json())
+    return await worked_with_body(request, BODY_BYTES_MAX, work)
 
 
 @router.get("/{name}/erasures", summary="How far erasures are, or what still shows rows that were gone before a time")

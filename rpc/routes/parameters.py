@@ -26,6 +26,7 @@ from persist.parts import EVERYTHING, Selection, ShardSchema
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from persist.parts.selection import KEY_CHARS_MAX, Values, read_values
+from rpc import rows
 from rpc.saying import INFO, PURPOSE, said
 
 KEY_LENGTH_MAX = 200
@@ -236,6 +237,18 @@ def _limited(
     ] = None,
 ) -> tuple[Selection, int | None]:
     return selection, limit
+
+
+def rows_body(description: str) -> dict[str, Any]:
+    """The body of a route that takes rows, for the OpenAPI document."""
+    content = {
+        rows.MEDIA_TYPES["arrow"]: {"schema": {"type": "string", "format": "binary"}},
+        rows.PARQUET: {"schema": {"type": "string", "format": "binary"}},
+        rows.NDJSON: {"schema": {"type": "string"}, "example": '{"id": "a", "amount": 1}\n'},
+        rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
+    }
+    body = {"required": True, "description": description, "content": content}
+    return {"parameters": SAID_PARAMETERS, "requestBody": body}
 
 
 def on_shard(selection: Selection, schema: ShardSchema) -> Selection:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated
 
@@ -12,19 +10,17 @@ from starlette.responses import Response
 
 from persist.client.changes import Changes
 from persist.client.connect import Client
-from persist.client.restore import Restored
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
-from persist.client.transport import AsCaller
-from persist.client.truncate import RETRACT, Truncated, mode_of
+from persist.client.truncate import RETRACT, mode_of
 from persist.client.wall_clock import read_point
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from persist.core.view import ViewRequest
 from rpc import rows
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, caller_of, columns_of, token_of
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, columns_of, token_of
 from rpc.routes.rows import streamed, timestamp_header
+from rpc.routes.worked import worked
 from rpc.service import Service, principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
@@ -78,7 +74,7 @@ async def restore(
     if as_of is None:
         raise InvalidUsage("give the time to restore, as as_of or as timestamp")
     given = token_of(request, token)
-    return await _rewritten(request, lambda shard: shard.restore(as_of, token=given, retries=retries))
+    return await worked(request, lambda shard: shard.restore(as_of, token=given, retries=retries))
 
 
 @router.post("/{name}/truncate", summary="Take away what was there before a time and still is")
@@ -94,22 +90,9 @@ async def truncate(
     principal_of(request).require(WRITE, check_shard_name(shard_of(request)))
     cut, given = read_point("parameter before", before), token_of(request, token)
     how = mode_of(mode)
-    return await _rewritten(
+    return await worked(
         request, lambda shard: shard.truncate(cut, mode=how, dry_run=dry_run, token=given, retries=retries)
     )
-
-
-async def _rewritten(request: Request, work: Callable[[Shard], Restored | Truncated]) -> Response:
-    """What the work on the shard came to."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    asking = AsCaller(service.transport, caller_of(request))
-
-    def done() -> Restored | Truncated:
-        view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
-        return work(Shard(asking, name, view, service.handles))
-
-    with service.snapshots:  # it takes as much memory as one
-        return Response(json.dumps((await service.work.run(done)).to_json()), media_type="application/json")
 
 
 def _shard(service: Service, name: str) -> Shard:

@@ -26,7 +26,6 @@ from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
 from rpc.routes.parameters import (
-    SAID_PARAMETERS,
     AsOfOrTag,
     Format,
     Frontier,
@@ -36,6 +35,7 @@ from rpc.routes.parameters import (
     caller_of,
     frontier,
     on_shard,
+    rows_body,
     token_of,
 )
 from rpc.service import Service, principal_of, service_of, shard_of
@@ -45,19 +45,7 @@ router = APIRouter(prefix="/v1/shards", tags=["rows"])
 R = TypeVar("R", bound=Rows)
 _Commit = Callable[[WriteHandle, pa.Table, "Token | None"], Appended]
 
-_ROWS_BODY: dict[str, Any] = {
-    "parameters": SAID_PARAMETERS,
-    "requestBody": {
-        "required": True,
-        "description": "Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).",
-        "content": {
-            rows.MEDIA_TYPES["arrow"]: {"schema": {"type": "string", "format": "binary"}},
-            rows.PARQUET: {"schema": {"type": "string", "format": "binary"}},
-            rows.NDJSON: {"schema": {"type": "string"}, "example": '{"id": "a", "amount": 1}\n'},
-            rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
-        },
-    },
-}
+_ROWS_BODY = rows_body("Rows. A column `__time` gives times, a column `__diff` multiplicities (1 unless given).")
 
 
 @router.post(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -14,18 +13,17 @@ from starlette.responses import Response
 from persist.client.editing import Edited
 from persist.client.merging import Merge, source, target
 from persist.client.shard import Shard
-from persist.client.transport import AsCaller
 from persist.core.antichain import TIME_MAX
 from persist.core.commands import WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
-from persist.core.view import ViewRequest
 from persist.parts import DIFF, ShardSchema
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
 from rpc import rows
 from rpc.json_rows import body_json, encode, read_ndjson
-from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, caller_of, token_of
+from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
+from rpc.routes.worked import worked_with_body
 from rpc.service import principal_of, service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["verbs"])
@@ -35,19 +33,7 @@ ReadTime = Annotated[
     Query(ge=-1, le=TIME_MAX, description="It lands only if nobody wrote after this time; -1: nothing was there."),
 ]
 Where = Annotated[str, Query(description="A predicate: which rows go.", max_length=PREDICATE_CHARS_MAX)]
-_ROWS: dict[str, Any] = {
-    "parameters": SAID_PARAMETERS,
-    "requestBody": {
-        "required": True,
-        "description": "Rows, each there once.",
-        "content": {
-            rows.MEDIA_TYPES["arrow"]: {"schema": {"type": "string", "format": "binary"}},
-            rows.PARQUET: {"schema": {"type": "string", "format": "binary"}},
-            rows.NDJSON: {"schema": {"type": "string"}, "example": '{"id": "a", "amount": 1}\n'},
-            rows.CSV: {"schema": {"type": "string"}, "example": "id,amount\na,1\n"},
-        },
-    },
-}
+_ROWS = rows_body("Rows, each there once.")
 
 
 def _json_body(example: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +157,7 @@ async def _with_rows(
             table = table.drop_columns([DIFF])  # no row has to give it
         return work(shard, table, options)
 
-    return await _done(request, service.limits.rows_bytes_max, read)
+    return await worked_with_body(request, service.limits.rows_bytes_max, read)
 
 
 async def _with_json(
@@ -188,7 +174,7 @@ async def _with_json(
             raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
         return work(shard, body, options)
 
-    return await _done(request, service.limits.rows_bytes_max, read)
+    return await worked_with_body(request, service.limits.rows_bytes_max, read)
 
 
 def _options(request: Request, how: tuple[int | None, str | None]) -> dict[str, Any]:
@@ -197,29 +183,12 @@ def _options(request: Request, how: tuple[int | None, str | None]) -> dict[str, 
     return {"read_time": read_time, "token": token_of(request, token)}
 
 
-async def _done(request: Request, bytes_max: int, work: Callable[[Shard, bytes], Edited]) -> Response:
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    asking = AsCaller(service.transport, caller_of(request))
-
-    def done(data: bytes) -> Edited:
-        view = asking.view(name, ViewRequest(with_batches=False))
-        return work(Shard(asking, name, view, service.handles), data)
-
-    async with service.body(request, bytes_max) as data:
-        with service.snapshots:  # it takes as much memory as one
-            found = await service.work.run(done, data)
-    return Response(json.dumps(found.to_json()), media_type="application/json")
-
-
 def _values(given: object, schema: ShardSchema) -> dict[str, Any]:
     """A value for each of these columns, as rows in JSON give them. Raises InvalidUsage."""
     if not isinstance(given, dict) or not given:
         raise InvalidUsage('set must give values by the names of columns, such as {"state": "paid"}')
     fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(given)])
-    try:
-        found = read_ndjson(encode(given), fields, 1)
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise InvalidUsage(f"set has a value that does not fit its column: {str(error).splitlines()[0]}") from error
+    found = _read("set has a value that does not fit its column", [given], fields)
     return {name: found.column(name)[0] for name in fields.names}
 
 
@@ -229,10 +198,14 @@ def _source(given: object, schema: ShardSchema) -> pa.Table:
         raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
     names = list(dict.fromkeys(name for row in given for name in row)) if given else schema.arrow.names
     fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(names)])
+    return _read("a row cannot be read", given, fields) if given else fields.empty_table()
+
+
+def _read(what: str, given: list[Any], fields: pa.Schema) -> pa.Table:
     try:
-        return read_ndjson(b"\n".join(map(encode, given)), fields, len(given)) if given else fields.empty_table()
+        return read_ndjson(b"\n".join(map(encode, given)), fields, len(given))
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise InvalidUsage(f"a row cannot be read: {str(error).splitlines()[0]}") from error
+        raise InvalidUsage(f"{what}: {str(error).splitlines()[0]}") from error
 
 
 def _with_clause(merge: Merge, clause: object, schema: ShardSchema) -> Merge:

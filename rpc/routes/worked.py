@@ -1,0 +1,41 @@
+"""Long work on one shard through a handle, and what it came to as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from persist.client.shard import Shard
+from persist.client.transport import AsCaller
+from persist.core.ids import check_shard_name
+from persist.core.view import ViewRequest
+from rpc.routes.parameters import caller_of
+from rpc.service import service_of, shard_of
+
+
+class Told(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+async def worked(request: Request, work: Callable[[Shard], Told]) -> Response:
+    """Do it on the shard of the request, in the name of who asks, and tell what it came to."""
+    service, name = service_of(request), check_shard_name(shard_of(request))
+    asking = AsCaller(service.transport, caller_of(request))
+
+    def done() -> Told:
+        view = asking.view(name, ViewRequest(with_batches=False))  # of a dropped shard too: it knows its tokens
+        return work(Shard(asking, name, view, service.handles))
+
+    with service.snapshots:  # it takes as much memory as one
+        found = await service.work.run(done)
+    return Response(json.dumps(found.to_json()), media_type="application/json")
+
+
+async def worked_with_body(request: Request, bytes_max: int, work: Callable[[Shard, bytes], Told]) -> Response:
+    """The same with the body of the request, which is held meanwhile."""
+    async with service_of(request).body(request, bytes_max) as data:
+        return await worked(request, lambda shard: work(shard, data))
