@@ -69,17 +69,23 @@ def _delta_writer(path: str, seconds: float, barrier: Any, queue: Any) -> None:
 class IcebergPeer:
     """One Iceberg table in a SQLite catalog."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, schema: pa.Schema | None = None) -> None:
         from pyiceberg.catalog.sql import SqlCatalog
 
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)
         root.mkdir(parents=True)
         catalog = SqlCatalog("bench", uri=f"sqlite:///{root / 'catalog.db'}", warehouse=root.as_uri())
         catalog.create_namespace("bench")
-        self._table = catalog.create_table("bench.one", table().schema)
+        self._table = catalog.create_table("bench.one", schema or table().schema)
 
     def append(self, rows: pa.Table) -> None:
         self._table.append(rows)
+
+    def delete(self, where: str) -> None:
+        self._table.delete(where)
+
+    def read(self, where: str) -> pa.Table:
+        return self._table.scan(row_filter=where).to_arrow()
 
 
 def slate_commits(root: Path, seconds: float, writers: int = 16) -> float:

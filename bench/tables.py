@@ -1,9 +1,11 @@
 """Verbs of tables beside deltalake's: upserts of few keys, a delete, a point lookup; and an overwrite by Spark.
 
+PyIceberg does the delete and the lookup too.
+
     python -m bench.tables [--rows 10000000] [--rounds 3] [--only stretches random delete lookup overwrite]
 
-A shard and a Delta table have the same `--rows` rows in key order, in files, on one disk; the shard was compacted. A
-verb runs on the one and on the other in turns, each time with new values, and the ratio of the medians is told.
+A shard, a Delta and an Iceberg table have the same `--rows` rows in key order, in files, on one disk; the shard was
+compacted. A verb runs on each in turns, each time with new values, and the ratio of the medians is told.
 `stretches`: 1,000 keys in five stretches; what the upsert reads of the shard is told too. `random`: 1,000 keys at
 random, in one process, and by a Spark job of eight tasks, of which it is told how often a row group is read. `delete`:
 1 percent of the rows by a predicate. `lookup`: one key. `overwrite`: all rows by Spark, beside the plain append of the
@@ -16,7 +18,6 @@ import argparse
 import random
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -28,11 +29,13 @@ import pyarrow.compute as pc
 
 import persist
 from bench.bars import bar, timed
+from bench.service_peers import IcebergPeer
 from compactor.worker import Worker, WorkerSettings
 from persist.client.shard import Shard
 from persist.commit.location import LocationSettings, open_location
 from persist.parts.files import Files
 
+Fetched = dict[tuple[str, int], tuple[int, int]]
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.int32()), ("amount", pa.int64()), ("note", pa.string())])
 CHUNK = 1_000_000
 KEYS = 1_000
@@ -57,15 +60,15 @@ def some(keys: list[int], seed: int) -> pa.Table:
 
 
 @contextmanager
-def reading() -> Iterator[Counter[tuple[str, int]]]:
-    """Which bytes of parts are read, and how often: (part, where) -> times; `sizes` has the bytes."""
-    found: Counter[tuple[str, int]] = Counter()
+def reading() -> Iterator[Fetched]:
+    """Which bytes of parts are read: (part, where) -> (how often, how many)."""
+    found: Fetched = {}
     real = Files.fetch
 
     def fetch(self: Files, part: Any, start: int, length: int) -> bytes:
         if start + length < part.size:  # no footer
-            found[str(part.id), start] += 1
-            SIZES[str(part.id), start] = length
+            times = found.get((str(part.id), start), (0, 0))[0]
+            found[str(part.id), start] = times + 1, length
         return real(self, part, start, length)
 
     Files.fetch = fetch  # type: ignore[method-assign]
@@ -75,11 +78,8 @@ def reading() -> Iterator[Counter[tuple[str, int]]]:
         Files.fetch = real  # type: ignore[method-assign]
 
 
-SIZES: dict[tuple[str, int], int] = {}
-
-
-class Both:
-    """The shard and the Delta table."""
+class Tables:
+    """The shard, the Delta and the Iceberg table."""
 
     def __init__(self, root: Path, count: int) -> None:
         import deltalake
@@ -89,10 +89,12 @@ class Both:
         self.client = persist.connect(self.url)
         self.shard: Shard = self.client.create_shard("table", SCHEMA, ["id"])
         self.path = str(root / "delta")
+        self.iceberg = IcebergPeer(root / "iceberg", SCHEMA)
         for start in range(0, count, CHUNK):
             table = rows(start, min(CHUNK, count - start))
             self.shard.insert(table)
             deltalake.write_deltalake(self.path, table, mode="append")
+            self.iceberg.append(table)
         compact(self.url)
         self.delta = deltalake.DeltaTable(self.path)
 
@@ -100,14 +102,12 @@ class Both:
         merged = self.delta.merge(source, "t.id = s.id", source_alias="s", target_alias="t")
         merged.when_matched_update_all().when_not_matched_insert_all().execute()
 
-    def compare(self, name: str, pairs: list[tuple[Any, Any]], bound: str) -> None:
-        """Run ours and theirs in turns; the ratio of the medians."""
-        ours, theirs = [], []
-        for one, other in pairs:
-            ours.append(timed(one))
-            theirs.append(timed(other))
-        print(f"{name}: persist {median(ours):.3f} s, deltalake {median(theirs):.3f} s", flush=True)
-        bar(f"{name} / deltalake", median(ours) / median(theirs), bound)
+    def compare(self, name: str, turns: list[tuple[Any, ...]], bound: str) -> None:
+        """Run ours, deltalake's and perhaps PyIceberg's in turns; the ratio of the medians of the first two."""
+        found = [median(times) for times in zip(*([timed(one) for one in turn] for turn in turns), strict=True)]
+        told = zip(("persist", "deltalake", "pyiceberg"), found, strict=False)
+        print(f"{name}: {', '.join(f'{who} {seconds:.3f} s' for who, seconds in told)}", flush=True)
+        bar(f"{name} / deltalake", found[0] / found[1], bound)
 
 
 def compact(url: str) -> None:
@@ -117,78 +117,74 @@ def compact(url: str) -> None:
             pass
 
 
-def stretches(both: Both, rounds: int) -> None:
+def stretches(both: Tables, rounds: int) -> None:
     sets = []
     for number in range(rounds + 1):
         starts = [number * 1_000 + both.count * stretch // STRETCHES for stretch in range(STRETCHES)]
         keys = [start + n for start in starts for n in range(KEYS // STRETCHES)]
         sets.append(some(keys, number + 1))
-    size = sum(part["bytes"] for part in parts_of(both.shard))
+    size = next(iter(both.client.summaries("table"))).bytes
     with reading() as found:
         both.shard.upsert(sets[0])
-    bar("bytes read by an upsert of 5 stretches / the shard", sum(SIZES[one] for one in found) / size, "<= 0.05")
+    bar("bytes read by an upsert of 5 stretches / the shard", sum(size for _, size in found.values()) / size, "<= 0.05")
     both.merge(sets[0])
     pairs = [(lambda t=t: both.shard.upsert(t), lambda t=t: both.merge(t)) for t in sets[1:]]
     both.compare("upsert of 1,000 keys in 5 stretches", pairs, "<= 0.5")
 
 
-def parts_of(shard: Shard) -> list[dict[str, Any]]:
-    from persist.core.view import ViewRequest
-
-    view = shard._transport.view(shard.name, ViewRequest())
-    return [{"bytes": part.size} for batch in view.batches for part in batch.parts()]
-
-
-def at_random(both: Both, rounds: int) -> None:
+def at_random(both: Tables, rounds: int) -> None:
     rng = random.Random(7)
     sets = [some(sorted(rng.sample(range(both.count), KEYS)), 100 + number) for number in range(rounds + 2)]
     with reading() as found:
         both.shard.upsert(sets[0])
-    bar("times that an upsert reads a row group", max(found.values()), "<= 1")
+    bar("times that an upsert reads a row group", max(times for times, _ in found.values()), "<= 1")
     bar(f"times that an upsert by Spark in {TASKS} tasks reads a row group", by_tasks(both, sets[1]), "<= 1")
     pairs = [(lambda t=t: both.shard.upsert(t), lambda t=t: both.merge(t)) for t in sets[2:]]
     both.compare("upsert of 1,000 random keys", pairs, "<= 1.0")
 
 
-def by_tasks(both: Both, source: pa.Table) -> int:
+def by_tasks(both: Tables, source: pa.Table) -> int:
     """The classes that Spark calls, with the rows of each task."""
     from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-    from persist.spark.options import Options
     from persist.spark.source import PersistDataSource
 
     kinds = {"id": LongType(), "day": IntegerType(), "amount": LongType(), "note": StringType()}
     schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
     options = {"url": both.url, "path": "table", "envelope": "upsert"}
-    Options(options)
     writer = PersistDataSource(options).writer(schema, False)
     order = list(range(len(source)))
     random.Random(3).shuffle(order)
     with reading() as found:
         messages = [writer.write(iter(source.take(order[n::TASKS]).to_batches())) for n in range(TASKS)]
         writer.commit(messages)
-    return max(found.values())
+    return max(times for times, _ in found.values())
 
 
-def delete(both: Both, rounds: int) -> None:
+def delete(both: Tables, rounds: int) -> None:
     width = both.count // 100 // 1_000  # days of 1,000 rows
     spans = [f"day >= {(7 * n + 3) * width} AND day < {(7 * n + 4) * width}" for n in range(rounds)]
-    pairs = [(lambda w=w: both.shard.delete(w), lambda w=w: both.delta.delete(w)) for w in spans]
-    both.compare("delete of 1 percent by a predicate", pairs, "<= 1.0")
+    turns = [
+        (lambda w=w: both.shard.delete(w), lambda w=w: both.delta.delete(w), lambda w=w: both.iceberg.delete(w))
+        for w in spans
+    ]
+    both.compare("delete of 1 percent by a predicate", turns, "<= 1.0")
 
 
-def lookup(both: Both, rounds: int) -> None:
+def lookup(both: Tables, rounds: int) -> None:
     rng = random.Random(11)
     keys = [rng.randrange(both.count) for _ in range(5 * rounds)]
 
     def theirs(key: int) -> Any:
         return both.delta.to_pyarrow_dataset().to_table(filter=pc.field("id") == key)
 
-    pairs = [(lambda k=k: both.shard.get(k), lambda k=k: theirs(k)) for k in keys]
-    both.compare("point lookup", pairs, "<= 0.2")
+    turns = [
+        (lambda k=k: both.shard.get(k), lambda k=k: theirs(k), lambda k=k: both.iceberg.read(f"id = {k}")) for k in keys
+    ]
+    both.compare("point lookup", turns, "<= 0.2")
 
 
-def overwrite(both: Both, rounds: int) -> None:
+def overwrite(both: Tables, rounds: int) -> None:
     """A DataFrame that is cached, appended to new shards and written over a full one, in turns."""
     from pyspark.sql import SparkSession
 
@@ -221,7 +217,7 @@ def main() -> None:
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="persist-bench-"))
     try:
-        both = Both(root, args.rows)
+        both = Tables(root, args.rows)
         for name, way in zip(WAYS, (stretches, at_random, delete, lookup, overwrite), strict=True):
             if name in args.only:
                 way(both, args.rounds)
