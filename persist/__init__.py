@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from persist.client.editing import Edited
     from persist.client.erase import ErasureStatus
     from persist.client.listen import Listen, ListenEvent
+    from persist.client.maintaining import Optimized, Vacuumed
     from persist.client.merging import Merge, source, target
     from persist.client.pipelined import PipelinedWriter, PipelineSettings
     from persist.client.restore import Restored
@@ -56,7 +57,7 @@ __all__ += ["AttributeKey", "attribute_key", "named_key", "AttributeUpdate", "BY
 __all__ += ["Appended", "Token", "token_of_key", "Changes", "ChangesSplit", "Restored", "Truncated", "Cut"]
 __all__ += ["CutTruncated", "ShardTruncated", "RowRetention", "RetentionRun", "ShardSummary", "ShardDropped"]
 __all__ += ["ShardsDropped", "ErasureStatus", "ColumnRun", "Subscription"]
-__all__ += ["Edited", "Merge", "source", "target"]
+__all__ += ["Edited", "Merge", "source", "target", "Optimized", "Vacuumed"]
 __all__ += ["HandleSettings", "LocationSettings", "PipelineSettings", "ReadSettings", "WriteSettings"]
 __all__ += ["PersistError", "InvalidUsage", "UnknownShard", "ShardExists", "NegativeMultiplicity", "Unauthorized"]
 __all__ += [
@@ -76,7 +77,7 @@ __all__ += ["__version__"]
 _HOMES = ["core.errors", "core.antichain", "core.attribute", "core.ids", "core.commands", "client.connect"]
 _HOMES += ["client.pipelined", "client.listen", "client.write", "client.tags", "client.snapshot", "client.changes"]
 _HOMES += ["client.restore", "client.truncate", "client.cut", "client.cutting", "client.retaining", "client.erase"]
-_HOMES += ["client.by_column", "client.bulk", "client.subscribe", "client.editing"]
+_HOMES += ["client.by_column", "client.bulk", "client.maintaining", "client.subscribe", "client.editing"]
 _HOMES += ["client.merging", "client.shard", "attributes"]
 
 

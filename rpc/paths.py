@@ -41,6 +41,8 @@ VERBS = frozenset(
         "tags",
         "retention",
         "erasures",
+        "optimize",
+        "vacuum",
     }
 )
 OF_ONE = ("tags", "erasures")  # after these a name may come, of one of them

@@ -289,6 +289,8 @@ class AsyncShard(AsyncHandle[Shard]):
     time_at = asks(Shard.time_at)
     timestamp_of = asks(Shard.timestamp_of)
     truncate = asks(Shard.truncate)
+    optimize = asks(Shard.optimize)
+    vacuum = asks(Shard.vacuum)
     untag = asks(Shard.untag)
     update = asks(Shard.update)
     upper = asks(Shard.upper)

@@ -8,6 +8,7 @@ from blob import Blob
 from persist.client import deadlines, identity
 from persist.client.deadlines import Patience
 from persist.client.erased_before import erased_before
+from persist.client.maintaining import maintain
 from persist.client.sharing import LeasePool
 from persist.commit.cloning import Cloning
 from persist.commit.location import Location
@@ -115,6 +116,9 @@ class EmbeddedTransport:
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         return self._patience.ask(_about(name), lambda: erased_before(self.location, name, before))
+
+    def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        return self._patience.ask(_about(name), lambda: maintain(self.location, name, verb))
 
     def close(self) -> None:
         if self.leases is not None:

@@ -18,6 +18,7 @@ from persist.client.erase import (
     read_erasures,
     status_of,
 )
+from persist.client.maintaining import Optimized, Vacuumed, optimize, vacuum
 from persist.client.restore import Restored, Restoring
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.snapshot import ReadSettings
@@ -228,6 +229,26 @@ class Past(Timeable):
     def erasures(self) -> dict[str, ErasureStatus]:
         """The shard's erasures by id, the oldest first. Scope `admin`. Raises what every call may."""
         return read_erasures(self._transport, self.name, self._settings.read.retry_s)
+
+    def optimize(self) -> Optimized:
+        """Merge now what is worth it, as maintenance does it by itself with a shard at rest. Scope `admin`.
+
+        No row is changed, and no reader or writer fails by it. It takes as long as the merges do. Repeating it is safe.
+
+        Returns: how many merges there were, and how much the shard holds before and after.
+        Raises: UnknownShard, Unavailable, and what every call may. What was merged by then stays merged.
+        """
+        return optimize(self._transport, self.name)
+
+    def vacuum(self) -> Vacuumed:
+        """Delete now what nobody can read any more, as maintenance does it by itself. Scope `admin`.
+
+        It takes nothing that history keeps (`configure`, `forget`), nor what a reader holds. Repeating it is safe.
+
+        Returns: how many blobs and entries of the log were deleted.
+        Raises: UnknownShard, Unavailable, and what every call may. What was deleted by then stays deleted.
+        """
+        return vacuum(self._transport, self.name)
 
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep one time readable under a name, when since passes it too. Repeating it is safe. Scope `admin`.

@@ -115,6 +115,10 @@ class Transport(Protocol):
         """What still shows rows that were gone before a time, by a scan of both stores: see `Shard.erased`."""
         ...
 
+    def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        """A piece of `optimize` or `vacuum`: see `persist.client.maintaining`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -194,6 +198,9 @@ class ForwardingTransport:
 
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         return self.inner.erased_before(name, before)
+
+    def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        return self.inner.maintain(name, verb)
 
     def close(self) -> None:
         """Nothing: the inner one is borrowed, and its owner closes it."""

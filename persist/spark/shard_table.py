@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.client.arguments import names as tuple_of
 from persist.client.changes import Named
+from persist.client.maintaining import Optimized, Vacuumed
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
 from persist.client.snapshot import ReadLease, Tagged, holding
@@ -191,6 +192,16 @@ class ShardTable:
     def tag(self, name: str, at: int | datetime | None = None, *, keep: timedelta | str | None = None) -> ShardTag:
         """Keep a time readable. `name`, `at`, `keep` and what it Raises are as `Shard.tag` says."""
         return self._shard().tag(name, at, keep=keep)
+
+    # --- maintenance
+
+    def optimize(self) -> Optimized:
+        """Merge now what is worth it, on the driver, or at the server where one is asked. As `Shard.optimize` says."""
+        return self._shard().optimize()
+
+    def vacuum(self) -> Vacuumed:
+        """Delete now what nobody can read any more. As `Shard.vacuum` says."""
+        return self._shard().vacuum()
 
     # --- writing
 

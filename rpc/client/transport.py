@@ -52,6 +52,7 @@ _VIEW = {"accept": RECORD}
 _CREATE = {"content-type": "application/json", **_VIEW}
 _LOCATION = Call("GET", "/v1/location")
 _COMMAND = {"content-type": RECORD}
+MAINTAINED_S = 3600.0  # a piece of maintenance may be one large merge
 SERVER_S = 1.0  # how long one of several servers is asked for its workers
 _REACHABLE = frozenset({"file", "s3", "gs", "abfs", "abfss", "hdfs"})
 
@@ -190,6 +191,10 @@ class HttpTransport:
     def erased_before(self, name: str, before: int) -> dict[str, Any]:
         path = f"/v1/shards/{_quoted(check_shard_name(name))}/erasures?before={before}"
         return decoded_json(self._calls.call(Call("GET", path, name)), dict[str, Any])
+
+    def maintain(self, name: str, verb: str) -> dict[str, Any]:
+        path = f"/v1/shards/{_quoted(check_shard_name(name))}/{verb}"
+        return decoded_json(self._calls.call(Call("POST", path, name, wait_s=MAINTAINED_S)), dict[str, Any])
 
     def follow(self, name: str, after: int | None = None, until: Antichain | None = None) -> Iterator[ListenEvent]:
         """Every update after a time, pushed through the server: for clients that hold no parts. See `follow.py`."""

@@ -1,0 +1,131 @@
+"""`optimize` and `vacuum`: maintenance of one shard because somebody asks for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+from compactor import by_hand
+from persist.client.connect import connect
+from persist.client.shard import Shard
+from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.state import Policy
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.clocks import Machine, World
+from tests.support.server import url_of
+
+SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
+PATH = "/v1/shards/orders"
+TIMES = 10  # fewer writes than the process that commits merges by itself
+
+
+@pytest.fixture(params=["directory", "server"])
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shard]:
+    with url_of(request.param, tmp_path) as url, connect(url) as client:
+        yield written(client.create_shard("orders", SCHEMA, ["id"]))
+
+
+def written(shard: Shard) -> Shard:
+    for time in range(TIMES):
+        shard.upsert([{"id": n, "n": time} for n in range(50)])
+    return shard
+
+
+def contents(shard: Shard, as_of: int | None = None) -> list[dict[str, Any]]:
+    return shard.snapshot(as_of).to_arrow(expand=True).to_pylist()
+
+
+def test_a_shard_is_merged_and_no_row_changes(shard: Shard) -> None:
+    before = [contents(shard, time) for time in range(TIMES)]
+    done = shard.optimize()
+    assert done.complete
+    assert done.merges > 0
+    assert done.after.batches < done.before.batches
+    assert [contents(shard, time) for time in range(TIMES)] == before
+    again = shard.optimize()
+    assert (again.merges, again.complete, again.before) == (0, True, again.after)
+
+
+def test_history_that_was_let_go_leaves_the_shard_and_then_the_stores(shard: Shard) -> None:
+    latest = contents(shard)
+    shard.forget(TIMES - 1)
+    assert shard.optimize().after.updates == len(latest)
+    done = shard.vacuum()
+    assert done.complete
+    assert done.entries > 0
+    assert contents(shard) == latest
+    assert shard.vacuum().complete
+
+
+def test_vacuum_takes_nothing_that_a_reader_holds() -> None:
+    machine = World(policy=Policy(inline_part_bytes_max=0)).machine()
+    shard = written(machine.client.create_shard("orders", SCHEMA, ["id"]))
+    held = shard.snapshot(3)
+    shard.forget(TIMES - 1)
+    shard.optimize()
+    shard.vacuum()
+    assert held.to_arrow(expand=True)["n"].to_pylist() == [3] * 50
+    held.close()
+
+
+@pytest.mark.parametrize("verb", ["optimize", "vacuum"])
+def test_a_shard_that_is_not_there(shard: Shard, verb: str) -> None:
+    shard.drop(force=True)
+    with pytest.raises(UnknownShard, match="dropped"):
+        getattr(shard, verb)()
+
+
+def test_maintenance_of_another_name_is_refused() -> None:
+    machine = World().machine()
+    machine.client.create_shard("orders", SCHEMA, ["id"])
+    with pytest.raises(InvalidUsage, match="optimize or vacuum"):
+        machine.client.transport.maintain("orders", "defragment")
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return World().machine()
+
+
+@pytest.fixture
+def http(machine: Machine) -> Iterator[TestClient]:
+    written(machine.client.create_shard("orders", SCHEMA, ["id"]))
+    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+        yield client
+
+
+def test_pieces_over_http(http: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_hand, "MERGES_AT_ONCE", 1)
+    answers = [http.post(f"{PATH}/optimize").json()]
+    while answers[-1]["more"]:
+        answers.append(http.post(f"{PATH}/optimize").json())
+    assert answers[-1]["complete"]
+    assert set(answers[0]) == {"merges", "before", "after", "more", "complete"}
+    assert set(http.post(f"{PATH}/vacuum").json()) == {"blobs", "entries", "more", "complete"}
+
+
+@pytest.mark.parametrize("verb", ["optimize", "vacuum"])
+def test_what_is_refused_over_http(http: TestClient, verb: str) -> None:
+    assert http.post(f"/v1/shards/other/{verb}").json()["kind"] == "unknown_shard"
+    assert http.post(f"{PATH}/{verb}", params={"x": 1}).status_code == 400
+
+
+@pytest.mark.parametrize("verb", ["optimize", "vacuum"])
+@pytest.mark.parametrize(("scope", "status"), [("read", 403), ("write", 403), ("admin", 200)])
+def test_who_may_ask(machine: Machine, tmp_path: Path, verb: str, scope: str, status: int) -> None:
+    machine.client.create_shard("orders", SCHEMA, ["id"])
+    token, digest = mint("who")
+    file = tmp_path / "tokens.json"
+    known = {"id": "who", "sha256": digest, "scopes": [scope], "prefixes": ["orders"]}
+    file.write_text(json.dumps({"tokens": [known]}))
+    with TestClient(create_app(machine.location, ServerSettings(tokens_file=str(file)))) as http:
+        answer = http.post(f"{PATH}/{verb}", headers={"authorization": f"Bearer {token}"})
+    assert answer.status_code == status
