@@ -21,7 +21,7 @@ EPOCHS_AT_ONCE = 8
 
 
 def optimize(location: Location, name: str) -> dict[str, Any]:
-    """Some merges, as for a shard at rest. It may be repeated. Raises UnknownShard, ReadOnly, and what the stores do."""
+    """Some merges, as for a shard at rest. May be repeated. Raises UnknownShard, ReadOnly, and what the stores do."""
     before = _there(location, name)
     worker = Worker(location, WorkerSettings())
     merges = worker.run(name, idle=True, merges_max=MERGES_AT_ONCE)
