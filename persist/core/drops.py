@@ -13,7 +13,7 @@ from persist.core.batch import HollowBatch, Part, Run
 from persist.core.errors import InvalidUsage
 from persist.core.record import Record, replace
 
-DROPS_MAX = 64  # of a shard, that something readable still tells apart
+DROPS_MAX = 1_000  # of a shard, that something readable still tells apart
 
 
 class RowDrop(Record, frozen=True):

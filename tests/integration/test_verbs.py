@@ -115,12 +115,26 @@ def test_an_overwrite_of_a_shard_that_append_feeds_reads_what_goes(machine: Mach
     assert rows(shard) == [(1, "only", 0)]
 
 
-def test_overwrites_go_on_when_drops_are_many(machine: Machine) -> None:
+def overwritten(shard: Shard, times: int) -> list[int | None]:
+    """How many rows each overwrite took away; None: it read nothing."""
+    return [shard.overwrite([{"id": n, "state": "x", "n": n}]).removed for n in range(times)]
+
+
+def test_overwrites_go_on_when_drops_are_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.core.drops.DROPS_MAX", 24)
+    monkeypatch.setattr("persist.client.dropped.DROPS_MAX", 24)
     shard = machine.client.create_shard("often", SCHEMA, ["id"])
-    for number in range(60):
-        shard.overwrite([{"id": number, "state": "x", "n": number}])
-    assert rows(shard) == [(59, "x", 59)]
-    assert shard.truncate(30, mode="drop").changed is False
+    assert overwritten(shard, 20) == [0, *[None] * 8, *[1] * 11]
+    assert rows(shard) == [(19, "x", 19)]
+    assert shard.truncate(20, mode="drop").changed
+
+
+@pytest.mark.proof
+def test_six_weeks_of_hourly_overwrites_read_nothing(machine: Machine) -> None:
+    shard = machine.client.create_shard("hourly", SCHEMA, ["id"])
+    assert set(overwritten(shard, 985)[1:]) == {None}
+    assert [shard.snapshot(time).to_arrow()["id"].to_pylist() for time in (0, 500, 984)] == [[0], [500], [984]]
+    assert overwritten(shard, 2) == [1, 1]
 
 
 def test_a_merge_says_what_becomes_of_which_rows(shard: Shard) -> None:
