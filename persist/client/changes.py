@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.client.arguments import checked
+from persist.client.complete import BEFORE_ALL, NothingWritten
 from persist.client.dropped import runs_of, within
 from persist.client.rows import Rows, Split
 from persist.client.show import html_table
@@ -150,14 +151,25 @@ class Named:
         if isinstance(point, datetime):
             found = resolved(transport, name, point, *limits)
             return cls(as_of_at(name, found), shown_instant(found.at_ms))
-        given: object = point
-        if isinstance(given, Antichain):
-            checked(what, given, int)
-        if point is not None and (type(point) is not int or not 0 <= point <= TIME_MAX):
-            raise InvalidUsage(
-                f"{what} is {point!r:.100}; it must be a time in [0, {TIME_MAX}], or a wall clock with its zone"
-            )
+        _check_point(what, point, 0)
         return cls(point)
+
+    @classmethod
+    def of_read(cls, what: str, point: Point, transport: Transport, name: str, limits: tuple[float, float]) -> Named:
+        """As `of`, where what was there as of the time is read: it may be BEFORE_ALL."""
+        if isinstance(point, datetime):
+            return cls.of(what, point, transport, name, limits)
+        _check_point(what, point, BEFORE_ALL)
+        return cls(point)
+
+
+def _check_point(what: str, point: object, least: int) -> None:
+    if isinstance(point, Antichain):
+        checked(what, point, int)
+    if point is not None and (type(point) is not int or not least <= point <= TIME_MAX):
+        raise InvalidUsage(
+            f"{what} is {point!r:.100}; it must be a time in [{least}, {TIME_MAX}], or a wall clock with its zone"
+        )
 
 
 @dataclass(frozen=True)
@@ -219,7 +231,7 @@ def between(
     """
     low = start if end is None else min(start, end)
     with holding(transport, name, low, asked.purpose, asked.wait_s, settings) as held:
-        end = latest(held.view) if end is None else end
+        end = _latest(held.view) if end is None else end
         high = max(start, end)
         if held.view.upper.less_equal(high):
             held = replace(held, view=wait_for_upper(transport, name, high, held.lease, asked.wait_s))
@@ -231,6 +243,14 @@ def between(
                 since=held.view.since.to_json(),
             )
         yield Between(held, start, end)
+
+
+def _latest(view: ShardView) -> int:
+    """The latest complete time, which is BEFORE_ALL where nothing was written. Raises NotReadable."""
+    try:
+        return latest(view)
+    except NothingWritten:
+        return BEFORE_ALL
 
 
 def changes_of(

@@ -59,7 +59,7 @@ class Past(Timeable):
         """What was added and removed between two times: how often each row is there at `end` more than at `start`.
 
         Args:
-            start: the time that is compared with, or a wall clock with its zone.
+            start: the time that is compared with, or a wall clock with its zone; -1 is before the first write.
             end: the same; None is the latest complete time. An `end` before `start` tells what leads back.
             other: the shard whose contents at `end` are compared, of equal schema and opened by the same client; None
                 is this one.
@@ -78,8 +78,9 @@ class Past(Timeable):
         later, read = other or self, self._settings.read
         if later._transport.inner is not self._transport.inner:
             raise InvalidUsage(f"shards {self.name!r} and {later.name!r} were opened by two clients; open both by one")
-        first = Named.of("start", start, self._transport, self.name, (wait_s, read.retry_s))
-        last = Named.of("end", end, later._transport, later.name, (wait_s, read.retry_s))
+        limits = (wait_s, read.retry_s)
+        first = Named.of_read("start", start, self._transport, self.name, limits)
+        last = Named.of_read("end", end, later._transport, later.name, limits)
         if later._transport.shard == self._transport.shard:
             found = changes_of(self._transport, self.name, first, last, asked, read)
         else:

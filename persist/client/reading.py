@@ -24,7 +24,6 @@ from persist.client.snapshot import (
     ReadLease,
     Snapshot,
     Tagged,
-    check_held,
     holding,
 )
 from persist.client.subscribe import Subscription
@@ -36,7 +35,7 @@ from persist.core import commands as c
 from persist.core.antichain import Antichain, frontier
 from persist.core.errors import InvalidUsage, NotReadable, shown
 from persist.core.tags import check_tag_name
-from persist.core.view import ShardView, ViewRequest
+from persist.core.view import ShardView
 from persist.parts import DIFF, EVERYTHING, Selection, ShardSchema, current_schema
 from persist.parts.selection import Values
 
@@ -303,25 +302,15 @@ class Reading:
                 return stack.enter_context(held)
             except NothingWritten:
                 try:
-                    return stack.enter_context(self._before_all(purpose))
+                    return stack.enter_context(self._before_all(purpose, wait_s))
                 except NotReadable:  # by now something was written, and what came first forgotten
                     tries += 1
                     if tries == LATEST_TRIES_MAX:
                         raise
-        return stack.enter_context(self._before_all(purpose))
+        return stack.enter_context(self._before_all(purpose, wait_s))
 
-    @contextmanager
-    def _before_all(self, purpose: str) -> Iterator[Held]:
-        """The shard as of BEFORE_ALL: no rows, and everything that comes after it is held."""
-        transport, settings = self._transport, self._settings.read
-        lease = ReadLease.open(transport, self.name, Antichain(0), purpose, settings)
-        try:
-            view = transport.view(self.name, ViewRequest(min_seqno=lease.seqno))
-            check_held(view, 0)
-            yield Held(transport, BEFORE_ALL, view, lease, settings)
-        except BaseException:
-            lease.close()
-            raise
+    def _before_all(self, purpose: str, wait_s: float) -> AbstractContextManager[Held]:
+        return holding(self._transport, self.name, BEFORE_ALL, purpose, wait_s, self._settings.read)
 
     def _check(self, selection: Selection) -> None:
         """Raises InvalidUsage where the shard, as it is now, has no such columns or keys."""

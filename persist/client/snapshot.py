@@ -16,6 +16,7 @@ import pyarrow as pa
 from blob import BlobNotFound
 from persist.client import deadlines
 from persist.client.arguments import checked, checked_time, checked_wait
+from persist.client.complete import BEFORE_ALL
 from persist.client.complete import latest as latest
 from persist.client.expanding import expanded, limited
 from persist.client.lease import ReadLease as ReadLease
@@ -231,7 +232,8 @@ def holding(
 ) -> Iterator[Held]:
     """Take a lease at `as_of` (None: the latest complete time) and wait until it is complete, for at most `wait_s`.
 
-    The lease outlives the block, unless an error ends that. Raises InvalidUsage, NotReadable, Unavailable.
+    As of BEFORE_ALL there are no rows, and everything that comes after it is held. The lease outlives the block, unless
+    an error ends that. Raises InvalidUsage, NotReadable, Unavailable.
     """
     checked_wait("wait_s", wait_s)
     checked("purpose", purpose, str)
@@ -241,8 +243,11 @@ def holding(
         lease = _lease_point(transport, name, as_of, purpose, settings)
         as_of = lease.since.element or 0
     else:
-        checked_time("as_of", as_of)
-        lease = _lease_at(transport, name, as_of, purpose, settings)
+        checked_time("as_of", as_of, BEFORE_ALL)
+        if as_of == BEFORE_ALL:  # a hold on one time alone, such as 0, would not show that nothing was there before
+            lease = ReadLease.open(transport, name, Antichain(0), purpose, settings)
+        else:
+            lease = _lease_at(transport, name, as_of, purpose, settings)
     try:
         yield Held(transport, as_of, wait_for_upper(transport, name, as_of, lease, wait_s), lease, settings)
     except BaseException:
@@ -292,7 +297,8 @@ def wait_for_upper(transport: Transport, name: str, as_of: int, lease: ReadLease
     deadline = transport.clock.monotonic() + deadlines.at_most(wait_s)
     while True:
         left = max(0.0, deadline - transport.clock.monotonic())
-        request = ViewRequest(past=as_of, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
+        past = None if as_of == BEFORE_ALL else as_of
+        request = ViewRequest(past=past, timeout_s=min(left, VIEW_WAIT_S), min_seqno=lease.seqno)
         view = transport.view(name, request)
         check_lease(view, as_of, lease)
         if not view.upper.less_equal(as_of):
@@ -312,7 +318,7 @@ def check_lease(view: ShardView, as_of: int, lease: ReadLease) -> None:
 
 def check_held(view: ShardView, as_of: int) -> None:
     """Raise Expired unless reads as of `as_of` are exact in this view, as they are while a hold on that time lasts."""
-    if not view.since.less_equal(as_of):
+    if not view.since.less_equal(max(as_of, 0)):  # what tells that nothing was there as of -1 is all history
         what = "was dropped or closed to reads" if view.since.is_empty else f"has forgotten history before {view.since}"
         raise Expired(
             f"the hold on shard {view.name!r} as of {as_of} is gone: its lease lapsed, and the shard {what}; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from persist.client.complete import BEFORE_ALL
 from persist.client.retry import send
 from persist.client.transport import Transport
 from persist.core import commands as c
@@ -51,7 +52,12 @@ def read_instant(what: str, text: str) -> datetime:
 
 
 def read_point(what: str, text: str) -> int | datetime:
-    """The time or the instant that a text tells, as `416` or `2026-11-20T12:00:00Z`. Raises InvalidUsage."""
+    """The time or the instant that a text tells, as `416` or `2026-11-20T12:00:00Z`; -1 is before all times.
+
+    Raises InvalidUsage.
+    """
+    if text == str(BEFORE_ALL):
+        return BEFORE_ALL
     if text.isdecimal() and text.isascii() and len(text) <= TIME_DIGITS_MAX:
         return int(text)
     try:

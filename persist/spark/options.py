@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from persist.client.complete import BEFORE_ALL
 from persist.client.connect import Connection
 from persist.client.shard import HandleSettings
 from persist.client.snapshot import ReadSettings, Tagged
@@ -138,7 +139,7 @@ class ReadOptions:
             key_prefix=options.values("keyPrefix"),
             partitions=options.integer("numPartitions", 1, PARTITIONS_MAX),
             batch_rows=options.integer("batchRows", 1, BATCH_ROWS_MAX) or BATCH_ROWS,
-            as_of=at if latest else _version(options, name),
+            as_of=at if latest else options.integer(name, BEFORE_ALL, TIME_MAX),
             with_diff=options.choice("multiplicity", ("expand", "column")) == "column",
             wait_s=options.seconds("waitSeconds", WAIT_S),
             changes=changes,
@@ -379,7 +380,7 @@ def _write_id(options: Options) -> str | None:
 def _expected_upper(options: Options) -> int | None:
     """The upper that a write asks for: right after `readTime`, where that is given."""
     _one_of(options, "expectedUpper", "readTime")
-    at = options.integer("readTime", -1, 2**63 - 2)  # -1: nothing had been written
+    at = options.integer("readTime", BEFORE_ALL, TIME_MAX)
     if at is None:
         return _version(options, "expectedUpper")
     if at >= TIME_MAX:
@@ -388,7 +389,7 @@ def _expected_upper(options: Options) -> int | None:
 
 
 def _version(options: Options, name: str) -> int | None:
-    return options.integer(name, 0, 2**63 - 2)
+    return options.integer(name, 0, TIME_MAX)
 
 
 def listed(names: Iterable[str]) -> str:

@@ -69,13 +69,13 @@ class PastReader(DataSourceReader):
         one, limits = _opened(target), (read.wait_s, settings.retry_s)
         columns = tuple(name for name in self._schema.names if name != DIFF)
         asked = Asked(read.partitions or planning.partitions_for, columns, read.wait_s, "spark changes")
-        first = Named.of("option 'start'", options.start, one, target.shard, limits)
+        first = Named.of_read("option 'start'", options.start, one, target.shard, limits)
         if options.other in (None, target.shard):
-            last = Named.of("option 'end'", options.end, one, target.shard, limits)
+            last = Named.of_read("option 'end'", options.end, one, target.shard, limits)
             return changes_of(one, target.shard, first, last, asked, settings)
         other = replace(target, shard=check_shard_name(options.other))
         two = _opened(other)
-        last = Named.of("option 'end'", options.end, two, other.shard, limits)
+        last = Named.of_read("option 'end'", options.end, two, other.shard, limits)
         return changes_between((one, target.shard, first), (two, other.shard, last), asked, settings)
 
 

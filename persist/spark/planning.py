@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from persist.client.complete import BEFORE_ALL
 from persist.client.snapshot import ReadLease, SnapshotSplit, leased_blobs
 from persist.client.together import holding_for_plans
 from persist.client.transport import OneShard
@@ -57,7 +58,7 @@ def _upper_time(found: TimeResolved) -> int:
 
 
 def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]) -> list[SnapshotSplit]:
-    """The splits of a snapshot, held by a lease that executors renew; none where nothing was ever written.
+    """The splits of a snapshot, held by a lease that executors renew; none where nothing was written by then.
 
     The lease is not closed: Spark plans once and may read the plan again and again, so it lapses when nobody reads.
     Plans of this process within a minute share one.
@@ -69,7 +70,11 @@ def plan_snapshot(target: Target, options: ReadOptions, columns: tuple[str, ...]
     one = OneShard(transport, view.shard_id)
     with holding_for_plans(one, target.shard, options.as_of, "spark snapshot", options.wait_s, settings) as held:
         selection = replace(options.selection, columns=columns)
-        return list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
+        found = list(held.splits(selection, lambda size: options.partitions or partitions_for(size), is_light=True))
+        if held.as_of != BEFORE_ALL:
+            return found
+        held.lease.close()  # it has no rows, for ever
+        return []
 
 
 def split_ranges(

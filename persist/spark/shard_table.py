@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from persist.client.arguments import names as tuple_of
 from persist.client.changes import Named
+from persist.client.complete import BEFORE_ALL
 from persist.client.maintaining import Optimized, Vacuumed
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.shard import Shard
@@ -33,7 +34,6 @@ from persist.spark.schemas import spark_schema
 from persist.spark.telling import transaction_told
 from persist.spark.written import Written
 
-NOTHING_YET = -1  # the time as of which a shard is read to which nothing was written
 ENTRIES_AT_ONCE = 50
 ENTRIES_LOOKED_MAX = 1_000  # of the commit history, in which a write is looked for
 FORMAT = "persist"
@@ -94,7 +94,8 @@ class ShardTable:
         """The contents as of a time that is fixed now, and that time: give it to a write as `read_time`.
 
         Args:
-            as_of: the time; None is the latest complete one. A datetime with its zone is a wall clock.
+            as_of: the time; None is the latest complete one, as of -1 the shard is empty. A datetime with its zone is a
+                wall clock.
             tag: the name of a tag, in the place of a time.
             where: the rows, as SQL or as an expression of columns. SQL that the option `where` knows is pushed down.
             columns: those to read; None is all.
@@ -131,7 +132,7 @@ class ShardTable:
         """What was added and removed between two times: the columns and `__diff`.
 
         Args:
-            start: the time that is compared with, or a wall clock with its zone.
+            start: the time that is compared with, or a wall clock with its zone; -1 is before the first write.
             end: the same; None is the latest complete time, as of now.
         Raises: InvalidUsage (no such time), NotReadable (it was forgotten), Unavailable.
         """
@@ -376,7 +377,8 @@ class ShardTable:
     def _time(self, what: str, point: int | datetime | None) -> int | None:
         target = self._near
         one = OneShard(executors.transport(target.connection), executors.view_of(target).shard_id)
-        return Named.of(what, point, one, self.name, (WAIT_S, target.connection.handles.read.retry_s)).time
+        limits = (WAIT_S, target.connection.handles.read.retry_s)
+        return Named.of_read(what, point, one, self.name, limits).time
 
     def _fixed(
         self,
@@ -400,7 +402,7 @@ class ShardTable:
         if as_of is None and tag is None and view.upper.element == 0:
             fields = [schema.arrow.field(name) for name in chosen]
             empty = self._spark.createDataFrame([], spark_schema([*fields, MULTIPLICITY] if rewrites else fields))
-            return Fixed(empty, NOTHING_YET), None
+            return Fixed(empty, BEFORE_ALL), None
         at = self._time("as_of", as_of) if tag is None else Tagged(check_tag_name(tag))
         one = OneShard(executors.transport(target.connection), view.shard_id)
         with holding(one, self.name, at, "spark table", WAIT_S, settings) as held:

@@ -143,6 +143,18 @@ def test_columns_that_were_added_since_are_null_before(world: World, months: Sha
     assert rows(months.snapshot().to_arrow()) == [(1, "z", None, 1), (2, "b", None, 1), (3, "c", None, 2)]
 
 
+def test_changes_begin_before_the_first_write(machine: Machine, months: Shard) -> None:
+    """As of -1 every shard is empty: that was told, and could not be given back."""
+    assert rows(months.changes(-1, 0).to_arrow()) == [(1, "a", 1), (2, "b", 1)]
+    assert months.changes(-1).to_arrow() == months.snapshot().to_arrow()
+    assert rows(months.changes(1, -1, num_splits=2).to_arrow()) == [(1, "a", -1), (2, "b", -1), (3, "c", -2)]
+    fresh = machine.client.create_shard("fresh", SCHEMA, ["id"])
+    with fresh.changes(-1) as found:
+        assert (found.start, found.end, found.to_arrow().num_rows) == (-1, -1, 0)
+    assert fresh.changes(-1, 0, other=months).to_arrow() == months.snapshot(0).to_arrow()
+    assert months.changes(0, -1, other=fresh).to_arrow().num_rows == 2
+
+
 def other_columns(machine: Machine, shard: Shard) -> object:
     other = machine.client.create_shard("other", SCHEMA.append(pa.field("w", pa.int8())), ["id"])
     other.insert([{"id": 1}])
@@ -154,7 +166,7 @@ def other_client(machine: Machine, shard: Shard) -> object:
 
 
 BAD_CHANGES: list[tuple[Callable[[Machine, Shard], object], type[PersistError], str]] = [
-    (lambda _, shard: shard.changes(-1), InvalidUsage, "start is -1; it must be a time in"),
+    (lambda _, shard: shard.changes(-2), InvalidUsage, r"start is -2; it must be a time in \[-1, "),
     (lambda _, shard: shard.changes("1"), InvalidUsage, "start is '1'; it must be a time in"),  # type: ignore[arg-type]
     (lambda _, shard: shard.changes(True), InvalidUsage, "start is True"),
     (lambda _, shard: shard.changes(None), InvalidUsage, "start is None"),  # type: ignore[arg-type]
@@ -164,6 +176,7 @@ BAD_CHANGES: list[tuple[Callable[[Machine, Shard], object], type[PersistError], 
     (lambda _, shard: shard.changes(0, 1, other="copy"), InvalidUsage, "it must be a Shard"),  # type: ignore[arg-type]
     (lambda _, shard: shard.changes(0, 99, wait_s=0), Unavailable, "not as of 99"),
     (lambda _, shard: (shard.forget(2), shard.changes(1)), NotReadable, "its history was forgotten"),
+    (lambda _, shard: (shard.tag("t", at=0), shard.forget(2), shard.changes(-1)), NotReadable, "is readable from"),
     (lambda _, shard: shard.changes(datetime(2000, 1, 1, tzinfo=UTC)), NotReadable, "nothing was written"),
     (lambda _, shard: (shard.drop(), shard.changes(1)), UnknownShard, "was dropped"),
     (other_columns, InvalidUsage, "only shards of equal schema are compared"),

@@ -74,6 +74,19 @@ def test_over_http_changes_come_in_every_format(world: World, http: TestClient) 
     assert "persist-end-timestamp" not in told.headers
 
 
+def test_over_http_changes_begin_before_the_first_write(machine: Machine, shard: Shard, http: TestClient) -> None:
+    """-1, the time of an empty shard, was refused."""
+    answer = http.get(f"{PATH}/changes", params={"start": -1, "end": 0, "format": "ndjson"})
+    assert (answer.text, answer.headers["persist-start"]) == ('{"id":1,"v":"a","__diff":1}\n', "-1")
+    back = http.get(f"{PATH}/changes", params={"start": 0, "end": -1, "format": "ndjson"})
+    assert (back.text, back.headers["persist-end"]) == ('{"id":1,"v":"a","__diff":-1}\n', "-1")
+    machine.client.create_shard("fresh", SCHEMA, ["id"])
+    empty = http.get("/v1/shards/fresh/changes", params={"start": -1, "format": "ndjson"})
+    assert (empty.text, empty.headers["persist-end"]) == ("", "-1")
+    shard.forget(1)
+    assert http.get(f"{PATH}/changes", params={"start": -1}).status_code == 410
+
+
 def test_over_http_two_shards_are_compared(machine: Machine, shard: Shard, http: TestClient) -> None:
     machine.client.create_shard("copy", SCHEMA, ["id"]).insert(shard.snapshot(1).to_arrow())
     asked = {"start": 2, "other": "copy", "format": "ndjson"}
@@ -208,7 +221,7 @@ def test_every_path_refuses_times_with_the_statuses_of_the_page(http: TestClient
         ("GET", "listen?after=-2"), ("GET", "timestamp-of?time=-1"),
     ]  # fmt: skip
     malformed = [
-        ("GET", "changes?start=-1"), ("GET", "changes?start=1&end=-1"), ("GET", "time-at?timestamp=7"),
+        ("GET", "changes?start=-2"), ("GET", "changes?start=1&end=-2"), ("GET", "time-at?timestamp=7"),
         ("POST", "forget?before=-1"),
     ]  # fmt: skip
     for requests, status in ((missing, 422), (unread, 422), (malformed, 400)):
@@ -310,6 +323,12 @@ def test_commands_show_changes_and_restore(directory: str, tmp_path: Path, capsy
     assert again["lower"] == again["upper"] == [3]
 
 
+def test_commands_read_before_the_first_write(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ("--dir", directory)
+    assert told(capsys, "cat", NAME, *where, "--as-of", "-1") == []
+    assert told(capsys, "changes", NAME, *where, "--start", "-1", "--end", "0") == [{"id": 1, "v": "a", "__diff": 1}]
+
+
 def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("truncate", NAME, "--dir", directory, "--before", "2")
     [tried] = told(capsys, *asked, "--dry-run")
@@ -325,7 +344,9 @@ def test_a_command_truncates(directory: str, capsys: pytest.CaptureFixture[str])
             ["changes", NAME, "--start", "yesterday"],
             "--start is 'yesterday'; it must be a time such as 416, or an inst",
         ),
-        (["changes", NAME, "--start", "0", "--end", "-1"], "--end is '-1'; it must be a time"),
+        (["changes", NAME, "--start", "0", "--end", "-2"], "--end is '-2'; it must be a time"),
+        (["restore", NAME, "--at", "-1"], "as_of is -1; it must be a time in [0, "),
+        (["truncate", NAME, "--before", "-1"], "before is -1; it must be a time in [0, "),
         (["changes", NAME, "--start", "0", "--other", "nothing"], "there is no shard 'nothing' here"),
         (["restore", NAME, "--at", "2"], "time 2 of shard 'orders' is not complete: its upper is [2]"),
         (["restore", NAME, "--at", "0", "--retries", "-1"], "retries is -1; it must be in [0, 1000]"),

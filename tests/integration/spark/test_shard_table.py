@@ -76,11 +76,13 @@ def test_an_empty_shard_is_read_as_of_minus_1_and_written_on_that_condition(spar
     table = ShardTable.for_name(spark, "empty", url=url)
     df, as_of = table.read()
     assert (as_of, df.collect()) == (-1, [])
+    assert (table.count(as_of), table.head(as_of=as_of), table.changes(as_of).collect()) == (0, [], [])
     first = spark.createDataFrame([("a", 1, "x")], DDL)
     assert table.merge(first).when_matched_delete().when_not_matched_insert().execute().time == 0
     with pytest.raises(UpperMismatch):
         table.upsert(first, read_time=as_of)
-    assert table.count() == 1
+    assert (table.count(), table.count(as_of), table.read(as_of, where="n = 1").df.collect()) == (1, 0, [])
+    assert rows(table.changes(as_of)) == [("a", 1, "x", 1)]
 
 
 def test_of_two_jobs_that_read_add_1_and_upsert_one_wins(shard: Any, table: ShardTable) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import persist
 from persist.client.connect import Client
-from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.errors import InvalidUsage, NotReadable, UnknownShard
 from persist.spark import table
 from tests.support.without_jvm import read, rows_of, source, write, writer
 
@@ -61,6 +61,27 @@ def test_an_option_that_means_nothing_where_it_stands_is_refused(
     """`startingVersion=latest` gave the whole contents as changes, without a feed it gave the whole snapshot."""
     with pytest.raises(InvalidUsage, match=sentence):
         read(url, "orders", **options)
+
+
+def test_as_of_minus_one_a_shard_is_empty_for_ever(client: Client, shard: Any, url: str) -> None:
+    """-1 was told for a shard to which nothing was written, and refused when it was given back."""
+    client.create_shard("fresh", SCHEMA, ["k"])
+    for name in ("fresh", "orders"):
+        assert read(url, name, asOf=-1) == read(url, name, versionAsOf="-1", where="n > 0") == []
+    assert read(url, "orders", metadata="readers") == [], "there is nothing to hold"
+    assert read(url, "fresh", readChanges="true", start=-1) == []
+    first = {"k": "k0", "n": 0}
+    assert read(url, "orders", readChanges="true", start=-1, end=0) == [{**first, "__diff": 1}]
+    assert read(url, "orders", readChanges="true", start=0, end=-1) == [{**first, "__diff": -1}]
+    with pytest.raises(InvalidUsage, match=r"option 'asOf' is -2, outside \[-1, "):
+        read(url, "orders", asOf=-2)
+
+
+def test_minus_one_is_forgotten_with_the_history_from_the_beginning(shard: Any, url: str) -> None:
+    shard.forget(1)
+    for options in ({"asOf": -1}, {"readChanges": "true", "start": -1}):
+        with pytest.raises(NotReadable, match="its history was forgotten"):
+            read(url, "orders", **options)
 
 
 def test_a_time_unit_of_a_stream_without_a_feed_is_refused(shard: Any, url: str) -> None:
