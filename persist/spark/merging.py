@@ -18,9 +18,9 @@ from pyspark.sql.types import StructType
 from persist.client.telling import Info
 from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
+from persist.spark.fitting import KEYS, fit, fitted, identity, literal
 from persist.spark.options import listed
 from persist.spark.plainly import REFUSES
-from persist.spark.schemas import spark_schema
 from persist.spark.written import Written
 
 Condition: TypeAlias = str | Column | None  # SQL, or an expression of columns; None: always
@@ -30,15 +30,16 @@ UPDATE, DELETE, INSERT = "update", "delete", "insert"
 MATCHED, OF_SOURCE, OF_TARGET = "matched", "not matched", "not matched by source"
 _HELPERS = "__persist_"
 _IN_SOURCE, _IN_TARGET, _COPIES, _CLAUSE = (_HELPERS + name for name in ("in_source", "in_target", "copies", "clause"))
+_KEY = _HELPERS + "key"
 
 
 @dataclass(frozen=True)
 class Clause:
-    """What becomes of rows of one kind where the condition holds. `values` None: those of the source."""
+    """What becomes of rows of one kind where the condition holds: `values` by column, None where rows go."""
 
     rows: str
     verb: str
-    values: Values | None = None
+    values: Mapping[str, Column] | None = None
     condition: Condition = None
 
 
@@ -113,23 +114,37 @@ class Merge:
 
     def changes(self, target: DataFrame) -> DataFrame:
         """What the merge writes: the columns and `__diff`, of rows of the shard with their multiplicities."""
-        joined = self._joined(target)
+        joined, types = self._joined(target), _types(self.schema, target)
+        clauses = [_fitted(clause, joined, types, self.schema) for clause in self.clauses]
         chosen = joined.select("*", self._clause().alias(_CLAUSE)).where(F.col(_CLAUSE).isNotNull())
-        types = spark_schema(self.schema.arrow)
         changes = reduce(
             lambda found, numbered: found.when(F.col(_CLAUSE) == numbered[0], _changes(numbered[1], types)),
-            enumerate(self.clauses),
+            enumerate(clauses),
             F.when(F.lit(False), F.array(_old(types))),
         )
         return chosen.select(F.explode(changes).alias("row")).select("row.*")
 
     def _joined(self, target: DataFrame) -> DataFrame:
-        copies = F.count(F.lit(1)).over(Window.partitionBy(*(F.col(quoted(name)) for name in self.on)))
-        source = self.source.select("*", F.lit(True).alias(_IN_SOURCE), copies.alias(_COPIES)).alias("source")
+        kinds = {name: target.schema[name].dataType for name in self.on}
+        given = {name: _KEY + str(number) for number, name in enumerate(self.on)}
+        keys = (
+            fit(KEYS, F.col(quoted(name)), self.source.schema[name].dataType, kind, self.schema.arrow.field(name))
+            for name, kind in kinds.items()
+        )
+        source = self.source.select("*", F.lit(True).alias(_IN_SOURCE), *map(Column.alias, keys, given.values()))
+        same = [one for name, kind in kinds.items() for one in identity(F.col(given[name]), kind)]
+        copies = F.count(F.lit(1)).over(Window.partitionBy(*same))
+        source = source.withColumn(_COPIES, copies).alias("source")
         theirs = target.withColumn(_IN_TARGET, F.lit(True)).alias("target")
         rows = {clause.rows for clause in self.clauses}
         how = {(False, False): "inner", (True, False): "left", (False, True): "right", (True, True): "full"}
-        pairs = (_of("source", name).eqNullSafe(_of("target", name)) for name in self.on)
+        pairs = (
+            one.eqNullSafe(other)
+            for name, kind in kinds.items()
+            for one, other in zip(
+                identity(_of("source", given[name]), kind), identity(_of("target", name), kind), strict=True
+            )
+        )
         return source.join(theirs, reduce(Column.__and__, pairs), how[OF_SOURCE in rows, OF_TARGET in rows])
 
     def _clause(self) -> Column:
@@ -185,11 +200,12 @@ def begun(
 
 def updated(schema: ShardSchema, values: Values) -> Callable[[DataFrame], DataFrame]:
     """What an update writes of rows of the shard. Raises InvalidUsage."""
-    clause, types = Clause(OF_TARGET, UPDATE, _checked(schema, values)), spark_schema(schema.arrow)
+    clause = Clause(OF_TARGET, UPDATE, _checked(schema, values))
 
     def changes(target: DataFrame) -> DataFrame:
-        rows = target.alias("target").select(F.explode(_changes(clause, types)).alias("row"))
-        return rows.select("row.*")
+        rows, types = target.alias("target"), _types(schema, target)
+        changed = _changes(_fitted(clause, rows, types, schema), types)
+        return rows.select(F.explode(changed).alias("row")).select("row.*")
 
     return changes
 
@@ -213,6 +229,18 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def _types(schema: ShardSchema, target: DataFrame) -> StructType:
+    """The columns as Spark reads them now: a type may have become wider since the schema was looked at."""
+    return StructType([target.schema[name] for name in schema.arrow.names])
+
+
+def _fitted(clause: Clause, rows: DataFrame, types: StructType, schema: ShardSchema) -> Clause:
+    """The clause with values of the types that the columns have. Raises InvalidUsage."""
+    if clause.values is None:
+        return clause
+    return replace(clause, values=fitted(clause.values, rows, types, schema.arrow))
+
+
 def _of(side: str, name: str) -> Column:
     return F.col(f"{side}.{quoted(name)}")
 
@@ -222,9 +250,10 @@ def _changes(clause: Clause, types: StructType) -> Column:
     if clause.verb == DELETE:
         return F.array(_old(types))
     assert clause.values is not None
-    given = {name: _value(value) for name, value in clause.values.items()}
+    given = clause.values
     if clause.verb == INSERT:
-        return F.array(_row(types, {name: given.get(name, F.lit(None)) for name in types.names}, F.lit(1)))
+        whole = {one.name: given.get(one.name, F.lit(None).cast(one.dataType)) for one in types}
+        return F.array(_row(types, whole, F.lit(1)))
     kept = {name: given[name] if name in given else _of("target", name) for name in types.names}
     return F.array(_old(types), _row(types, kept, _of("target", DIFF)))
 
@@ -234,17 +263,11 @@ def _old(types: StructType) -> Column:
 
 
 def _row(types: StructType, values: Mapping[str, Column], times: Column) -> Column:
-    columns = [values[field.name].cast(field.dataType).alias(field.name) for field in types]
+    columns = [values[name].alias(name) for name in types.names]
     return F.struct(*columns, times.cast("bigint").alias(DIFF))
 
 
-def _value(value: Any) -> Column:
-    if isinstance(value, str):
-        return F.expr(value)
-    return value if isinstance(value, Column) else F.lit(value)
-
-
-def _checked(schema: ShardSchema, values: object, *, with_key: bool = False) -> Values:
+def _checked(schema: ShardSchema, values: object, *, with_key: bool = False) -> dict[str, Column]:
     if not isinstance(values, Mapping) or not values:
         raise InvalidUsage(f"values are {values!r:.100}; they must be a dict of columns, such as {{'n': 'source.n'}}")
     for name in values:
@@ -252,4 +275,10 @@ def _checked(schema: ShardSchema, values: object, *, with_key: bool = False) -> 
             raise InvalidUsage(f"the shard has no column {name!r}; its columns are {listed(schema.arrow.names)}")
         if name in schema.key and not with_key:
             raise InvalidUsage(f"{name!r} is a key column, which no update changes; delete the row and insert another")
-    return values
+    return {name: _value(schema.arrow.field(name), value) for name, value in values.items()}
+
+
+def _value(field: Any, value: Any) -> Column:
+    if isinstance(value, str):
+        return F.expr(value)
+    return value if isinstance(value, Column) else literal(field, value)
