@@ -29,6 +29,7 @@ from persist.core.state import SchemaRecord
 from persist.core.view import ShardView
 from persist.parts import DIFF, TIME, ShardSchema, current_schema
 from persist.spark import executors, replacing, telling
+from persist.spark.cancelling import lasting
 from persist.spark.changes import CHANGE_COLUMNS
 from persist.spark.options import Target, WriteOptions, listed
 from persist.spark.schemas import stored_schema
@@ -80,6 +81,8 @@ class Job:
 
         A transaction that was committed before is nothing but skipped, whatever the shard is like by now.
         """
+        if overwrite and options.rewrites:
+            raise InvalidUsage("option 'rewrites' means nothing with mode 'overwrite', which replaces everything")
         if overwrite and (options.upsert or options.time_column or options.restores is not None or options.moves_upper):
             raise InvalidUsage("mode 'overwrite' replaces everything at a time of its own; use mode 'append' instead")
         replaces = REPLACE_ALL if overwrite else REPLACE_KEYS if options.upsert else REPLACE_NOTHING
@@ -149,6 +152,8 @@ class Job:
                 return False
             follows = progress is not None and streams and self._follows(*progress)
             caller = self._caller(done, streams)
+            if self.options.rewrites:
+                runs = lasting(self.target, runs, self.schema)
             self._commit(done, runs, attributes, caller, streams=streams)
             if runs or any(message.claims for message in done):
                 return True
@@ -175,7 +180,7 @@ class Job:
     def _commits_without_rows(self) -> bool:
         """Whether a job without rows changes the shard all the same."""
         is_conditional = self.options.expected_upper is not None and self.replaces == REPLACE_NOTHING
-        return self.replaces == REPLACE_ALL or is_conditional
+        return self.replaces == REPLACE_ALL or (is_conditional and not self.options.rewrites)
 
     def _commit(
         self, done: Sequence[Staged], runs: Runs, attributes: Attributes, caller: Caller, *, streams: bool
@@ -185,7 +190,7 @@ class Job:
             self._replace(done, runs, attributes, caller, retire=streams)
         elif self.options.restores is not None:
             self._restore(runs, self.options.restores, caller)
-        elif self.options.expected_upper is not None:
+        elif self.options.expected_upper is not None and (runs or not self.options.rewrites):
             upper = EMPTY if self.options.closes else frontier(self.options.new_upper)
             self.handle(caller).commit_compare_and_append(
                 runs, self.options.expected_upper, upper, token=self.token, attributes=attributes

@@ -27,8 +27,17 @@ STREAM_READ = (
     "maxRowsPerTrigger", "maxBytesPerTrigger", "failOnDataLoss",
 )  # fmt: skip
 WRITE = ("key", "timeColumn", "diffColumn", "envelope", "deleteColumn", "partBytes", "history", "info")
-BATCH_WRITE = ("expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId")
-WRITES_OTHERWISE = ("newUpper", "txnAppId", "txnVersion", "timeColumn", "envelope", "deleteColumn", "history")
+BATCH_WRITE = ("expectedUpper", "readTime", "newUpper", "txnAppId", "txnVersion", "restoreTo", "writeId", "rewrites")
+WRITES_OTHERWISE = (
+    "newUpper",
+    "rewrites",
+    "txnAppId",
+    "txnVersion",
+    "timeColumn",
+    "envelope",
+    "deleteColumn",
+    "history",
+)
 RESTORE = ("info", "numPartitions", "memoryBytes", "partBytes", "leaseSeconds")
 STREAM_WRITE = ("checkpointLocation", "queryName")  # Spark passes on its own
 ALLOWED: Mapping[str, tuple[str, ...]] = {

@@ -169,6 +169,7 @@ class WriteOptions:
     info: bytes = b""  # what the commit history is to tell
     write_id: str | None = None  # by which the commit history tells this write from others
     restores: int | None = None  # the time to which the rows, which are changes, lead back
+    rewrites: bool = False  # the rows change what was read: where they cancel out there is nothing to write
 
     @property
     def moves_upper(self) -> bool:
@@ -207,6 +208,9 @@ class WriteOptions:
                     raise InvalidUsage(f"option {given!r} means nothing with restoreTo; leave it out")
             if expected is None:
                 raise InvalidUsage("option 'restoreTo' needs 'expectedUpper', up to which the rows lead back")
+        rewrites = options.flag("rewrites")
+        if rewrites and (diff_column is None or upsert or expected is None or upper != expected + 1):
+            raise InvalidUsage("option 'rewrites' needs 'readTime' and 'diffColumn': the rows change what was read")
         version = options.integer("txnVersion", 0, 2**63 - 1)
         if options.has("deleteColumn") and not upsert:
             raise InvalidUsage("option 'deleteColumn' needs envelope=upsert")
@@ -223,6 +227,7 @@ class WriteOptions:
             history=options.text("history"),
             info=read_info("option 'info'", options.text("info") or "{}") if options.has("info") else b"",
             restores=restores,
+            rewrites=rewrites,
             write_id=_write_id(options),
         )
 

@@ -45,6 +45,7 @@ from persist.parts.consolidate import join, negated
 from persist.parts.files import WHOLE_BYTES_MAX
 from persist.parts.keyed import KeyPoints, check_single, distinct_keys, key_schema, semi_join, single_keys
 from persist.spark import executors
+from persist.spark.cancelling import lasting
 from persist.spark.options import Target
 
 Runs = tuple[Run, ...]
@@ -191,7 +192,7 @@ class Replacement:
         else:
             self._check_claims(claims)
             lease.check()
-            runs = (*runs, *self._retract_before(left))
+            runs = lasting(target, (*runs, *self._retract_before(left)), self.schema)
         seen = self.base.upper
         if commit.alone:
             self._commit(runs, Antichain(seen), commit)
@@ -203,6 +204,7 @@ class Replacement:
             if upper > seen:
                 self._check_erased(seen)
                 runs = (*runs, *self._retract_between(lease, claims, seen, upper))
+                runs = runs if claims is None else lasting(target, runs, self.schema)
                 seen = upper
             try:
                 self._commit(runs, Antichain(seen), commit)

@@ -337,7 +337,8 @@ class ShardTable:
         for left in range(retries, -1, -1):
             found, lease = self._fixed(None, where=where, rewrites=True)
             try:
-                return self._write(changes(found.df), "append", {"diffColumn": DIFF}, found.as_of, None, info)
+                how = {"diffColumn": DIFF, "rewrites": "true"}
+                return self._write(changes(found.df), "append", how, found.as_of, None, info)
             except UpperMismatch as error:
                 if not left:
                     raise UpperMismatch(
