@@ -63,6 +63,7 @@ class Merge:
 
         Args:
             set: the new values by column, not of key columns; None: every other column has its value in the source.
+                Each must fit its column value for value.
             condition: when; None is always.
         Raises: InvalidUsage (no such column, a key column, or one that the source lacks).
         """
@@ -104,9 +105,10 @@ class Merge:
         Args:
             retries: how often to begin anew because somebody else has written meanwhile.
             info: as `Shard.insert` says.
-        Returns: where it landed.
-        Raises: InvalidUsage (there is no clause, or two rows of the source match one row; nothing was written),
-            UpperMismatch (others wrote before each try; nothing was written), and what writes may.
+        Returns: where it landed; its `time` is None where nothing changed, so that nothing was committed.
+        Raises: InvalidUsage (there is no clause, two rows of the source match one row, or a value or a key of the
+            source does not fit its column; nothing was written), UpperMismatch (others wrote before each try; nothing
+            was written), and what writes may.
         """
         if not self.clauses:
             raise InvalidUsage("the merge has no clause, so nothing would happen; say what, as when_matched_update()")

@@ -271,7 +271,7 @@ class ShardTable:
             where: SQL, or an expression of columns.
             retries: how often to begin anew because somebody else has written meanwhile.
             info: as `Shard.insert` says.
-        Returns: where it landed.
+        Returns: where it landed; its `time` is None where nothing changed, so that nothing was committed.
         Raises: UpperMismatch (others wrote before each try; nothing was changed), InvalidUsage, and what writes may.
         """
         if where is None:
@@ -290,11 +290,12 @@ class ShardTable:
 
         Args:
             where: SQL, or an expression of columns; None: of every row.
-            set: the new values by column, not of key columns: SQL, an expression of columns, or another value.
+            set: the new values by column, not of key columns: SQL, an expression of columns, or another value. Each
+                must fit its column value for value.
             retries: as `delete` says.
             info: as `delete` says.
-        Returns: where it landed.
-        Raises: what `delete` raises.
+        Returns: as `delete` says.
+        Raises: what `delete` raises; InvalidUsage also where a value does not fit its column.
         """
         return self.rewritten(updated(self._schema(), set), where=where, retries=retries, info=info)
 
@@ -303,7 +304,8 @@ class ShardTable:
 
         Args:
             source: the rows that are compared with those of the shard.
-            on: the columns by which rows match, as Spark's `<=>` has it; None: the key of the shard.
+            on: the columns by which rows match; None: the key of the shard. Null equals null, NaN equals NaN, and -0.0
+                is another value than 0.0. The source's must fit the types of the shard's, value for value.
         Raises: InvalidUsage (one of them lacks such a column).
         """
         if not isinstance(source, DataFrame):
@@ -329,7 +331,7 @@ class ShardTable:
             where: which rows it is given, as `read` says.
             retries: as `delete` says.
             info: as `delete` says.
-        Returns: where it landed.
+        Returns: as `delete` says. Rows that come and go as often change nothing.
         Raises: what `delete` raises.
         """
         if type(retries) is not int or not 0 <= retries <= RETRIES_MAX:
