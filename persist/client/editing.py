@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -94,7 +95,7 @@ class Editing(Rewriting):
         """Raises what `Shard.upsert` says."""
         if token is None:
             return self._tried(None)
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        view = self.transport.last_view(self.name, ViewRequest(with_batches=False))
         said: list[object] = [self.plan.verb, *self.plan.to(view).question]
         said.append(None if self.expected is None else self.expected.to_json())
         said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
@@ -120,9 +121,10 @@ class Editing(Rewriting):
     def _check_expected(self, view: ShardView) -> None:
         check_open(self.name, view, self.done)
         if self.expected is not None and view.upper != self.expected:
+            why = "somebody wrote since it was read" if self.expected < view.upper else "that time has not come yet"
             raise UpperMismatch(
-                f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: somebody wrote since "
-                f"it was read; nothing was changed: read it and decide anew",
+                f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: {why}; nothing was "
+                "changed: read it and decide anew",
                 expected=self.expected.to_json(),
                 actual=view.upper.to_json(),
             )
@@ -131,7 +133,8 @@ class Editing(Rewriting):
         """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
-        done = self._try_commit(self._writer(view), runs, -1, view.upper, token)
+        with self._retired(view) as handle:
+            done = self._try_commit(handle, runs, -1, view.upper, token)
         return None if done is None else self._outcome(done, view, count, 0)
 
     def _worked_out(self, held: Held, token: Token | None) -> Edited:
@@ -155,9 +158,15 @@ class Editing(Rewriting):
         self, runs: tuple[Run, ...], contents: Contents, token: Token | None
     ) -> tuple[c.Appended | None, Held]:
         """The commit of what was worked out, and the shard as it was then; None: it has to be worked out anew."""
+        assert contents.held is not None
+        with self._retired(contents.held.view) as handle:
+            return self._raced(handle, runs, contents, token)
+
+    def _raced(
+        self, handle: WriteHandle, runs: tuple[Run, ...], contents: Contents, token: Token | None
+    ) -> tuple[c.Appended | None, Held]:
         held, seen = contents.held, contents.time
         assert held is not None
-        handle = self._writer(held.view)
         for _ in range(RACES_MAX):
             done = self._try_commit(handle, runs, seen, Antichain(seen + 1), token)
             if done is not None:
@@ -178,27 +187,33 @@ class Editing(Rewriting):
     ) -> c.Appended | None:
         """The commit; None: somebody else wrote. Raises UpperMismatch where it matters what the upper was."""
         try:
-            done = self._commit(handle, runs, as_of, expected, token)
+            return self._commit(handle, runs, as_of, expected, token)
         except UpperMismatch as error:
             if self.expected is not None or error.details.get("expected") is None:
                 raise
             return None
-        with suppress(PersistError):
-            handle.close()
-        return done
+
+    @contextmanager
+    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
+        """A writer that is retired at the end, however that comes; where nobody answers, it lapses by itself."""
+        handle = self._writer(view)
+        try:
+            yield handle
+        finally:
+            with suppress(PersistError):
+                handle.close()
 
     def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
         """Everything goes by metadata, and the rows come; None: that is not possible here."""
         if not may_replace_all(view):
             return None
-        count, handle = Count(), self._writer(view)
+        count = Count()
         runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
         as_of, expected = (view.upper.element or 0) - 1, self.expected or EMPTY
-        done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
+        with self._retired(view) as handle:
+            done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
         if done is None:
             return None
-        with suppress(PersistError):
-            handle.close()
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
 
     def _contents(self, held: Held) -> Contents:

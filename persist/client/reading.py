@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from persist.client.arguments import check_splits, checked, checked_time, checked_wait, names
 from persist.client.at_once import rows_at_once
 from persist.client.complete import BEFORE_ALL, NothingWritten
-from persist.client.expanding import expanded
+from persist.client.expanding import expanded, first_negative, multiplicities
 from persist.client.listen import Listen
 from persist.client.past import HandleSettings
 from persist.client.snapshot import (
@@ -273,6 +273,10 @@ class Reading:
         if table is None:
             with self._snapshot(as_of, selection, limit, (1, WAIT_S, purpose)) as found:
                 table = found.to_arrow()
+        if (
+            table.schema.names == [DIFF] and first_negative(table) is None
+        ):  # a table of Arrow without columns has no rows
+            return [{} for _ in range(sum(multiplicities(table)))]
         rows: list[dict[str, Any]] = pa.concat_tables(expanded(table)).to_pylist()
         return rows
 
