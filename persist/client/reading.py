@@ -121,7 +121,7 @@ class Reading:
 
         Args:
             key: its value, or a tuple with one for each key column, in key order. `None` in it means null.
-            as_of: as `snapshot` says.
+            as_of: as `snapshot` says. One that is not complete yet is waited for, up to 60 s.
             columns: those to give; None is all.
         Returns: a dict for each row, by column names.
         Raises: InvalidUsage (it is no key of the shard, or has more than 100,000 rows), NegativeMultiplicity (a row was
@@ -150,7 +150,7 @@ class Reading:
             n: how many, in [0, 100,000].
             where: as `snapshot` says.
             columns: those to give; None is all.
-            as_of: as `snapshot` says.
+            as_of: as `get` says.
         Returns: a dict for each row, by column names.
         Raises: InvalidUsage (no such number), and what `get` raises.
         """
@@ -164,7 +164,7 @@ class Reading:
 
         Args:
             where: as `snapshot` says. None: all rows.
-            as_of: as `snapshot` says.
+            as_of: as `get` says.
         Raises: what `snapshot` raises.
         """
         return counted(self, as_of, selection_of(where, ()))[1]
