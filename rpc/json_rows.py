@@ -115,7 +115,9 @@ def names_given(data: bytes, delete_column: str | None) -> tuple[str, ...]:
 
     Raises InvalidUsage where two lines give other names, ValueError or an error of msgspec where one cannot be read.
     """
-    lines = chain.from_iterable(map(_NAMED.decode_lines, _blocks(data)))
+    lines = list(chain.from_iterable(map(_NAMED.decode_lines, _blocks(data))))
+    if delete_column is not None and lines and not any(delete_column in line for line in lines):
+        raise InvalidUsage(f"column {delete_column!r} is absent from the rows; it says which of them only go")
     told = [(line.keys() - {delete_column}, bytes(line.get(delete_column or "", b"")) == b"true") for line in lines]
     if (found := differing(told)) is not None:
         raise InvalidUsage(

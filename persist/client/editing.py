@@ -17,10 +17,10 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from persist.client.dropped import may_replace_all, unless_refused
+from persist.client.dropped import may_replace_all, runs_of, unless_refused, within
 from persist.client.planned import Binding, Contents
-from persist.client.rewriting import Count, Rewriting, check_open
-from persist.client.snapshot import Held, check_lease, holding
+from persist.client.rewriting import Count, Rewriting, check_open, check_readable
+from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
@@ -111,6 +111,7 @@ class Editing(Rewriting):
             return dropped
         if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
             return first
+        check_readable(self.name, view)
         with holding(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
             try:
                 self._check_expected(held.view)
@@ -267,9 +268,33 @@ class Editing(Rewriting):
 
     def _told(self, done: c.Appended) -> Edited:
         """What is told of one that has happened, with rows counted where they were written."""
-        count = Count() if done.lower == done.upper else self._counted(done)
+        plan, lower = self.plan.verb, done.lower
+        if lower == done.upper:
+            return Edited(plan, (lower.element or 0) - 1, lower, done.upper, 0, 0)
+        try:
+            drops = self.transport.last_view(self.name, ViewRequest(with_batches=False)).drops
+        except PersistError:  # it has happened, whatever cannot be told of it
+            drops = ()
+        if any(drop.at == lower.element for drop in drops):  # all went, and nobody has counted
+            count = self._came(lower.element or 0)
+            return Edited(plan, None, lower, done.upper, None if count is None else count.added, None)
+        count = self._counted(done)
         added, removed = (None, None) if count is None else (count.added, count.removed)
-        return Edited(self.plan.verb, (done.lower.element or 0) - 1, done.lower, done.upper, added, removed)
+        return Edited(plan, (lower.element or 0) - 1, lower, done.upper, added, removed)
+
+    def _came(self, time: int) -> Count | None:
+        """The rows that were written at this time, whatever went. None: they cannot be read any more."""
+        count = Count()
+        try:
+            with holding(self.transport, self.name, time, self.purpose, 0.0, self.read) as held:
+                _, reader = part_reader(held.transport, held.view, held.settings)
+                came = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
+                for _ in count.of(kept(came, held.lease)):
+                    pass
+            held.lease.close()
+        except PersistError:  # it has happened, whatever cannot be told of it
+            return None
+        return count
 
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
         return UpperMismatch(

@@ -34,10 +34,11 @@ from persist.parts.computing import Value, computed, counted, told, truths
 from persist.parts.digest import digest_of_rows
 from persist.parts.given import column_of
 from persist.parts.keyed import ABSENT, distinct_keys, groups_of, key_schema, places
+from persist.parts.predicate import columns_of, parse
 from persist.parts.pruning import Filter
 
 SOURCE, TARGET = "source.", "target."
-ROW = "__row"  # the column that numbers rows of a join
+ROW = "row number"  # the column that numbers rows of a join
 CLAUSES_MAX = 100
 
 MATCHED: Final = "matched"
@@ -330,10 +331,10 @@ class _Merging(Bound):
         if condition is None:
             return np.ones(len(both), np.bool_)
         if isinstance(condition, str):
-            names = ShardSchema(both.schema, (both.schema.names[0],))
-            numbered = both.append_column(ROW, pa.array(np.arange(len(both))))
+            numbered = _looked_at(condition, both)
             found: Mask = np.zeros(len(both), np.bool_)
-            found[Filter.of(condition, names).apply(numbered).column(ROW).to_numpy()] = True
+            chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,))).apply(numbered)
+            found[chosen.column(ROW).to_numpy()] = True
             return found
         return np.asarray(truths(condition, both).to_numpy(), np.bool_)
 
@@ -346,3 +347,13 @@ def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:
 
 def _beside(one: pa.Table, other: pa.Table) -> pa.Table:
     return pa.Table.from_arrays([*one.columns, *other.columns], names=[*one.schema.names, *other.schema.names])
+
+
+def _looked_at(condition: str, both: pa.Table) -> pa.Table:
+    """The number of each row, and the columns that the condition names. Such of which no value is known are text."""
+    named = [name for name in columns_of(parse(condition)) if name in both.schema.names]
+    found = pa.table({ROW: pa.array(np.arange(len(both)))})
+    for name in named:
+        column = both.column(name)
+        found = found.append_column(name, column.cast(pa.string()) if pa.types.is_null(column.type) else column)
+    return found

@@ -19,8 +19,10 @@ from persist.client.write import Updates, as_updates
 from persist.core.errors import InvalidUsage, shown
 from persist.parts import DIFF, TIME, ShardSchema, consolidate, negated
 from persist.parts.computing import Value, computed, counted, told
+from persist.parts.consolidate import join
 from persist.parts.digest import digest_of_rows
 from persist.parts.given import given_key
+from persist.parts.keycodec import SortedKeys
 from persist.parts.keyed import (
     ABSENT,
     check_single,
@@ -217,8 +219,18 @@ class _Replace(Bound):
     fresh: pa.Table
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        yield from map(negated, self.those.rows(contents))
-        yield self.fresh
+        """Old and new rows side by side, in key order, so that those that stay are left out."""
+        schema = self.schema
+        fresh = consolidate([schema.conform(self.fresh, 0)], schema).drop_columns([TIME])
+        old = fresh.slice(0, 0)
+        for table in self.those.rows(contents):
+            old = join([old, table.select(fresh.schema.names)])
+            keys = SortedKeys(old, schema.key)
+            last = keys.last  # more rows of this key may follow
+            done, came = keys.bisect(last), SortedKeys(fresh, schema.key).bisect(last)
+            yield from changed(old.slice(0, done), fresh.slice(0, came), schema)
+            old, fresh = old.slice(done), fresh.slice(came)
+        yield from changed(old, fresh, schema)
 
 
 @dataclass(frozen=True)
@@ -284,7 +296,10 @@ class _Upsert(Bound):
 
 def _check_one_row(old: pa.Table, met: pa.Table, keyed: ShardSchema) -> pa.Table:
     """The last key of the rows. Raises InvalidUsage where a key has more than one row: which keeps its values?"""
-    keys = consolidate([keyed.conform(old.select([*keyed.key, DIFF]), 0), *([met] if len(met) else ())], keyed)
+    rows = old.select([*keyed.key, DIFF])
+    times = pc.abs(rows.column(DIFF))  # a row that is there less than no times is one more
+    rows = rows.set_column(len(keyed.key), rows.schema.field(DIFF), times)
+    keys = consolidate([keyed.conform(rows, 0), *([met] if len(met) else ())], keyed)
     check_single(keys, keyed, "an upsert of some of the columns")
     return keys.slice(len(keys) - 1)
 

@@ -6,6 +6,7 @@ import pickle
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
@@ -23,8 +24,8 @@ Value: TypeAlias = Any  # a value, or a `pyarrow.compute.Expression` over the co
 def computed(name: str, value: Value, kind: pa.DataType, rows: pa.Table) -> pa.ChunkedArray:
     """The values of the column `name`, one for each row, of its type. Raises InvalidUsage where one does not fit it."""
     if not isinstance(value, pc.Expression):
-        one = column_of(name, [value], kind)
-        return pa.chunked_array([pa.repeat(one[0], len(rows))], kind)
+        whole = _single(name, value, kind).take(pa.array(np.zeros(len(rows), np.int64)))
+        return pa.chunked_array([whole], kind)
     return conform_column(_projected(name, value, rows), pa.field(name, kind))
 
 
@@ -35,7 +36,7 @@ def told(name: str, value: Value, kind: pa.DataType | None = None) -> str:
     """
     if isinstance(value, pc.Expression):
         return blake2b(pickle.dumps(value, protocol=PICKLED), digest_size=TOLD_BYTES).hexdigest()
-    column = pa.array([value]) if kind is None else column_of(name, [value], kind)
+    column = pa.array([value]) if kind is None else _single(name, value, kind)
     return str(digest_of_rows(counted(pa.table({name: column}))))
 
 
@@ -44,6 +45,13 @@ def counted(rows: pa.Table) -> pa.Table:
     return rows.append_column(
         pa.field(DIFF, pa.int64(), nullable=False), pa.repeat(pa.scalar(1, pa.int64()), len(rows))
     )
+
+
+def _single(name: str, value: Any, kind: pa.DataType) -> pa.Array:
+    """One plain value, or a scalar of Arrow, as a column."""
+    if isinstance(value, pa.Scalar):
+        return conform_column(pa.repeat(value, 1), pa.field(name, kind))
+    return column_of(name, [value], kind)
 
 
 def truths(condition: pc.Expression, rows: pa.Table) -> pa.ChunkedArray:
