@@ -8,6 +8,7 @@ checks and writes the JSON; here columns are made of rows and rows of columns, o
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -21,6 +22,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple
 
 from persist.client.arguments import named_once
+from persist.client.plans import differing
 from persist.core.errors import InvalidUsage
 from persist.parts.schema import family
 from rpc.cell_text import from_text, is_textual, to_text
@@ -31,6 +33,7 @@ _FLAT: dict[str | None, Any] = {"string": str, "binary": bytes, "boolean": bool,
 _FLOAT = float | Literal["NaN", "Infinity", "-Infinity"]
 _BLANKS = b" \t\r\n"
 _GAP = re.compile(r"\s*")
+_NAMED = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
@@ -105,6 +108,23 @@ def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int) -> pa.Table:
         batches.append(pa.RecordBatch.from_arrays(columns.children(rows, list(schema)), schema=schema))
         columns.check_names(block)
     return pa.Table.from_batches(batches, schema)
+
+
+def names_given(data: bytes, delete_column: str | None) -> tuple[str, ...]:
+    """The names that every line of JSON objects gives, but for the delete column; none without lines.
+
+    Raises InvalidUsage where two lines give other names, ValueError or an error of msgspec where one cannot be read.
+    """
+    lines = list(chain.from_iterable(map(_NAMED.decode_lines, _blocks(data))))
+    if delete_column is not None and lines and not any(delete_column in line for line in lines):
+        raise InvalidUsage(f"column {delete_column!r} is absent from the rows; it says which of them only go")
+    told = [(line.keys() - {delete_column}, bytes(line.get(delete_column or "", b"")) == b"true") for line in lines]
+    if (found := differing(told)) is not None:
+        raise InvalidUsage(
+            f"row {found[0]} differs from others in whether it has column {found[1]!r}; give all of them the same "
+            "ones, null where null is meant, or say with columns= which the rows give"
+        )
+    return tuple(next((names for names, is_gone in told if not is_gone), told[0][0] if told else ()))
 
 
 def read_cells(cells: pa.Array, field: pa.Field) -> pa.Array:
@@ -222,8 +242,19 @@ def narrowed(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def body_json(data: bytes) -> Any:
-    """What a body has in JSON. Raises InvalidUsage."""
+    """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that is larger than any double."""
     try:
-        return json.loads(data, object_pairs_hook=named_once)
+        return json.loads(data, object_pairs_hook=named_once, parse_constant=_no_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise InvalidUsage(f"the body cannot be read as JSON: {error}") from error
+
+
+def _no_json(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON: it is written as a text, {encode(text).decode()}")
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if math.isinf(found):
+        raise ValueError(f"{text[:40]} is larger than any double")
+    return found

@@ -18,7 +18,7 @@ from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.columns import one_chunk
 from rpc.cell_text import from_text, is_textual, to_text
-from rpc.json_rows import encode, narrowed, ndjson, plain, read_cells, read_ndjson
+from rpc.json_rows import encode, names_given, narrowed, ndjson, plain, read_cells, read_ndjson
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"
@@ -70,6 +70,16 @@ def read(data: bytes, form: str, schema: ShardSchema, rows_max: int) -> pa.Table
     if table.num_rows > rows_max:
         raise InvalidUsage(f"the body holds {table.num_rows} rows; send at most {rows_max} at once")
     return table
+
+
+def given_names(data: bytes, form: str, delete_column: str | None) -> tuple[str, ...] | None:
+    """The columns that the rows of a body give, where its form does not tell them by itself. Raises InvalidUsage."""
+    if form != "ndjson":
+        return None
+    try:
+        return names_given(data, delete_column)
+    except _UNREADABLE as error:
+        raise InvalidUsage(f"the body cannot be read as ndjson: {error}; nothing was written") from error
 
 
 def _read_arrow(data: bytes, _schema: ShardSchema, _rows_max: int) -> pa.Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from blob import BlobNotFound
-from persist.client.complete import BEFORE_ALL, latest
+from persist.client.complete import BEFORE_ALL, NothingWritten, latest
 from persist.client.expanding import limited
 from persist.client.part_reading import part_reader
 from persist.client.snapshot import FEW_BATCH_ROWS, FEW_MEMORY_BYTES, ReadSettings
@@ -31,8 +31,12 @@ def rows_at_once(
     view = transport.view(name, ViewRequest())
     try:
         as_of = latest(view) if at is None else at
+    except NothingWritten:
+        as_of = BEFORE_ALL
     except NotReadable:
         return None
+    if as_of == BEFORE_ALL and view.since.less_equal(0):
+        return selection.on(newest(sound_schemas(view.schemas))[1]).no_updates().drop_columns([TIME])
     if as_of == BEFORE_ALL or not view.since.less_equal(as_of) or view.upper.less_equal(as_of):
         return None
     wanted = selection.on(newest(sound_schemas(view.schemas))[1])

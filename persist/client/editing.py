@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from persist.client.dropped import may_replace_all, unless_refused
+from persist.client.dropped import may_replace_all, runs_of, unless_refused, within
 from persist.client.planned import Binding, Contents
-from persist.client.rewriting import Count, Rewriting, check_open
-from persist.client.snapshot import Held, check_lease, holding
+from persist.client.rewriting import Count, Rewriting, check_open, check_readable
+from persist.client.snapshot import Held, check_lease, holding, kept, part_reader
 from persist.client.write import WriteHandle
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
@@ -94,7 +95,7 @@ class Editing(Rewriting):
         """Raises what `Shard.upsert` says."""
         if token is None:
             return self._tried(None)
-        view = self.transport.view(self.name, ViewRequest(with_batches=False))
+        view = self.transport.last_view(self.name, ViewRequest(with_batches=False))
         said: list[object] = [self.plan.verb, *self.plan.to(view).question]
         said.append(None if self.expected is None else self.expected.to_json())
         said.append([(one.key, one.verb, one.value, one.expected) for one in self.attributes])
@@ -110,6 +111,7 @@ class Editing(Rewriting):
             return dropped
         if view.upper == MINIMUM and (first := self._first(view, token)) is not None:
             return first
+        check_readable(self.name, view)
         with holding(self.transport, self.name, None, self.purpose, 0.0, self.read) as held:
             try:
                 self._check_expected(held.view)
@@ -120,9 +122,10 @@ class Editing(Rewriting):
     def _check_expected(self, view: ShardView) -> None:
         check_open(self.name, view, self.done)
         if self.expected is not None and view.upper != self.expected:
+            why = "somebody wrote since it was read" if self.expected < view.upper else "that time has not come yet"
             raise UpperMismatch(
-                f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: somebody wrote since "
-                f"it was read; nothing was changed: read it and decide anew",
+                f"shard {self.name!r} has upper {view.upper}, not the expected {self.expected}: {why}; nothing was "
+                "changed: read it and decide anew",
                 expected=self.expected.to_json(),
                 actual=view.upper.to_json(),
             )
@@ -131,7 +134,8 @@ class Editing(Rewriting):
         """The first write to a shard, which needs no hold on what is there; None: somebody else was quicker."""
         plan, count = self.plan.to(view), Count()
         runs = self._staged(view, count.of(self._writable(-1, plan.updates(Contents(plan.schema, None, -1)))))
-        done = self._try_commit(self._writer(view), runs, -1, view.upper, token)
+        with self._retired(view) as handle:
+            done = self._try_commit(handle, runs, -1, view.upper, token)
         return None if done is None else self._outcome(done, view, count, 0)
 
     def _worked_out(self, held: Held, token: Token | None) -> Edited:
@@ -155,9 +159,15 @@ class Editing(Rewriting):
         self, runs: tuple[Run, ...], contents: Contents, token: Token | None
     ) -> tuple[c.Appended | None, Held]:
         """The commit of what was worked out, and the shard as it was then; None: it has to be worked out anew."""
+        assert contents.held is not None
+        with self._retired(contents.held.view) as handle:
+            return self._raced(handle, runs, contents, token)
+
+    def _raced(
+        self, handle: WriteHandle, runs: tuple[Run, ...], contents: Contents, token: Token | None
+    ) -> tuple[c.Appended | None, Held]:
         held, seen = contents.held, contents.time
         assert held is not None
-        handle = self._writer(held.view)
         for _ in range(RACES_MAX):
             done = self._try_commit(handle, runs, seen, Antichain(seen + 1), token)
             if done is not None:
@@ -178,27 +188,33 @@ class Editing(Rewriting):
     ) -> c.Appended | None:
         """The commit; None: somebody else wrote. Raises UpperMismatch where it matters what the upper was."""
         try:
-            done = self._commit(handle, runs, as_of, expected, token)
+            return self._commit(handle, runs, as_of, expected, token)
         except UpperMismatch as error:
             if self.expected is not None or error.details.get("expected") is None:
                 raise
             return None
-        with suppress(PersistError):
-            handle.close()
-        return done
+
+    @contextmanager
+    def _retired(self, view: ShardView) -> Iterator[WriteHandle]:
+        """A writer that is retired at the end, however that comes; where nobody answers, it lapses by itself."""
+        handle = self._writer(view)
+        try:
+            yield handle
+        finally:
+            with suppress(PersistError):
+                handle.close()
 
     def _dropped(self, rows: pa.Table, view: ShardView, token: Token | None) -> Edited | None:
         """Everything goes by metadata, and the rows come; None: that is not possible here."""
         if not may_replace_all(view):
             return None
-        count, handle = Count(), self._writer(view)
+        count = Count()
         runs = self._staged(view, count.of(self._writable(-1, iter((rows,)))))
         as_of, expected = (view.upper.element or 0) - 1, self.expected or EMPTY
-        done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
+        with self._retired(view) as handle:
+            done = unless_refused(lambda: self._edit(handle, runs, as_of, expected, token, drops=True))
         if done is None:
             return None
-        with suppress(PersistError):
-            handle.close()
         return Edited(self.plan.verb, None, done.lower, done.upper, count.added, None)
 
     def _contents(self, held: Held) -> Contents:
@@ -252,9 +268,33 @@ class Editing(Rewriting):
 
     def _told(self, done: c.Appended) -> Edited:
         """What is told of one that has happened, with rows counted where they were written."""
-        count = Count() if done.lower == done.upper else self._counted(done)
+        plan, lower = self.plan.verb, done.lower
+        if lower == done.upper:
+            return Edited(plan, (lower.element or 0) - 1, lower, done.upper, 0, 0)
+        try:
+            drops = self.transport.last_view(self.name, ViewRequest(with_batches=False)).drops
+        except PersistError:  # it has happened, whatever cannot be told of it
+            drops = ()
+        if any(drop.at == lower.element for drop in drops):  # all went, and nobody has counted
+            count = self._came(lower.element or 0)
+            return Edited(plan, None, lower, done.upper, None if count is None else count.added, None)
+        count = self._counted(done)
         added, removed = (None, None) if count is None else (count.added, count.removed)
-        return Edited(self.plan.verb, (done.lower.element or 0) - 1, done.lower, done.upper, added, removed)
+        return Edited(plan, (lower.element or 0) - 1, lower, done.upper, added, removed)
+
+    def _came(self, time: int) -> Count | None:
+        """The rows that were written at this time, whatever went. None: they cannot be read any more."""
+        count = Count()
+        try:
+            with holding(self.transport, self.name, time, self.purpose, 0.0, self.read) as held:
+                _, reader = part_reader(held.transport, held.view, held.settings)
+                came = reader.read_changes(within(runs_of(held.view), time - 1, time), time - 1, time)
+                for _ in count.of(kept(came, held.lease)):
+                    pass
+            held.lease.close()
+        except PersistError:  # it has happened, whatever cannot be told of it
+            return None
+        return count
 
     def _overtaken(self, error: UpperMismatch) -> UpperMismatch:
         return UpperMismatch(

@@ -14,7 +14,7 @@ from persist.client.timed import Timeable
 from persist.client.transport import Transport
 from persist.core import commands as c
 from persist.core.antichain import Antichain
-from persist.core.errors import Expired, PersistError
+from persist.core.errors import Expired, Indeterminate, PersistError, Unavailable
 from persist.core.ids import ReaderId, SeqNo, mint
 
 LEASE_RENEWED_AFTER = 3  # a lease is renewed when a third of it has passed
@@ -75,11 +75,24 @@ class ReadLease(Timeable):
     ) -> ReadLease:
         reader = mint(ReaderId, transport.ids)
         command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
+        return cls.of(transport, name, command, settings)
+
+    @classmethod
+    def of(
+        cls, transport: Transport, name: str, command: c.RegisterReader | c.HoldPoint, settings: ReadSettings
+    ) -> ReadLease:
+        """The hold that a command takes. Where it is not answered in time it may land yet: then it is given back."""
+        lease = cls(transport, name, command.reader, settings, SeqNo(0))
         asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
-        result = send(transport, name, command, settings.retry_s)
+        try:
+            result = send(transport, name, command, settings.retry_s)
+        except (Unavailable, Indeterminate):
+            if deadlines.has_passed():
+                lease.close()
+            raise
         assert isinstance(result, c.ReaderRegistered)
-        lease = cls(transport, name, reader, settings, result.seqno)
-        lease.since, lease._renewed_s = result.since, asked_s
+        lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
+        lease.is_point = isinstance(command, c.HoldPoint)
         lease.keep()
         return lease
 

@@ -14,20 +14,31 @@ from persist.client.arguments import checked_sets
 from persist.client.arguments import names as checked_names
 from persist.client.editing import Edited
 from persist.client.planned import ALL, Bound, Contents, Plan, with_keys
-from persist.client.plans import changed, counted, filled, names_given, nullable, with_values
+from persist.client.plans import (
+    changed,
+    check_alike,
+    filled,
+    is_dicts,
+    names_given,
+    nullable,
+    tables_of,
+    with_values,
+)
 from persist.client.telling import Info
 from persist.client.write import AttributeUpdates, Updates, as_updates
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token
 from persist.parts import DIFF, TIME, ShardSchema, negated
 from persist.parts.columns import Mask
-from persist.parts.computing import Value, computed, truths
+from persist.parts.computing import Value, computed, counted, told, truths
 from persist.parts.digest import digest_of_rows
+from persist.parts.given import column_of
 from persist.parts.keyed import ABSENT, distinct_keys, groups_of, key_schema, places
+from persist.parts.predicate import columns_of, parse
 from persist.parts.pruning import Filter
 
 SOURCE, TARGET = "source.", "target."
-ROW = "__row"  # the column that numbers rows of a join
+ROW = "row number"  # the column that numbers rows of a join
 CLAUSES_MAX = 100
 
 MATCHED: Final = "matched"
@@ -62,10 +73,14 @@ class Clause:
     condition: Condition
     sets: Mapping[str, Value] | None
 
-    def told(self) -> list[object]:
+    def told(self, schema: ShardSchema) -> list[object]:
         """For a digest."""
-        sets = None if self.sets is None else {name: repr(value) for name, value in self.sets.items()}
-        return [self.of, None if self.condition is None else str(self.condition), sets]
+        kinds = schema.arrow
+        sets = None
+        if self.sets is not None:
+            sets = {name: told(name, value, kinds.field(name).type) for name, value in self.sets.items()}
+        condition = self.condition
+        return [self.of, told("condition", condition) if isinstance(condition, pc.Expression) else condition, sets]
 
 
 Runner: TypeAlias = "Callable[[Plan, int | None, Token | None, AttributeUpdates, Info | None], Edited]"
@@ -97,7 +112,7 @@ class Merge:
             set: a value for each of these columns; None: those of the source, in all columns that both have. Key
                 columns keep theirs.
             condition: which of them; None is all.
-        Raises: InvalidUsage (no such column, or one of the key).
+        Raises: InvalidUsage (what is given is none); `execute` where the shard has no such column, or it is of the key.
         """
         return self._with(Clause(MATCHED, condition, {} if set is None else checked_sets("what a clause sets", set)))
 
@@ -189,12 +204,16 @@ class Merging:
             if name not in given:
                 raise InvalidUsage(f"column {name!r}, by which rows match, is absent from the source")
         table = _table(self.rows, schema, given)
+        if any(clause.of != NOT_MATCHED and clause.sets == {} for clause in self.clauses):
+            check_alike(self.rows, "a merge that updates rows without `set`")
         clauses = tuple(_completed(clause, table.schema.names, schema) for clause in self.clauses)
         is_whole = any(clause.of == NOT_MATCHED_BY_SOURCE for clause in clauses)
         those = ALL if is_whole else with_keys(distinct_keys(table, keyed), keyed, schema)
-        told = [one.told() for one in self.clauses]
-        question = [list(keyed.key), sorted(table.schema.names), str(digest_of_rows(counted(table))), told]
-        return _Merging(schema, those, question, keyed=keyed, source=table, clauses=clauses)
+        said = [one.told(schema) for one in clauses]
+        question = [list(keyed.key), sorted(table.schema.names), str(digest_of_rows(counted(table))), said]
+        found = _Merging(schema, those, question, keyed=keyed, source=table, clauses=clauses)
+        found.check()
+        return found
 
 
 def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table:
@@ -202,19 +221,33 @@ def _table(rows: Updates, schema: ShardSchema, given: Sequence[str]) -> pa.Table
     for reserved in (TIME, DIFF):
         if reserved in given:
             raise InvalidUsage(f"the source has a column {reserved!r}: its rows count once each; drop it")
-    if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-        known = [schema.arrow.field(name) for name in given if name in schema.arrow.names]
-        of_shard = pa.Table.from_pylist([{f.name: row.get(f.name) for f in known} for row in rows], pa.schema(known))
-        others = [name for name in given if name not in schema.arrow.names]
-        for name in others:
-            of_shard = of_shard.append_column(name, pa.array([row.get(name) for row in rows]))
-        return of_shard.cast(nullable(of_shard.schema))
+    if is_dicts(rows) and rows:
+        names = [name for name in given if name in schema.arrow.names]
+        names += [name for name in given if name not in schema.arrow.names]
+        return pa.table({name: _column(name, [row.get(name) for row in rows], schema) for name in names})
     if isinstance(rows, list) and not rows:
         return nullable(schema.arrow).empty_table()
-    found = as_updates(rows, schema)
-    if isinstance(found, pa.RecordBatch):
-        return pa.Table.from_batches([found])
-    return found if isinstance(found, pa.Table) else pa.Table.from_batches(list(found))
+    tables = list(tables_of(as_updates(rows, schema)))
+    try:
+        found = pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise InvalidUsage(f"the batches of the source have not the same columns: {error}") from error
+    for number, field in enumerate(found.schema):
+        if found.schema.names.count(field.name) > 1:
+            raise InvalidUsage(f"the source has the column {field.name!r} twice; rename one of them")
+        if pa.types.is_dictionary(field.type):
+            found = found.set_column(number, field.name, found.column(number).cast(field.type.value_type))
+    return found
+
+
+def _column(name: str, values: list[Any], schema: ShardSchema) -> pa.Array:
+    """Values of a column: of the shard's type where it has the column, else of that which they have."""
+    if name in schema.arrow.names:
+        return column_of(name, values, schema.arrow.field(name).type)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise InvalidUsage(f"column {name!r} of the source has values of no single type: {error}") from error
 
 
 def _completed(clause: Clause, given: Sequence[str], schema: ShardSchema) -> Clause:
@@ -238,6 +271,15 @@ class _Merging(Bound):
     keyed: ShardSchema
     source: pa.Table
     clauses: tuple[Clause, ...]
+
+    def check(self) -> None:
+        """Raise InvalidUsage where a clause fits no row, whether there are any or not."""
+        ours, theirs = _prefixed(self.schema.arrow.empty_table(), TARGET), _prefixed(self.source.slice(0, 0), SOURCE)
+        sides = {MATCHED: _beside(ours, theirs), NOT_MATCHED: theirs, NOT_MATCHED_BY_SOURCE: ours}
+        for clause in self.clauses:
+            self._truths(clause.condition, sides[clause.of])
+            for name, value in (clause.sets or {}).items():
+                computed(name, value, self.schema.arrow.field(name).type, sides[clause.of])
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
         groups = groups_of(self.source, self.keyed)
@@ -289,10 +331,10 @@ class _Merging(Bound):
         if condition is None:
             return np.ones(len(both), np.bool_)
         if isinstance(condition, str):
-            names = ShardSchema(both.schema, (both.schema.names[0],))
-            numbered = both.append_column(ROW, pa.array(np.arange(len(both))))
+            numbered = _looked_at(condition, both)
             found: Mask = np.zeros(len(both), np.bool_)
-            found[Filter.of(condition, names).apply(numbered).column(ROW).to_numpy()] = True
+            chosen = Filter.of(condition, ShardSchema(numbered.schema, (ROW,))).apply(numbered)
+            found[chosen.column(ROW).to_numpy()] = True
             return found
         return np.asarray(truths(condition, both).to_numpy(), np.bool_)
 
@@ -305,3 +347,13 @@ def _prefixed(rows: pa.Table, prefix: str) -> pa.Table:
 
 def _beside(one: pa.Table, other: pa.Table) -> pa.Table:
     return pa.Table.from_arrays([*one.columns, *other.columns], names=[*one.schema.names, *other.schema.names])
+
+
+def _looked_at(condition: str, both: pa.Table) -> pa.Table:
+    """The number of each row, and the columns that the condition names. Such of which no value is known are text."""
+    named = [name for name in columns_of(parse(condition)) if name in both.schema.names]
+    found = pa.table({ROW: pa.array(np.arange(len(both)))})
+    for name in named:
+        column = both.column(name)
+        found = found.append_column(name, column.cast(pa.string()) if pa.types.is_null(column.type) else column)
+    return found

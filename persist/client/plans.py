@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +16,13 @@ import pyarrow.compute as pc
 
 from persist.client.planned import ALL, Bound, Contents, matching, with_keys
 from persist.client.write import Updates, as_updates
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, shown
 from persist.parts import DIFF, TIME, ShardSchema, consolidate, negated
-from persist.parts.computing import Value, computed
+from persist.parts.computing import Value, computed, counted, told
+from persist.parts.consolidate import join
 from persist.parts.digest import digest_of_rows
 from persist.parts.given import given_key
+from persist.parts.keycodec import SortedKeys
 from persist.parts.keyed import (
     ABSENT,
     check_single,
@@ -33,9 +36,42 @@ from persist.parts.keyed import (
 KEYS_MAX = 1_000_000  # that `delete` names
 
 
+def is_dicts(rows: Updates) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether the rows come as Python's."""
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+
+
+def check_alike(rows: Updates, what: str, delete_column: str | None = None) -> None:
+    """Raise InvalidUsage where rows come as dicts of which one lacks a column that another has.
+
+    Null would come for it, where a column that is absent from all keeps its value. Rows that only take their key away
+    may lack any.
+    """
+    if not is_dicts(rows):
+        return
+    has = [(row.keys() - {delete_column}, bool(row.get(delete_column or ""))) for row in rows]
+    if (found := differing(has)) is not None:
+        raise InvalidUsage(
+            f"row {found[0]} differs from others in whether it has column {found[1]!r}; the rows of {what} have the "
+            "same columns: give None where null is meant, or write them apart"
+        )
+
+
+def differing(rows: Sequence[tuple[AbstractSet[str], bool]]) -> tuple[int, str] | None:
+    """The first row, by its number, that has other columns than the first one, and such a column.
+
+    Each comes with its columns, and whether it only takes its key away: then it may lack some.
+    """
+    first = next((names for names, is_gone in rows if not is_gone), rows[0][0] if rows else frozenset())
+    for number, (names, is_gone) in enumerate(rows):
+        if others := (names - first if is_gone else names ^ first):
+            return number, min(others, key=str)
+    return None
+
+
 def whole_rows(rows: Updates, schema: ShardSchema) -> pa.Table:
     """As `source_table`, of all columns. Where rows come as dicts, what they leave out is null, as for an insert."""
-    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+    if is_dicts(rows):
         rows = [{**dict.fromkeys(schema.arrow.names), **row} for row in rows]
     return source_table(rows, schema, schema.arrow.names)
 
@@ -59,15 +95,18 @@ def source_table(rows: Updates, schema: ShardSchema, needed: Sequence[str], extr
     fields = [field for field in schema.arrow if field.name in given]
     others = [pa.field(name, pa.bool_()) for name in extra if name in given]
     some = ShardSchema(pa.schema([*fields, *others]), tuple(needed))
-    tables = [some.conform(table, 0) for table in _tables(as_updates(rows, some))]
+    tables = [some.conform(table, 0) for table in tables_of(as_updates(rows, some))]
     whole = pa.concat_tables(tables) if tables else some.updates_schema.empty_table()
     return whole.drop_columns([TIME, DIFF])
 
 
 def names_given(rows: Updates, schema: ShardSchema) -> list[str]:
     """The columns that a source has. A source that can be read only once tells them by its Arrow schema."""
-    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+    if is_dicts(rows):
         found: dict[str, None] = dict.fromkeys(name for row in rows for name in row)
+        for name in found:
+            if not isinstance(name, str):
+                raise InvalidUsage(f"the rows name a column by {shown(name)}, which is no text")
         return list(found) if rows else schema.arrow.names
     if isinstance(rows, list):
         rows = rows[0]
@@ -79,11 +118,11 @@ def names_given(rows: Updates, schema: ShardSchema) -> list[str]:
     return schema.arrow.names if names is None else [str(name) for name in names]
 
 
-def _tables(rows: Any) -> Iterator[pa.Table]:
-    if isinstance(rows, pa.Table):
-        yield rows
-        return
-    for batch in [rows] if isinstance(rows, pa.RecordBatch) else rows:
+def tables_of(rows: Any) -> Iterator[pa.Table]:
+    """What `as_updates` gives, table by table. Raises InvalidUsage."""
+    for batch in [rows] if isinstance(rows, (pa.Table, pa.RecordBatch)) else rows:
+        if not isinstance(batch, (pa.Table, pa.RecordBatch)):
+            raise InvalidUsage(f"rows come as dicts, or as tables or batches of Arrow, not as {shown(batch)}")
         yield pa.table(batch) if isinstance(batch, pa.RecordBatch) else batch
 
 
@@ -130,8 +169,10 @@ class Update:
 
     def bound(self, schema: ShardSchema) -> Bound:
         schema.columns(self.sets)
+        with_values(schema.arrow.empty_table(), self.sets, schema)  # refuses what fits no row, whether there are any
         those = ALL if self.where is None else matching(self.where, schema)
-        question = [self.where, {name: repr(value) for name, value in self.sets.items()}]
+        kinds = schema.arrow
+        question = [self.where, {name: told(name, one, kinds.field(name).type) for name, one in self.sets.items()}]
         return _Update(schema, those, question, sets=self.sets)
 
 
@@ -178,8 +219,18 @@ class _Replace(Bound):
     fresh: pa.Table
 
     def updates(self, contents: Contents) -> Iterator[pa.Table]:
-        yield from map(negated, self.those.rows(contents))
-        yield self.fresh
+        """Old and new rows side by side, in key order, so that those that stay are left out."""
+        schema = self.schema
+        fresh = consolidate([schema.conform(self.fresh, 0)], schema).drop_columns([TIME])
+        old = fresh.slice(0, 0)
+        for table in self.those.rows(contents):
+            old = join([old, table.select(fresh.schema.names)])
+            keys = SortedKeys(old, schema.key)
+            last = keys.last  # more rows of this key may follow
+            done, came = keys.bisect(last), SortedKeys(fresh, schema.key).bisect(last)
+            yield from changed(old.slice(0, done), fresh.slice(0, came), schema)
+            old, fresh = old.slice(done), fresh.slice(came)
+        yield from changed(old, fresh, schema)
 
 
 @dataclass(frozen=True)
@@ -205,7 +256,12 @@ class Upsert:
     def _given(self, schema: ShardSchema) -> tuple[pa.Table, pa.Table]:
         """The rows that come, and the keys that only go."""
         column = self.delete_column
+        if column in schema.arrow.names:
+            raise InvalidUsage(
+                f"delete_column names {column!r}, which is a column of the shard too; give it another name in the rows"
+            )
         extra = () if column is None else (column,)
+        check_alike(self.rows, "an upsert", column)
         table = source_table(self.rows, schema, [*schema.key, *extra], extra)
         if column is None:
             return table, table.select(list(schema.key)).slice(0, 0)
@@ -240,7 +296,10 @@ class _Upsert(Bound):
 
 def _check_one_row(old: pa.Table, met: pa.Table, keyed: ShardSchema) -> pa.Table:
     """The last key of the rows. Raises InvalidUsage where a key has more than one row: which keeps its values?"""
-    keys = consolidate([keyed.conform(old.select([*keyed.key, DIFF]), 0), *([met] if len(met) else ())], keyed)
+    rows = old.select([*keyed.key, DIFF])
+    times = pc.abs(rows.column(DIFF))  # a row that is there less than no times is one more
+    rows = rows.set_column(len(keyed.key), rows.schema.field(DIFF), times)
+    keys = consolidate([keyed.conform(rows, 0), *([met] if len(met) else ())], keyed)
     check_single(keys, keyed, "an upsert of some of the columns")
     return keys.slice(len(keys) - 1)
 
@@ -291,10 +350,3 @@ def changed(old: pa.Table, new: pa.Table, schema: ShardSchema) -> Iterator[pa.Ta
     both = consolidate([schema.conform(negated(old), 0), schema.conform(new, 0)], schema)
     if len(both):
         yield both.drop_columns([TIME])
-
-
-def counted(rows: pa.Table) -> pa.Table:
-    """The rows, each there once."""
-    return rows.append_column(
-        pa.field(DIFF, pa.int64(), nullable=False), pa.repeat(pa.scalar(1, pa.int64()), len(rows))
-    )

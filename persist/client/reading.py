@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from persist.client.arguments import check_splits, checked, checked_time, checked_wait, names
 from persist.client.at_once import rows_at_once
 from persist.client.complete import BEFORE_ALL, NothingWritten
-from persist.client.expanding import expanded
+from persist.client.expanding import expanded, first_negative, multiplicities
 from persist.client.listen import Listen
 from persist.client.past import HandleSettings
 from persist.client.snapshot import (
@@ -120,7 +120,7 @@ class Reading:
 
         Args:
             key: its value, or a tuple with one for each key column, in key order. `None` in it means null.
-            as_of: as `snapshot` says.
+            as_of: as `snapshot` says. One that is not complete yet is waited for, up to 60 s.
             columns: those to give; None is all.
         Returns: a dict for each row, by column names.
         Raises: InvalidUsage (it is no key of the shard, or has more than 100,000 rows), NegativeMultiplicity (a row was
@@ -149,7 +149,7 @@ class Reading:
             n: how many, in [0, 100,000].
             where: as `snapshot` says.
             columns: those to give; None is all.
-            as_of: as `snapshot` says.
+            as_of: as `get` says.
         Returns: a dict for each row, by column names.
         Raises: InvalidUsage (no such number), and what `get` raises.
         """
@@ -163,7 +163,7 @@ class Reading:
 
         Args:
             where: as `snapshot` says. None: all rows.
-            as_of: as `snapshot` says.
+            as_of: as `get` says.
         Raises: what `snapshot` raises.
         """
         return counted(self, as_of, selection_of(where, ()))[1]
@@ -272,6 +272,10 @@ class Reading:
         if table is None:
             with self._snapshot(as_of, selection, limit, (1, WAIT_S, purpose)) as found:
                 table = found.to_arrow()
+        if (
+            table.schema.names == [DIFF] and first_negative(table) is None
+        ):  # a table of Arrow without columns has no rows
+            return [{} for _ in range(sum(multiplicities(table)))]
         rows: list[dict[str, Any]] = pa.concat_tables(expanded(table)).to_pylist()
         return rows
 

@@ -225,6 +225,18 @@ def check_open(name: str, view: ShardView, done: str) -> int:
     return view.upper.element
 
 
+def check_readable(name: str, view: ShardView) -> None:
+    """Raise NotReadable where the contents as of the latest complete time were forgotten: nothing follows from them."""
+    last = (view.upper.element or 0) - 1
+    if last >= 0 and not view.since.less_equal(last):
+        raise NotReadable(
+            f"shard {name!r} has forgotten the contents as of {last}, its latest complete time: its since is "
+            f"{view.since}; nothing was changed: it can be read again once somebody has written",
+            as_of=last,
+            since=view.since.to_json(),
+        )
+
+
 def read_facts(transport: OneShard, name: str, retry_s: float, tried: c.ReadRetention | None = None) -> c.RetentionIs:
     """The policy of a shard and what it goes by. Raises what every call may."""
     found = send(transport, name, tried or c.ReadRetention(), retry_s)

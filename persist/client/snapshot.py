@@ -22,7 +22,6 @@ from persist.client.expanding import expanded, limited
 from persist.client.lease import ReadLease as ReadLease
 from persist.client.lease import ReadSettings as ReadSettings
 from persist.client.part_reading import part_reader as part_reader
-from persist.client.retry import send
 from persist.client.rows import Rows
 from persist.client.show import html_table
 from persist.client.transport import OneShard, Transport
@@ -272,13 +271,7 @@ def _lease_point(transport: Transport, name: str, at: Tagged | int, purpose: str
     """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable."""
     reader = mint(ReaderId, transport.ids)
     tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
-    asked_s = transport.clock.monotonic()
-    result = send(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings.retry_s)
-    assert isinstance(result, c.ReaderRegistered)
-    lease = ReadLease(transport, name, reader, settings, result.seqno)
-    lease.since, lease.is_point, lease._renewed_s = result.since, True, asked_s
-    lease.keep()
-    return lease
+    return ReadLease.of(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings)
 
 
 def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:

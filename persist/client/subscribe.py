@@ -31,7 +31,7 @@ class Subscription(Listen):
                 as_of=held.as_of,
                 since=held.view.since.to_json(),
             )
-        if until <= Antichain(held.as_of + 1) and until.element is not None:
+        if until < Antichain(held.as_of + 1) and until.element is not None:
             raise InvalidUsage(f"until is {until}, where the contents as of {held.as_of} come first; it must be later")
         super().__init__(held.transport, name, held.lease, (None, until), held.settings, selection)
         self._begins: Held | None = held

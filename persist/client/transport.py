@@ -240,10 +240,15 @@ class OneShard(ForwardingTransport):
             raise UnknownShard(outlived(name))
         return found
 
-    def view(self, name: str, request: ViewRequest) -> ShardView:
+    def last_view(self, name: str, request: ViewRequest) -> ShardView:
+        """As `view`, of a dropped shard too: it knows what became of its tokens. Raises UnknownShard."""
         found = super().view(name, request)
         if found.shard_id != self.shard:
             raise UnknownShard(outlived(name))
+        return found
+
+    def view(self, name: str, request: ViewRequest) -> ShardView:
+        found = self.last_view(name, request)
         if found.is_dropped:
             raise UnknownShard(dropped(name))
         return found

@@ -51,9 +51,10 @@ class Verbs:
         Only parts and row groups that may have one of the keys are read. A row that is there already is not written.
 
         Args:
-            rows: as `insert` says, one a key, held in memory. Where they lack columns, a key that is there keeps its
-                values in these (it must have one row), and a new key has null.
-            delete_column: a column of the rows, of booleans: where it is true the key only goes.
+            rows: as `insert` says, one a key, held in memory. Where they lack columns, all of them the same ones, a
+                key that is there keeps its values in these (it must have one row), and a new key has null.
+            delete_column: a column of the rows, which the shard has not, of booleans: where it is true the key only
+                goes.
             read_time: the time that was read, such as `snapshot.as_of`: it lands only if nobody wrote after it. -1:
                 nothing was there.
             token: as `insert` says; it stands for this verb with these arguments.
@@ -187,7 +188,7 @@ class Verbs:
             source: rows as `insert` says, held in memory, with any columns.
             on: the columns by which rows match, which both have; None is the shard's key.
         Returns: what takes the clauses: see `Merge`.
-        Raises: InvalidUsage (no such column).
+        Raises: InvalidUsage (what is given is none); `execute` where there is no such column.
         """
         return Merge.of(self._edit, _reusable(source), on)
 

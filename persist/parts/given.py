@@ -143,6 +143,8 @@ def _check(values: Sequence[Any], kind: Any) -> None:
             for value in values:
                 _check_unusual(value, kind)
             values = [None if hasattr(value, "__int__") else value for value in values]  # numbers count in the unit
+        if types.is_timestamp(kind):
+            _check_zones(values, kind)
         if what != "integer" and getattr(kind, "unit", None) in ("s", "ms"):
             fine = pa.time64("us") if what == "time" else pa.duration("us")
             pa.array(values, fine if what in ("time", "duration") else pa.timestamp("us", kind.tz)).cast(kind)
@@ -171,6 +173,14 @@ def _check_floats(values: Sequence[Any], kind: pa.DataType) -> None:
         for value, found in zip(values, narrow.to_pylist(), strict=True):
             if type(value) is int and value != found:
                 raise ValueError(f"{value} would become {found}")
+
+
+def _check_zones(values: Sequence[Any], kind: pa.DataType) -> None:
+    """Refuse wall clocks of no zone for a column of instants, which Arrow takes for UTC, and the other way round."""
+    for value in values:
+        if isinstance(value, dt.datetime) and (value.tzinfo is None) != (kind.tz is None):
+            has, remedy = ("no zone", "give one") if kind.tz else ("a zone", "leave it out")
+            raise ValueError(f"{value!r} has {has}: {remedy}")
 
 
 def _check_unusual(value: Any, kind: pa.DataType) -> None:

@@ -26,7 +26,7 @@ PREDICATE_CHARS_MAX = 100_000
 DEPTH_MAX = 100
 DECIMAL_DIGITS_MAX = 38
 _TOKEN = re.compile(
-    r"\s*(?:(?P<string>'[^'\\]*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
+    r"\s*(?:(?P<string>'(?:[^'\\]|'')*')|(?P<number>-?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z_0-9.])"
     r"|(?P<quoted>`[^`]+`)|(?P<word>[A-Za-z_][A-Za-z_0-9]*(?:\.[A-Za-z_][A-Za-z_0-9]*)*)|(?P<op><=>|<=|>=|<>|!=|==|=|<|>|\(|\)|,))"
 )
 _WORDS = frozenset(
@@ -123,16 +123,30 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
-            raise InvalidUsage(f"where cannot be read from {text[position : position + 20]!r} on")
+            rest = text[position:]
+            raise InvalidUsage(f"where cannot be read from {rest[:20]!r} on{_remedy(rest)}")
         kind = str(match.lastgroup)
         value = match.group(kind)
         if kind == "word" and value.upper() in _WORDS:
             kind, value = "keyword", value.upper()
-        following = text[match.end() : match.end() + 1]
-        if kind == "string" and following == "'":
-            raise InvalidUsage("where has a quote inside a string, which is not supported")
         yield kind, value
         position = match.end()
+
+
+def _remedy(rest: str) -> str:
+    """What to write in the place of what many write."""
+    rest = rest.lstrip()
+    if rest.startswith('"'):
+        return ": text stands in single quotes ('de'), and the name of a column in backquotes (`order-id`)"
+    if rest.startswith("'"):
+        return ": a text ends with a single quote; within it two stand for one ('O''Brien'), and no backslash"
+    if rest.startswith(("-", "+", "/", "*", "%")):
+        return ": nothing is computed; a column whose name has such a sign stands in backquotes (`order-id`)"
+    return ""
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1].replace("''", "'")
 
 
 @dataclass
@@ -258,7 +272,7 @@ class _Parser:
     def literal(self) -> Literal:
         kind, value = self.next()
         if kind == "string":
-            return Literal("string", value[1:-1])
+            return Literal("string", _unquoted(value))
         if kind == "number":
             return _number(value)
         if kind == "keyword" and value in ("TRUE", "FALSE"):
@@ -267,7 +281,7 @@ class _Parser:
             return Literal("null", value)
         named = {"DATE": "date", "TIMESTAMP": "instant", "TIMESTAMP_NTZ": "local"}
         if kind == "keyword" and value in named and self.peek()[0] == "string":
-            return Literal(named[value], self.next()[1][1:-1])
+            return Literal(named[value], _unquoted(self.next()[1]))
         self.position -= 1
         raise self.error("a literal")
 

@@ -232,7 +232,20 @@ def _comparable(name: str, column: Any, literal: p.Literal) -> tuple[Any, Any, b
         raise InvalidUsage(f"where: {literal.text!r} does not fit column {name!r}{why}") from error
     raise InvalidUsage(
         f"where cannot compare column {name!r}, which is {kind}, with {literal.kind} {literal.text!r} exactly"
+        f"{_remedy(kind)}"
     )
+
+
+def _remedy(kind: Any) -> str:
+    """What to write for a column of this type."""
+    types = pa.types
+    if types.is_date(kind):
+        return ": write DATE '2024-01-31'"
+    if types.is_timestamp(kind) and kind.tz is None:
+        return ": write TIMESTAMP_NTZ '2024-01-31 12:00:00'"
+    if types.is_timestamp(kind):
+        return ": write TIMESTAMP '2024-01-31 12:00:00Z', with its zone"
+    return ": write a text in single quotes" if _is_string(kind) else ""
 
 
 def _decimals(column: Any, value: decimal.Decimal) -> tuple[Any, Any]:

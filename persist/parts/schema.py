@@ -182,7 +182,7 @@ class ShardSchema:
         for name, field in self._targets.items():
             if name in names:
                 column = rows.column(name)
-                columns.append(_conform_column(column, field) if len(column) else _empty(column, field))
+                columns.append(conform_column(column, field) if len(column) else _empty(column, field))
             elif name == DIFF:
                 columns.append(pa.repeat(_ONE, rows.num_rows))
             elif name == TIME and default_time is not None:
@@ -265,8 +265,8 @@ def _empty(column: Any, field: pa.Field) -> pa.Array:
     return pa.array([], field.type)
 
 
-def _conform_column(column: Any, field: pa.Field) -> Any:
-    """`column` as `field.type`, value for value."""
+def conform_column(column: Any, field: pa.Field) -> Any:
+    """`column` as `field.type`, value for value. Raises InvalidUsage: it has another type, or would lose something."""
     if column.type != field.type:
         if not _castable(column.type, field.type):
             raise InvalidUsage(f"column {field.name!r} is {column.type}, not {field.type}; cast it first")

@@ -58,10 +58,11 @@ async def upsert(
     def done(shard: Shard, table: pa.Table, options: dict[str, Any]) -> Edited:
         return shard.upsert(table, delete_column=delete_column, **options)
 
-    def schema(known: ShardSchema) -> ShardSchema:
-        fields = [known.arrow.field(n) for n in (known.arrow.names if given is None else known.columns(given))]
+    def schema(known: ShardSchema, data: bytes, chosen: str) -> ShardSchema:
+        names = given or rows.given_names(data, chosen, delete_column) or known.arrow.names
+        fields = [known.arrow.field(name) for name in known.columns(names)]
         extra = [] if delete_column is None else [pa.field(delete_column, pa.bool_())]
-        return ShardSchema(pa.schema([*fields, *extra]), tuple(f.name for f in fields[:1]))
+        return ShardSchema(pa.schema([*fields, *extra]), tuple(field.name for field in fields[:1]))
 
     return await _with_rows(request, form, (read_time, token), done, schema)
 
@@ -146,13 +147,14 @@ async def _with_rows(
     form: str | None,
     how: tuple[int | None, str | None],
     work: Callable[[Shard, pa.Table, dict[str, Any]], Edited],
-    schema_of: Callable[[ShardSchema], ShardSchema] = lambda known: known,
+    schema_of: Callable[[ShardSchema, bytes, str], ShardSchema] | None = None,
 ) -> Response:
     service, options = service_of(request), _options(request, how)
     chosen = rows.format_of(request.headers.get("content-type"), form)
 
     def read(shard: Shard, data: bytes) -> Edited:
-        table = rows.read(data, chosen, schema_of(shard.schema), service.limits.rows_max)
+        schema = shard.schema if schema_of is None else schema_of(shard.schema, data, chosen)
+        table = rows.read(data, chosen, schema, service.limits.rows_max)
         if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
             table = table.drop_columns([DIFF])  # no row has to give it
         return work(shard, table, options)
@@ -192,19 +194,22 @@ def _values(given: object, schema: ShardSchema) -> dict[str, Any]:
     return {name: found.column(name)[0] for name in fields.names}
 
 
-def _source(given: object, schema: ShardSchema) -> pa.Table:
-    """Rows of a merge. Raises InvalidUsage."""
+def _source(given: object, schema: ShardSchema) -> list[dict[str, Any]]:
+    """Rows of a merge, with those of the shard's columns as it has them, and any others. Raises InvalidUsage."""
     if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
         raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
-    names = list(dict.fromkeys(name for row in given for name in row)) if given else schema.arrow.names
-    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in schema.columns(names)])
-    return _read("a row cannot be read", given, fields) if given else fields.empty_table()
+    known = [name for name in dict.fromkeys(name for row in given for name in row) if name in schema.arrow.names]
+    fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in known])
+    ours = [{name: row[name] for name in known if name in row} for row in given]
+    read = _read("a row cannot be read", ours, fields).to_pylist() if known else ours
+    pairs = zip(given, read, strict=True)
+    return [{name: mine[name] if name in known else row[name] for name in row} for row, mine in pairs]
 
 
 def _read(what: str, given: list[Any], fields: pa.Schema) -> pa.Table:
     try:
         return read_ndjson(b"\n".join(map(encode, given)), fields, len(given))
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(f"{what}: {str(error).splitlines()[0]}") from error
 
 
@@ -223,7 +228,8 @@ def _with_clause(merge: Merge, clause: object, schema: ShardSchema) -> Merge:
         ("not matched by source", "update"): lambda: merge.when_not_matched_by_source_update(given or {}, condition),
         ("not matched by source", "delete"): lambda: merge.when_not_matched_by_source_delete(condition),
     }
-    made = kinds.get((clause.get("when"), clause.get("then")))
+    when, then = clause.get("when"), clause.get("then")
+    made = kinds.get((when, then)) if isinstance(when, str) and isinstance(then, str) else None
     if made is None or (given is not None and clause.get("then") == "delete"):
         raise InvalidUsage(
             "a clause is one of: matched, update or delete; not matched, insert; not matched by source, update or "

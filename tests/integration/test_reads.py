@@ -546,7 +546,7 @@ REFUSED: dict[str, tuple[Callable[[Shard], object], str]] = {
     "`get` with null for a column that has none": (lambda s: s.get(("de", None)), "which is never null"),
     "`limit` or `n` that is no whole number, negative or too large": (lambda s: s.snapshot(limit=-1), "limit is -1"),
     "`until` of a subscription that is not later than `as_of`": (
-        lambda s: s.subscribe(0, until=1), "until is .1., where the contents as of 0"),
+        lambda s: s.subscribe(0, until=0), "until is .0., where the contents as of 0"),
 }  # fmt: skip
 
 

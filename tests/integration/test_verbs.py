@@ -296,7 +296,7 @@ BAD: dict[str, tuple[Callable[[Shard], Any], str]] = {
     "setting a value that does not fit": (lambda s: s.update({"n": "x"}), "column 'n'"),
     "setting null where none is allowed": (lambda s: s.update({"id": None}), "'id' would be null"),
     "an expression of an unknown column": (lambda s: s.update({"n": pc.field("nn")}), "cannot be computed"),
-    "an expression of another type": (lambda s: s.update({"n": pc.field("state")}), "does not fit"),
+    "an expression of another type": (lambda s: s.update({"n": pc.field("state")}), "cast it first"),
     "rows for which where is not true": (
         lambda s: s.replace_where("n < 30", [{"id": 7, "state": "x", "n": 70}]),
         "`where` is not true",
