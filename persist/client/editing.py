@@ -26,7 +26,7 @@ from persist.core import commands as c
 from persist.core.antichain import EMPTY, MINIMUM, Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.errors import PersistError, UpperMismatch
+from persist.core.errors import Indeterminate, PersistError, UpperMismatch
 from persist.core.ids import Token
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.transitions.naming import DIFF_MAX
@@ -253,11 +253,7 @@ class Editing(Rewriting):
         )
 
     def _landed(self, as_of: int, token: Token) -> c.Appended | None:
-        """Where it has happened already, the interval that it took. No contents are those of before the first time."""
-        try:
-            return self._edit(self._writer(None), (), NEVER, MINIMUM, token)
-        except UpperMismatch:
-            return None
+        return edit_landed(self._writer(None), self.plan.verb, token, self.question)
 
     def _outcome(self, done: c.Appended, view: ShardView, count: Count, redone: int) -> Edited:
         if done.lower != done.upper and done.lower < view.upper:  # another try of the token
@@ -308,3 +304,20 @@ class Editing(Rewriting):
             f"a row of shard {self.name!r} is there {most} times, and one commit can change at most {DIFF_MAX} of it; "
             "take some away by inserts with a negative __diff first"
         )
+
+
+def edit_landed(handle: WriteHandle, verb: str, token: Token, question: bytes = b"") -> c.Appended | None:
+    """Where the edit of this token has landed already, the interval that it took. Asking changes nothing.
+
+    No contents are those of before the first time. Raises what every write may.
+    """
+    try:
+        return handle.commit_rewrite(
+            lambda writer, its: c.Edit(writer, its, MINIMUM, NEVER, (), verb=verb, question=question), token
+        )
+    except UpperMismatch:
+        return None
+    except Indeterminate as error:  # of a try that was not answered, which changes nothing either
+        if error.details.get("refused") != UpperMismatch.kind:
+            raise
+        return None

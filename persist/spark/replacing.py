@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.client.dropped import may_replace_all, retracted, unless_refused, whole_view
+from persist.client.editing import edit_landed
 from persist.client.retry import send
 from persist.client.snapshot import Held, ReadLease, ReadSettings, check_held, kept, leased_blobs, part_reader
 from persist.client.transport import OneShard
@@ -36,7 +37,7 @@ from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
 from persist.core.drops import drops_within
-from persist.core.errors import Conflict, InvalidUsage, UpperMismatch
+from persist.core.errors import Conflict, Expired, InvalidUsage, UpperMismatch
 from persist.core.ids import ReaderId, SeqNo, ShardId, Token
 from persist.core.view import ShardView, ViewRequest
 from persist.formats.store_errors import translated
@@ -182,6 +183,14 @@ class Replacement:
         won every one of `TRIES_MAX` races or rows were erased since the base, Expired when the base's lease lapsed,
         UnknownShard when the shard was dropped. Nothing is changed then. The base is not given back.
         """
+        try:
+            self._publish(runs, claims, left, commit)
+        except (Expired, Conflict):
+            # What has landed is told nothing of what came after it: its hold was given back, and rows may be erased.
+            if edit_landed(self.handle, commit.verb, commit.token) is None:
+                raise
+
+    def _publish(self, runs: Runs, claims: Runs | None, left: Runs, commit: Commit) -> None:
         target, lease = self.target, self.base.lease(self.target)
         if claims is None:
             if self._dropped(runs, commit):

@@ -250,6 +250,14 @@ def test_a_token_is_not_taken_twice_after_a_refusal(place: Place) -> None:
     assert place.rows() == [9]
 
 
+def test_an_edit_of_a_new_shard_asks_what_became_of_its_token_again(place: Place) -> None:
+    """The question changes nothing whenever it comes, and the call ended as Indeterminate."""
+    place.late.hold(c.Edit)
+    done = place.shard.upsert(row(1), token=TOKEN)
+    assert isinstance(place.late.deliver(), c.Appended), "it is answered as the edit was"
+    assert (done.lower.element, place.rows()) == (0, [1])
+
+
 def test_a_pipelined_writer_is_opened_although_another_instance_came_first(place: Place) -> None:
     with place.theirs.pipelined_writer("billing") as earlier:
         earlier.append(row(1))

@@ -11,7 +11,6 @@ import pytest
 from pyspark.errors import PySparkException
 
 from persist.core.errors import InvalidUsage, UnknownShard
-from persist.parts import ALL_KEYS
 from persist.spark.batch_read import ChangesReader
 from persist.spark.changes import changes_schema
 from persist.spark.jobs import Job
@@ -147,7 +146,7 @@ def test_splits_of_a_dropped_shard_say_so(spark: Any, client: Any, url: str, rec
     if recreated:
         client.create_shard("orders", SCHEMA, ["k"]).insert([{"k": "b", "n": 1}])
     assert mine.base is not None
-    for read in (lambda: mine.base.before(mine.target, ALL_KEYS), lambda: changes.read(split)):
+    for read in (lambda: [mine.base.held(mine.target)], lambda: changes.read(split)):
         with pytest.raises(UnknownShard, match="was dropped"):
             list(read())
     with pytest.raises(UnknownShard, match="was dropped"):

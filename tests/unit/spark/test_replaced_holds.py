@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -112,3 +112,20 @@ def test_a_job_that_another_driver_has_committed_leaves_no_hold_behind(
     late.deliver()
     assert shard.upper().element == 2
     shard.drop()
+
+
+@pytest.mark.parametrize(
+    "then", [lambda s: s.insert([{"k": "b", "n": 2}]), lambda s: s.erase(keys=["a"])], ids=["insert", "erasure"]
+)
+@WAYS
+def test_a_commit_that_is_repeated_is_told_that_it_has_landed(
+    target: Target, shard: Shard, overwrite: bool, then: Callable[[Shard], object]
+) -> None:
+    """An upsert was told Expired, as its hold was given back; after an erasure both were told Conflict."""
+    job = BatchWriter(target, write_options(overwrite), SCHEMA, overwrite)
+    messages = [job.write(iter([ROWS]))]
+    job.commit(messages)
+    then(shard)
+    before = shard.upper(), shard.snapshot().to_arrow().to_pylist()
+    job.commit(messages)
+    assert (shard.upper(), shard.snapshot().to_arrow().to_pylist()) == before
