@@ -9,6 +9,7 @@ from typing import Any
 ALIGNED_ROWS_MAX = 1_000  # by which the widths of columns are chosen; later rows may be wider
 CELL_CHARS_MAX = 120
 GAP = "  "
+FRONTIERS = ("since", "upper", "lower")  # where nothing within is the closed frontier
 
 Row = Mapping[str, Any]
 
@@ -75,6 +76,8 @@ def _flat(row: Row) -> Iterator[tuple[str, str]]:
             yield name, f"{value['bytes']} ({value['blobs']})" if value["blobs"] else "-"
         elif isinstance(value, Mapping) and name in ("location", "orphans", "earlier", "later"):
             yield from ((f"{name}.{inner}", text) for inner, text in _flat(value))
+        elif value == [] and name not in FRONTIERS:
+            yield name, "-"
         else:
             yield name, _text(value)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from persist.attributes.nodes import Index, Leaf, Node
 from persist.attributes.storage import ChunkReader, StaleIndex
-from persist.core.attribute import MARKS_FROM, AttributeKey, attribute_key, is_core_key
+from persist.core.attribute import MARKS_FROM, AttributeKey, IndexChunk, attribute_key, is_core_key
 from persist.core.errors import Corruption, InvalidUsage, PersistError
 from persist.core.state import State
 from persist.inspect.looking import Look
@@ -166,11 +166,8 @@ def tree_document(look: Look, name: str) -> Document:
         for sums in (levels.setdefault(visit.level, [0, 0, 0]), live[firsts[at]] if at >= 0 else [0, 0, 0]):
             for number, more in enumerate((1, entries, visit.length)):
                 sums[number] += more
-    rows = [TreeRow("level", level, None, None, *levels[level], 0) for level in sorted(levels, reverse=True)]
-    rows += [
-        TreeRow("chunk", None, chunks[first].key, first, *live[first], chunks[first].length - live[first][2])
-        for first in firsts
-    ]
+    rows = [_level(level, levels[level]) for level in sorted(levels, reverse=True)]
+    rows += [_chunk(first, chunks[first], live[first]) for first in firsts]
     size = sum(chunk.length for chunk in chunks.values())
     live_size = sum(sums[2] for sums in live.values())
     about = TreeTold(
@@ -188,3 +185,13 @@ def tree_document(look: Look, name: str) -> Document:
         size - live_size,
     )
     return Document("attribute-tree", seen.findings, name, int(state.seqno), about, rows)
+
+
+def _level(level: int, sums: list[int]) -> TreeRow:
+    nodes, entries, size = sums
+    return TreeRow("level", level, None, None, nodes, entries, size, 0)
+
+
+def _chunk(first: int, chunk: IndexChunk, sums: list[int]) -> TreeRow:
+    nodes, entries, size = sums
+    return TreeRow("chunk", None, chunk.key, first, nodes, entries, size, chunk.length - size)

@@ -23,6 +23,9 @@ from persist.parts.ahead import in_order
 
 READERS = 8  # shards that are looked at at the same time
 PATTERN_CHARS_MAX = 256
+_OF_STATE = (
+    "phase", "since", "upper", "batches", "parts", "updates", "bytes", "committed", "oldest", "history", "policy",
+)  # fields that only a State tells  # fmt: skip
 _LITERAL = re.compile(r"[A-Za-z0-9._/-]*")
 
 
@@ -100,7 +103,8 @@ def _looked(look: Look, name: str) -> tuple[Seen, ShardTold]:
     oldest = None if state is None else instant(_oldest_ms(look, state, seen.findings))
     health = "damaged" if seen.findings else "ok"
     if state is None:
-        return seen, ShardTold(name, None, seen.head, *[None] * 10, health)
+        nothing: dict[str, Any] = dict.fromkeys(_OF_STATE)
+        return seen, ShardTold(name=name, seqno=seen.head, health=health, **nothing)
     batches, settings = state.trace.batches, state.settings
     return seen, ShardTold(
         name=name,

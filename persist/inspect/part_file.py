@@ -201,7 +201,7 @@ def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findin
     """A blob that the newest State does not name: an orphan, or one that left the State. Its own footer is read."""
     if size > UNNAMED_BYTES_MAX:
         raise InvalidUsage(f"{key} has {size} bytes and nothing names it; at most {UNNAMED_BYTES_MAX} are read of such")
-    metadata = None
+    metadata: Any = None
     try:
         with translated():
             metadata = pq.read_metadata(pa.BufferReader(look.blob.get(key)))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from persist.client.wall_clock import INSTANT_MAX, instant_text
@@ -80,9 +80,8 @@ class Document:
     rows: Iterable[Told] = ()
     tree: Callable[[], Iterator[str]] | None = None
     lines: bool = False
-    _told: bool = field(default=False, repr=False)
 
-    def pieces(self) -> Iterator[str]:
+    def pieces(self) -> Generator[str]:
         """The document as JSON on one line, with its line feed; with `lines`, a line for each row."""
         if self.lines:
             for row in self.rows:

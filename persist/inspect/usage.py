@@ -223,18 +223,24 @@ def _usage(look: Look, name: str, listed: list[BlobStat], findings: Findings) ->
     borrowed = _compared(look, seen, named, there)
     findings.take(seen.findings)
     orphans = Orphans(sums.of("orphan-hour"), sums.of("orphan-day"), sums.of("orphan-older"))
-    kinds = ("live", "history", "index", "merging", "rollups", "lent", "held", "waiting")
     return UsageTold(
-        name,
-        sum(sums.rooms.values(), NOTHING),
-        *(sums.of(kind) for kind in kinds),
-        orphans,
-        sums.of("unknown"),
-        _holders(seen, held),
-        borrowed,
-        0 if seen.state is None else seen.state.trace.inline_bytes,
-        log_entries,
-        log_bytes,
+        shard=name,
+        total=sum(sums.rooms.values(), NOTHING),
+        live=sums.of("live"),
+        history=sums.of("history"),
+        index=sums.of("index"),
+        merging=sums.of("merging"),
+        rollups=sums.of("rollups"),
+        lent=sums.of("lent"),
+        held=sums.of("held"),
+        waiting=sums.of("waiting"),
+        orphans=orphans,
+        unknown=sums.of("unknown"),
+        holders=_holders(seen, held),
+        borrowed=borrowed,
+        inline_bytes=0 if seen.state is None else seen.state.trace.inline_bytes,
+        log_entries=log_entries,
+        log_bytes=log_bytes,
     )
 
 

@@ -16,17 +16,27 @@ from persist.core.state import State
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, Told, instant
 from persist.inspect.states import both
-from persist.inspect.tree import Outline, outline_of
 
 NAMED_MAX = 10  # of one kind that a sentence names
 
 
 @dataclass(frozen=True, slots=True)
-class Between(Told):
-    """The two States in short."""
+class Version(Told):
+    """A version of a shard, and when it was committed, by the committer's clock."""
 
-    earlier: Outline
-    later: Outline
+    seqno: int
+    timestamp: str | None
+    commit_id: str | None
+    since: Antichain
+    upper: Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class Between(Told):
+    """The two versions that were compared."""
+
+    earlier: Version
+    later: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,12 @@ def diff_document(look: Look, name: str, earlier: int, later: int) -> Document:
     old, new = before.known(), after.known()
     before.findings.take(after.findings)
     rows = [Change(field, words) for field, words in changes(old, new)]
-    return Document("diff", before.findings, name, int(new.seqno), Between(outline_of(old), outline_of(new)), rows)
+    return Document("diff", before.findings, name, int(new.seqno), Between(_version(old), _version(new)), rows)
+
+
+def _version(state: State) -> Version:
+    at = instant(state.walltime_ms)
+    return Version(int(state.seqno), at, state.commit_id or None, state.since, state.upper)
 
 
 def changes(old: State, new: State) -> Iterator[tuple[str, str]]:
@@ -149,8 +164,8 @@ _SHOWN: dict[str, Callable[[Any, Any], str]] = {
     "claims": lambda key, one: f"{key} of {one.owner}",
     "long_diffs": lambda key, one: f"v{key}",
     "tags": lambda key, one: f"{key} at {one.time}",
-    "marks": lambda key, one: f"{instant(key)} at {_time(one)}",
-    "cuts": lambda key, one: f"{instant(key)} at {one.upper}",
+    "marks": lambda key, one: f"{_instant(key)} at {_time(one)}",
+    "cuts": lambda key, one: f"{_instant(key)} at {one.upper}",
     "erasures": lambda key, one: f"{key} ({one.phase})",
     "loans": lambda key, one: f"to {one.borrower}",
     "borrowed": lambda key, one: f"of {one}",
@@ -164,7 +179,7 @@ def _scalar(name: str, before: Any, after: Any) -> str:
         return f"the settings changed: history was {_history(before)} and is {_history(after)}"
     if type(before) is int and type(after) is int:
         if name.endswith("_ms"):
-            return f"{_words(name.removesuffix('_ms'))} was {instant(before)} and is {instant(after)}"
+            return f"{_words(name.removesuffix('_ms'))} was {_instant(before)} and is {_instant(after)}"
         return f"{_words(name)} went from {before} to {after}"
     if isinstance(before, tuple) and isinstance(after, tuple) and len(before) != len(after):
         return f"{_words(name)} were {len(before)} and are {len(after)}"
@@ -173,6 +188,10 @@ def _scalar(name: str, before: Any, after: Any) -> str:
 
 def _history(settings: ShardSettings) -> str:
     return history_text(settings.history_ms) if settings.version else "not set"
+
+
+def _instant(at_ms: int) -> str:
+    return instant(at_ms) or "not set"
 
 
 def _words(name: str) -> str:
