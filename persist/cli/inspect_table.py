@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 ALIGNED_ROWS_MAX = 1_000  # by which the widths of columns are chosen; later rows may be wider
-CELL_CHARS_MAX = 120
+CELL_CHARS_MAX = 400
 GAP = "  "
 FRONTIERS = ("since", "upper", "lower")  # where nothing within is the closed frontier
 

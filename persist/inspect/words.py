@@ -95,8 +95,8 @@ def _trace(old: State, new: State) -> Iterator[tuple[str, str]]:
         yield "trace", f"{_count(len(change.batches), 'batch')} came: {_batches(change.batches)}"
         return
     end = before[-1].desc.upper
-    merged = [batch for batch in change.batches if not end < batch.desc.upper]
-    came = [batch for batch in change.batches if end < batch.desc.upper]
+    merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may go on beyond it
+    came = [batch for batch in change.batches if not batch.desc.lower < end]
     same = [batch for batch in merged if known.get((batch.desc.lower, batch.desc.upper)) is not None]
     what = "were written anew" if len(same) == len(merged) == len(before) else "became"
     sums = f"{_sum(before)} {what}: {_sum(merged)}"
@@ -164,7 +164,7 @@ _SHOWN: dict[str, Callable[[Any, Any], str]] = {
     "claims": lambda key, one: f"{key} of {one.owner}",
     "long_diffs": lambda key, one: f"v{key}",
     "tags": lambda key, one: f"{key} at {one.time}",
-    "marks": lambda key, one: f"{_instant(key)} at {_time(one)}",
+    "marks": lambda key, one: f"{instant(key) or 'the beginning'} at {_time(one)}",
     "cuts": lambda key, one: f"{_instant(key)} at {one.upper}",
     "erasures": lambda key, one: f"{key} ({one.phase})",
     "loans": lambda key, one: f"to {one.borrower}",

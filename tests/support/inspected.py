@@ -39,7 +39,7 @@ COMMANDS: dict[str, list[str]] = {
     "loans": ["loans", "orders"],
     "attributes": ["attributes", "orders"],
     "attributes-span": ["attributes", "orders", "--lower", "4" + "0" * 31, "--upper", "8" + "f" * 31],
-    "attribute-tree": ["attribute-tree", "many"],
+    "attribute-tree": ["attribute-tree", "orders"],
     "usage": ["usage"],
     "usage-some": ["usage", "t*"],
     "digest": ["digest", "orders"],
@@ -64,7 +64,7 @@ def everything(directory: Path, *, but: tuple[str, ...] = ()) -> dict[str, tuple
     """All that lies in a directory, directories too: when each was written, its mode, its bytes."""
     found = {}
     for path in [directory, *sorted(directory.rglob("*"))]:
-        if not path.name.endswith(but) or not but:
+        if not (but and path.name.endswith(but)):
             stat = path.stat()
             data = path.read_bytes() if path.is_file() else b""
             found[str(path.relative_to(directory))] = stat.st_mtime_ns, stat.st_mode, data
