@@ -1,4 +1,4 @@
-"""`persist inspect` of what is damaged or missing: it is told in its place, and the rest is shown. The exit code is 1."""
+"""`persist inspect` of what is damaged or missing: it is told in its place, the rest is shown, and it exits with 1."""
 
 from __future__ import annotations
 
