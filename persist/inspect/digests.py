@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from blob import BlobNotFound
 from persist.core.antichain import Antichain
 from persist.core.drops import contents
-from persist.core.errors import Corruption, InvalidUsage, NotReadable, UnknownShard
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
 from persist.core.phases import dropped
 from persist.core.state import State, is_kept
 from persist.formats.store_errors import translated_but_missing
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, Told
-from persist.inspect.states import TRIES, newest
+from persist.inspect.states import TRIES, Rechecked, newest
 from persist.parts import DIFF, PartReader, sound_schemas
 from persist.parts import newest as newest_schema
 from persist.parts.digest import MODULUS, digest_of_rows
@@ -45,7 +45,7 @@ class DigestTold(Told):
 def digest_document(look: Look, name: str, as_of: int | None) -> Document:
     """As of the latest complete time, or an earlier one. Raises UnknownShard, InvalidUsage, NotReadable, Unavailable.
 
-    Nothing is held meanwhile: where maintenance takes a part away, the newest State is read.
+    Nothing is held meanwhile: where maintenance takes a part away, the newest State is read, a few times.
     """
     for left in range(TRIES, -1, -1):
         seen = newest(look, name)
@@ -57,11 +57,14 @@ def digest_document(look: Look, name: str, as_of: int | None) -> Document:
         digest: int | None = None
         try:
             rows, digest = _digest(look, state, at)
-        except (BlobNotFound, Corruption) as error:
-            if left and newest(look, name).head > seen.head:
-                continue
-            said = error.message if isinstance(error, Corruption) else f"a blob is not there: {error}"
-            seen.findings.note(said)
+        except Corruption as error:
+            seen.findings.note(error.message)
+        except BlobNotFound as error:
+            if Rechecked(look, state).has_moved:
+                if left:
+                    continue
+                raise Unavailable(f"shard {name!r} has moved on during each of {TRIES + 1} reads; ask again") from error
+            seen.findings.note(f"a blob is not there: {error}")
         break
     about = DigestTold(at, state.since, state.upper, rows, None if digest is None else f"{digest:016x}")
     return Document("digest", seen.findings, name, int(state.seqno), about)

@@ -14,7 +14,7 @@ from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.state import Leased, State
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, KeyShower, Told, instant
-from persist.inspect.states import newest
+from persist.inspect.states import Rechecked, newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,8 @@ def loans_document(look: Look, name: str) -> Document:
             if held != loan.keys:
                 seen.findings.note(f"list {loan.list_key} has {held} blobs, not {loan.keys}", loan.list_key)
         except BlobNotFound:
+            if not Rechecked(look, state).is_named(loan.list_key):
+                continue
             seen.findings.note(f"the blob {loan.list_key} is not there", loan.list_key)
         except (Corruption, UpgradeNeeded) as error:
             seen.findings.note(error.message, loan.list_key)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from persist.attributes.nodes import Index, Leaf, Node
 from persist.attributes.storage import ChunkReader, StaleIndex
 from persist.core.attribute import MARKS_FROM, AttributeKey, IndexChunk, attribute_key, is_core_key
-from persist.core.errors import Corruption, InvalidUsage, PersistError
+from persist.core.errors import Corruption, InvalidUsage, Unavailable
 from persist.core.state import State
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, Findings, Told
-from persist.inspect.states import newest
+from persist.inspect.states import Rechecked, newest
 
 HEIGHT_MAX = 32  # of a tree that makes sense
 
@@ -129,27 +129,39 @@ def visits(look: Look, state: State, findings: Findings, lower: bytes = b"") -> 
     if root.height > HEIGHT_MAX:
         findings.note(f"the attribute index says that it is {root.height} levels high")
         return
-    reader = ChunkReader(look.blob, state.attribute_chunks, look.nodes)
-    yield from _below(reader, root.height, root.offset, root.length, lower, findings)
+    yield from _Walk(look, state, lower, findings).below(root.height, root.offset, root.length)
 
 
-def _below(
-    reader: ChunkReader, level: int, offset: int, length: int, lower: bytes, findings: Findings
-) -> Iterator[Visit]:
-    node: Node | None = None
-    try:
-        node = reader.read(offset, length)
-        if isinstance(node, Leaf) != (level == 1):
-            node = None
-            raise Corruption(f"the node of the attribute index at offset {offset} is not at its level")
-    except (Corruption, StaleIndex) as error:
-        said = error.message if isinstance(error, PersistError) else str(error)
-        findings.note(f"the node of the attribute index at offset {offset} cannot be read: {said}")
-    yield Visit(level, offset, length, node)
-    if isinstance(node, Index):
-        for at in range(node.child_of(lower) if lower else 0, len(node)):
-            _, child, _, size = node.child(at)
-            yield from _below(reader, level - 1, child, size, lower, findings)
+class _Walk:
+    """From a node down. Raises Unavailable where the shard has moved on, and nodes went meanwhile."""
+
+    def __init__(self, look: Look, state: State, lower: bytes, findings: Findings) -> None:
+        self._reader = ChunkReader(look.blob, state.attribute_chunks, look.nodes)
+        self._again = Rechecked(look, state)
+        self._lower = lower
+        self._findings = findings
+
+    def below(self, level: int, offset: int, length: int) -> Iterator[Visit]:
+        node: Node | None = None
+        try:
+            node = self._reader.read(offset, length)
+            if isinstance(node, Leaf) != (level == 1):
+                node = None
+                raise Corruption("it is not at its level")
+        except Corruption as error:
+            self._note(offset, error.message)
+        except StaleIndex as error:
+            if self._again.has_moved:
+                raise Unavailable("the attribute index has moved on meanwhile; look again") from error
+            self._note(offset, str(error))
+        yield Visit(level, offset, length, node)
+        if isinstance(node, Index):
+            for at in range(node.child_of(self._lower) if self._lower else 0, len(node)):
+                _, child, _, size = node.child(at)
+                yield from self.below(level - 1, child, size)
+
+    def _note(self, offset: int, why: str) -> None:
+        self._findings.note(f"the node of the attribute index at offset {offset} cannot be read: {why}")
 
 
 def tree_document(look: Look, name: str) -> Document:

@@ -18,7 +18,7 @@ from persist.core.shard_settings import history_text
 from persist.core.state import State
 from persist.inspect.looking import LocationTold, Look, location_told
 from persist.inspect.records import Document, Findings, Told, instant
-from persist.inspect.states import Seen, newest
+from persist.inspect.states import Rechecked, Seen, newest
 from persist.parts.ahead import in_order
 
 READERS = 8  # shards that are looked at at the same time
@@ -132,6 +132,9 @@ def _oldest_ms(look: Look, state: State, findings: Findings) -> int | None:
         try:
             indexed = Marks(state, ChunkReader(look.blob, state.attribute_chunks, look.nodes)).first_ms()
             held += [indexed] if indexed else []
-        except (Corruption, StaleIndex) as error:
+        except Corruption as error:
             findings.note(f"the attribute index cannot be read: {error}")
+        except StaleIndex as error:
+            if not Rechecked(look, state).has_moved:
+                findings.note(f"the attribute index cannot be read: {error}")
     return min(held, default=None)

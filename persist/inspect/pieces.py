@@ -12,14 +12,13 @@ from persist.core.bundles import Listed
 from persist.core.errors import Corruption, UpgradeNeeded
 from persist.core.ids import SeqNo, family_of
 from persist.core.keys import belongs_to, born_ms, is_rollup_key, rollup_seqno, shard_of
-from persist.core.loans import is_foreign
 from persist.core.state import State
 from persist.formats.state_frames import decode_state, level_of
 from persist.formats.store_errors import translated, translated_but_missing
 from persist.inspect.log import walked
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, Findings, KeyShower, Told, instant
-from persist.inspect.states import Seen, newest
+from persist.inspect.states import Rechecked, Seen, newest
 from persist.parts.bundles import read_bundle
 
 NO_KEYS = KeyShower()
@@ -158,16 +157,17 @@ class Placed:
 
 def placed(look: Look, state: State, findings: Findings) -> Iterator[Placed]:
     """Every part that the State names, each bundle before what it lists. A bundle that cannot be read is noted."""
+    again = Rechecked(look, state)
     for number, batch in enumerate(state.trace.batches):
         for at, run in enumerate(batch.runs):
             for part in run.parts:
                 yield Placed(number, at, part)
-                for listed in listed_by(look, part, findings):
+                for listed in listed_by(look, part, findings, again):
                     for inner in listed.parts:
                         yield Placed(number, at, inner, part)
 
 
-def listed_by(look: Look, part: Part, findings: Findings) -> Listed:
+def listed_by(look: Look, part: Part, findings: Findings, again: Rechecked | None = None) -> Listed:
     """What a bundle lists; nothing where it is none, or cannot be read."""
     if part.bundle is None:
         return ()
@@ -175,6 +175,8 @@ def listed_by(look: Look, part: Part, findings: Findings) -> Listed:
         with translated_but_missing():
             return read_bundle(part, look.blob)
     except BlobNotFound:
+        if again is not None and not again.is_named(part.key or ""):
+            return ()
         findings.note(f"the bundle {part.id} is not there, so nobody knows what it lists", part.key)
     except Corruption as error:
         findings.note(f"nobody knows what the bundle {part.id} lists: {error.message}", part.key)
@@ -194,21 +196,24 @@ def parts_document(look: Look, name: str, keys: KeyShower = NO_KEYS) -> Document
     findings = seen.findings
 
     def rows() -> Iterator[PartTold]:
-        sizes = sizes_of(look, state)
+        sizes, again = sizes_of(look, state), Rechecked(look, state)
         for one in placed(look, state, findings):
-            yield _part(one, _is_there(look, one.part, state, sizes, findings), keys)
+            yield _part(one, _is_there(look, one, sizes, again, findings), keys)
 
     return Document("parts", findings, name, int(state.seqno), rows=rows())
 
 
-def _is_there(look: Look, part: Part, state: State, sizes: dict[str, int], findings: Findings) -> bool | None:
+def _is_there(look: Look, one: Placed, sizes: dict[str, int], again: Rechecked, findings: Findings) -> bool | None:
+    part = one.part
     if part.key is None:
         return None
     size = sizes.get(part.key)
-    if size is None and is_foreign(part.key, state.shard_id):
+    if size is None:  # borrowed, or gone
         with translated():
             stat = look.blob.stat(part.key)
         size = None if stat is None else stat.size
+    if size is None and not again.is_named((one.bundle or part).key or ""):
+        return False
     if size is None:
         findings.note(f"the blob {part.key} is not there", part.key)
     elif size != part.blob_size:
@@ -254,8 +259,9 @@ def _rollups(look: Look, seen: Seen) -> Iterator[RollupTold]:
     sizes = sizes_of(look, state)
     there = {key: rollup_seqno(key) for key in sizes if is_rollup_key(key) and belongs_to(key, shard_of(key))}
     commits = {one.seqno: one.change.commit_id for one in walked(look, seen.name) if one.change is not None}
+    again = Rechecked(look, state)
     for key, seqno in sorted({**there, **named}.items(), key=lambda item: (item[1], item[0])):
-        found, level = _read_rollup(look, key, seqno, key in named, findings)
+        found, level = _read_rollup(look, key, seqno, again if key in named else None, findings)
         same = None
         if found is not None and found.commit_id and seqno in commits:
             same = found.commit_id == commits[seqno]
@@ -274,9 +280,9 @@ def _rollups(look: Look, seen: Seen) -> Iterator[RollupTold]:
 
 
 def _read_rollup(
-    look: Look, key: str, seqno: SeqNo, named: bool, findings: Findings
+    look: Look, key: str, seqno: SeqNo, named: Rechecked | None, findings: Findings
 ) -> tuple[State | None, int | None]:
-    """The State in a rollup, and its level. What is wrong with one that the State names is noted."""
+    """The State in a rollup, and its level. What is wrong is noted; `named`: whether the State names it."""
     try:
         with translated_but_missing():
             data = look.blob.get(key)
@@ -285,7 +291,7 @@ def _read_rollup(
             raise Corruption(f"it holds the State v{found.seqno}")
         return found, level_of(data)
     except BlobNotFound:
-        if named:
+        if named is not None and named.is_named(key):
             findings.note(f"the blob {key} is not there", key)
     except (Corruption, UpgradeNeeded) as error:
         findings.note(f"rollup v{seqno} cannot be read: {error.message}", key)

@@ -160,6 +160,34 @@ def _replayed(look: Look, base: State, target: int, findings: Findings) -> State
     return state if is_known else None
 
 
+class Rechecked:
+    """Tells whether what was named by a State, and is not there, is missing: the shard may have moved on meanwhile.
+
+    A key never comes back. So what the newest State does not name was taken away as it should be.
+    """
+
+    def __init__(self, look: Look, state: State) -> None:
+        self._look = look
+        self._seqno = int(state.seqno)
+        self._name = state.name
+        self._keys: frozenset[str] | None = None  # None: what the State itself names
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the shard has a later version than the State."""
+        return self._keys is not None or head_of(self._look, self._name) > self._seqno
+
+    def is_named(self, key: str) -> bool:
+        """Whether the newest State names this blob itself, which the State named. Raises what `newest` raises."""
+        head = head_of(self._look, self._name)
+        if head > self._seqno:
+            found = newest(self._look, self._name)
+            if found.state is None:
+                return True
+            self._keys, self._seqno = frozenset(found.state.blob_keys()), int(found.state.seqno)
+        return self._keys is None or key in self._keys
+
+
 def both(look: Look, name: str, earlier: int, later: int) -> tuple[Seen, Seen]:
     """The States of two versions. Raises InvalidUsage, NotReadable."""
     if earlier > later:

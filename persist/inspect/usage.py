@@ -35,7 +35,7 @@ from persist.inspect.log import walked
 from persist.inspect.looking import LocationTold, Look, location_told
 from persist.inspect.pieces import listed_by
 from persist.inspect.records import Document, Findings, Told
-from persist.inspect.states import Seen, newest
+from persist.inspect.states import Rechecked, Seen, newest
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 _LOCATION = ("location-id", "copy-of")
@@ -258,6 +258,7 @@ def _unnamed_kind(stat: BlobStat, lent: bool, left_at: int | None, held_from: in
 
 def _named(look: Look, state: State, findings: Findings) -> dict[str, str]:
     """The blobs that the State names, also by what bundles list, and of which kind each is."""
+    again = Rechecked(look, state)
     found = dict.fromkeys(auxiliary_blob_keys(state), "index")
     found.update({rollup.key: "rollups" for rollup in state.rollups.values()})
     done = (part.key for claim in state.claims.values() for part in claim.done)
@@ -270,7 +271,7 @@ def _named(look: Look, state: State, findings: Findings) -> dict[str, str]:
         kind = "live" if part.id in needed else "history"
         if part.key is not None:
             found[part.key] = kind
-        inner = (one.key for run in listed_by(look, part, findings) for one in run.parts)
+        inner = (one.key for run in listed_by(look, part, findings, again) for one in run.parts)
         found.update({key: kind for key in inner if key is not None})
     return found
 
@@ -278,21 +279,17 @@ def _named(look: Look, state: State, findings: Findings) -> dict[str, str]:
 def _compared(look: Look, seen: Seen, named: Mapping[str, str], there: set[str]) -> Room:
     """What is borrowed. What is named and not there is noted."""
     borrowed = NOTHING
-    for key in named:
-        assert seen.state is not None
-        if not is_foreign(key, seen.state.shard_id):
-            if key not in there:
-                with translated():
-                    stat = look.blob.stat(key)
-                if stat is None:
-                    seen.findings.note(f"the blob {key} is not there", key)
-            continue
+    if seen.state is None:
+        return borrowed
+    again = Rechecked(look, seen.state)
+    itself = frozenset(seen.state.blob_keys())
+    for key in named.keys() - there:
         with translated():
             stat = look.blob.stat(key)
-        if stat is None:
+        if stat is not None:
+            borrowed += Room(1, stat.size) if is_foreign(key, seen.state.shard_id) else NOTHING
+        elif again.is_named(key) if key in itself else not again.has_moved:  # else its bundle may be gone by now
             seen.findings.note(f"the blob {key} is not there", key)
-        else:
-            borrowed += Room(1, stat.size)
     return borrowed
 
 
@@ -302,6 +299,8 @@ def _lent(look: Look, state: State, findings: Findings) -> set[str]:
         try:
             found.update(lists.keys(loan.list_key))
         except BlobNotFound:
+            if not Rechecked(look, state).is_named(loan.list_key):
+                continue
             findings.note(f"the blob {loan.list_key} is not there", loan.list_key)
         except (Corruption, UpgradeNeeded) as error:
             findings.note(error.message, loan.list_key)
