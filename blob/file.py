@@ -53,6 +53,7 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0
 class FileBlob(Blob):
     """Files below `root`, which is made if it is missing. `now_s` (Unix time) decides what sweeping finds stale.
 
+    Without `makes` opening it makes nothing and sweeps nothing; BlobMisconfigured where the directory is not there.
     `fsync` and `link` are the system calls of which durability is made; tests record their order.
     """
 
@@ -60,6 +61,7 @@ class FileBlob(Blob):
         self,
         root: str | Path,
         *,
+        makes: bool = True,
         now_s: Callable[[], float] = time.time,
         fsync: Callable[[int], None] = os.fsync,
         link: Callable[[str, str], None] = os.link,
@@ -74,6 +76,10 @@ class FileBlob(Blob):
         self._putting: dict[str, int] = {}
         self._counter = itertools.count()
         self._unique = os.urandom(8).hex()
+        if not makes:
+            if not os.path.isdir(self._root):
+                raise BlobMisconfigured(f"blob directory {self._root} does not exist")
+            return
         try:
             os.makedirs(self._temp_dir, exist_ok=True)
         except OSError as error:

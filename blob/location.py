@@ -23,16 +23,17 @@ _memory: dict[str, MemoryBlob] = {}
 _memory_lock = threading.Lock()
 
 
-def open_blob(url: str) -> Blob:
+def open_blob(url: str, *, makes: bool = True) -> Blob:
     """Open the blob store at `url`; BlobMisconfigured says what is wrong with it.
 
     `mem:` (private), `mem:name` (shared in this process), `file:///dir`, `s3://bucket/prefix?endpoint=…`,
     `gs://bucket/prefix`, `abfs://container@account.dfs.core.windows.net/prefix`, `hdfs://host:port/prefix`.
     With the option `cache_mb=N` any of them keeps up to N MiB of what it reads in memory (`blob.cache`).
-    Nothing is contacted yet, except that a `file:` directory is made; call `check()` to probe the store.
+    Nothing is contacted yet, except that a `file:` directory is made; call `check()` to probe the store. Without
+    `makes` none is made, for who only looks: then a directory that is not there is BlobMisconfigured.
     """
     url, cache_bytes = _cache_of(url)
-    store = _open(url)
+    store = _open(url, makes)
     return CachedBlob(store, cache_bytes) if cache_bytes else store
 
 
@@ -57,12 +58,12 @@ def _cache_of(url: str) -> tuple[str, int]:
     return "?".join(filter(None, (base, "&".join(rest)))), size
 
 
-def _open(url: str) -> Blob:
+def _open(url: str, makes: bool) -> Blob:
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
         return _open_memory(url)
     if scheme == "file":
-        return FileBlob(_file_root(url))
+        return FileBlob(_file_root(url), makes=makes)
     if scheme == "s3":
         store = optional("blob.s3", "s3:", "persist-shards[s3]", BlobMisconfigured).S3Blob.from_url(url)
         return cast(Blob, store)

@@ -16,18 +16,19 @@ _memory: dict[str, MemoryConsensus] = {}
 _memory_lock = threading.Lock()
 
 
-def open_consensus(url: str) -> Consensus:
+def open_consensus(url: str, *, reads_only: bool = False) -> Consensus:
     """Open the consensus store at `url`; ConsensusMisconfigured says what is wrong with it.
 
     `mem:` (private), `mem:name` (shared in this process), `sqlite:///relative.db`, `sqlite:////absolute.db`,
     `postgresql://user:password@host:5432/database`, `etcd://host:2379,host2:2379/prefix`.
-    Nothing is contacted yet; call `check()` to probe the store.
+    Nothing is contacted yet; call `check()` to probe the store. With `reads_only` it cannot write, and makes nothing:
+    no file, no table. Credentials that may only read are enough for it.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "mem":
         return _open_memory(url)
     if scheme in ("sqlite", "postgresql", "postgres"):
-        return _open_sql(url)
+        return _open_sql(url, reads_only)
     if scheme == "etcd":
         etcd = optional("consensus.etcd", "etcd:", "persist-shards[etcd]", ConsensusMisconfigured)
         return cast(Consensus, etcd.EtcdConsensus.from_url(url))
@@ -48,15 +49,17 @@ def _open_memory(url: str) -> Consensus:
         return _memory.setdefault(name, MemoryConsensus(name))
 
 
-def _open_sql(url: str) -> Consensus:
+def _open_sql(url: str, reads_only: bool) -> Consensus:
     from consensus.sql import parsed_url
 
     parsed = parsed_url(url)
     if parsed.drivername == "sqlite":
         from consensus.sqlite import SqliteConsensus
+        from consensus.sqlite_reading import ReadingSqlite
 
-        return SqliteConsensus.from_url(parsed)
+        return (ReadingSqlite if reads_only else SqliteConsensus).from_url(parsed)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         sql = optional("consensus.postgres", "postgresql:", "persist-shards[postgres]", ConsensusMisconfigured)
-        return cast(Consensus, sql.PostgresConsensus.from_url(parsed))
+        opens = sql.ReadingPostgres if reads_only else sql.PostgresConsensus
+        return cast(Consensus, opens.from_url(parsed))
     raise ConsensusMisconfigured(f"consensus driver {parsed.drivername!r} is not one of sqlite, postgresql")

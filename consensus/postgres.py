@@ -59,6 +59,8 @@ _MISCONFIGURED_STATES = ("42501", "3F000", "3D000", "28", "25006")
 class PostgresConsensus(SqlConsensus):
     """One database. `url` is what SQLAlchemy parsed; its query goes to libpq (`sslmode`, `options`, …)."""
 
+    _more_options = ""  # of every connection
+
     def __init__(
         self,
         url: sa.URL,
@@ -68,7 +70,7 @@ class PostgresConsensus(SqlConsensus):
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
     ) -> None:
         self._location = url.set(drivername="postgresql+psycopg")
-        options = f"-c statement_timeout={int(statement_timeout_s * 1000)}"
+        options = f"-c statement_timeout={int(statement_timeout_s * 1000)}{self._more_options}"
         asked = url.query.get("options")
         self._connect_args: dict[str, Any] = {
             "connect_timeout": connect_timeout_s,
@@ -230,6 +232,16 @@ class PostgresConsensus(SqlConsensus):
             listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
+
+
+class ReadingPostgres(PostgresConsensus):
+    """Reads only: every transaction is read-only, and the right to SELECT is enough. It makes no table."""
+
+    _more_options = " -c default_transaction_read_only=on"
+
+    def _create_table(self, connection: Any) -> None:
+        if connection.execute("SELECT to_regclass(%s)", (TABLE.name,)).fetchone()[0] is None:
+            raise ConsensusMisconfigured(f"{self.url} has no table {TABLE.name}: nothing of persist is there")
 
 
 def _is_disconnect(error: BaseException | None) -> bool:

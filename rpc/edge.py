@@ -161,10 +161,12 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
     """What a request is counted as; one of few, whatever is asked for."""
     method = scope["method"] if scope["method"] in ("GET", "HEAD", "PUT", "POST", "DELETE") else "OTHER"
     if shard is not None:
-        return shard[1] or f"{method.lower()}-shard"
+        return shard[1].partition("/")[0] or f"{method.lower()}-shard"
     path = scope["path"]
     if path.startswith("/v1/blobs/"):
         return f"{method.lower()}-blob"
+    if path.startswith("/v1/inspect/"):
+        return "inspect"
     if path in ("/v1/location", "/v1/regions", "/v1/shards", "/v1/cuts", "/v1/truncate", "/v1/shards:delete"):
         return str(path.rpartition("/")[2])
     name = path[1:]

@@ -1,7 +1,8 @@
 """Shard names in paths. A name may hold one slash, so what a path means is decided here, once.
 
 After `/v1/shards/`, the last segment is a verb if it is one of `VERBS` and a name is before it; the rest is the name.
-After the verbs tags and erasures the name of one of them may come, and after retention the word run.
+After the verbs tags and erasures the name of one of them may come, after inspect what to look at, and after retention
+the word run.
 `eu/orders/insert` is the verb insert on `eu/orders`; `eu/listen` is the verb listen on `eu`. A shard that is itself
 called `eu/listen` is written `eu%2Flisten`: an encoded slash always belongs to the name.
 """
@@ -45,7 +46,7 @@ VERBS = frozenset(
         "vacuum",
     }
 )
-OF_ONE = ("tags", "erasures")  # after these a name may come, of one of them
+OF_ONE = ("tags", "erasures", "inspect")  # after these a name may come, of one of them, or of what is looked at
 # What the router sees instead of the name's slash. No name holds it.
 _JOINT = ":"
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "compactor": ("compactor.cli.compactor", "merge batches in the background"),
     "gc": ("compactor.cli.gc", "delete what no reader can need any more"),
     "shards": ("persist.cli.shards", "list shards, or show one"),
+    "inspect": ("persist.cli.inspect", "look at shards and stores, also damaged ones; writes nothing"),
     "cat": ("rpc.cli.cat", "the rows of a shard, as NDJSON or CSV"),
     "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
     "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),

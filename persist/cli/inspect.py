@@ -1,0 +1,237 @@
+"""`persist inspect WHAT …`: looks at shards and stores, by itself or through a server, and writes nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from persist.cli import inspect_far, inspect_table
+from persist.cli.where import DEFAULT_DIRECTORY, where_of
+from persist.cli.where import add_arguments as add_where
+from persist.core.errors import (
+    Corruption,
+    Forbidden,
+    InvalidUsage,
+    NotReadable,
+    PersistError,
+    Unauthorized,
+    UpgradeNeeded,
+)
+from persist.inspect.asking import OF_MANY, Asked, inspected, span_of
+from persist.inspect.log import POLL_S
+from persist.inspect.looking import Look, look_at_directory, look_at_stores
+from persist.inspect.records import Document
+
+HEALTHY, FOUND, USAGE, UNREACHABLE = 0, 1, 2, 3
+Parser = argparse.ArgumentParser
+
+# What there is to look at, in a line each.
+WHATS = {
+    "shards": "the shards, one a line",
+    "state": "the State, at any version that the log has",
+    "log": "each state diff of the log",
+    "diff": "what changed between two versions, in words",
+    "rollups": "the rollups",
+    "batches": "the batches",
+    "runs": "the runs of each batch",
+    "parts": "the parts, also those that bundles list",
+    "part": "a part's footer, row groups, statistics and checksums",
+    "readers": "leased readers, and what they hold",
+    "writers": "registered writers",
+    "cursors": "critical readers, and what they hold",
+    "claims": "what workers are merging",
+    "tags": "times that stay readable",
+    "loans": "what is lent to clones, and what is borrowed",
+    "attributes": "attributes and their values",
+    "attribute-tree": "levels, nodes, chunks and garbage of the index of attributes",
+    "usage": "what takes room",
+    "digest": "a digest of the contents, equal wherever they are equal",
+}
+OF_USAGE = (InvalidUsage, NotReadable, Unauthorized, Forbidden, UpgradeNeeded)  # errors of who asks
+WITH_KEYS = ("state", "runs", "parts", "part", "claims")
+
+
+class Seen(Protocol):
+    """An answer, from here or from a server."""
+
+    @property
+    def seqno(self) -> int | None: ...
+
+    @property
+    def about(self) -> dict[str, Any] | None: ...
+
+    def rows(self) -> Iterator[dict[str, Any]]: ...
+
+    def findings(self) -> list[dict[str, Any]]:
+        """Complete once the rows, or the JSON, were taken."""
+        ...
+
+    def json(self) -> Iterator[str]:
+        """The JSON, in pieces; of a log without what comes after a piece that was asked for."""
+        ...
+
+
+class Near:
+    """An answer that is made here."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    @property
+    def seqno(self) -> int | None:
+        return self._document.seqno
+
+    @property
+    def about(self) -> dict[str, Any] | None:
+        about = self._document.about
+        return None if about is None else about.to_json()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return (row.to_json() for row in self._document.rows)
+
+    def findings(self) -> list[dict[str, Any]]:
+        return [one.to_json() for one in self._document.findings.told()]
+
+    def json(self) -> Iterator[str]:
+        return self._document.pieces()
+
+
+Ask = Callable[[Asked], Seen]
+
+
+def add_arguments(parser: Parser) -> None:
+    actions = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    for what, told in WHATS.items():
+        one = actions.add_parser(what, help=told, description=told)
+        _add_subject(one, what)
+        add_where(one)
+        one.add_argument("--url", metavar="URL", help="ask this server instead, with the token in PERSIST_TOKEN")
+        one.add_argument("--json", action="store_true", help="print JSON; docs/inspect.md has its schema")
+        if what in WITH_KEYS:
+            one.add_argument("--keys", action="store_true", help="show keys of rows, which are data; else hashes")
+        if what == "state":
+            one.add_argument("--at", metavar="VERSION", default="", help="such as v12; without it the newest")
+            one.add_argument("--timestamp", metavar="INSTANT", default="", help="as of 2026-11-20T12:00:00Z")
+        elif what == "log":
+            one.add_argument("--from", dest="first", metavar="VERSION", default="", help="from this one on")
+            one.add_argument("--to", dest="last", metavar="VERSION", default="", help="up to this one")
+            one.add_argument("--follow", action="store_true", help="go on with new ones as they come, up to --to")
+        elif what == "attributes":
+            one.add_argument("--lower", metavar="KEY", default="", help="from this key on")
+            one.add_argument("--upper", metavar="KEY", default="", help="up to this key, without it")
+        elif what == "digest":
+            one.add_argument("--as-of", metavar="TIME", default="", help="a complete time; without it the latest")
+        elif what == "shards":
+            one.add_argument("--dropped", action="store_true", help="also names whose shard was dropped")
+
+
+def _add_subject(parser: Parser, what: str) -> None:
+    if what in OF_MANY:
+        parser.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; without it all")
+    elif what == "part":
+        parser.add_argument("name", metavar="KEY", help="the key of its blob, as `parts` shows it")
+    else:
+        parser.add_argument("name", metavar="NAME", help="the shard")
+    if what == "diff":
+        parser.add_argument("first", metavar="V1", help="the earlier version, such as v3")
+        parser.add_argument("last", metavar="V2", help="the later version")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0: healthy. 1: something is damaged or missing. 2: wrong usage. 3: a store, or the server, cannot be reached."""
+    try:
+        return _inspect(arguments)
+    except PersistError as error:
+        print(f"persist inspect: {error.message}", file=sys.stderr)
+        return exit_of(error)
+
+
+def exit_of(error: PersistError) -> int:
+    """The exit code for an error that leaves nothing to show."""
+    if isinstance(error, Corruption):
+        return FOUND
+    return USAGE if isinstance(error, OF_USAGE) else UNREACHABLE
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    asked = _asked(arguments)
+    span_of(asked)
+    if arguments.url is not None:
+        if arguments.dir or arguments.blob or arguments.consensus:
+            raise InvalidUsage("give --url, or the stores, not both")
+        far = inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
+        return _shown(far.ask, asked, arguments)
+    with closing(_look(arguments)) as look:
+        return _shown(lambda one: Near(inspected(look, one)), asked, arguments)
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    given = vars(arguments)
+    texts = {name: given.get(name) or "" for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper")}
+    whole = arguments.what == "state" and arguments.json
+    keys, dropped = bool(given.get("keys")), bool(given.get("dropped"))
+    return Asked(arguments.what, arguments.name, **texts, keys=keys, whole=whole, dropped=dropped)
+
+
+def _look(arguments: argparse.Namespace) -> Look:
+    where = where_of(arguments)
+    if where.blob or where.consensus:
+        if where.directory or not (where.blob and where.consensus):
+            raise InvalidUsage("give either --dir, or both --blob and --consensus")
+        return look_at_stores(where.blob, where.consensus)
+    return look_at_directory(Path(where.directory or DEFAULT_DIRECTORY).absolute())
+
+
+def _shown(ask: Ask, asked: Asked, arguments: argparse.Namespace) -> int:
+    if asked.what == "log":
+        return _log(ask, asked, arguments)
+    seen = ask(asked)
+    if arguments.json:
+        for piece in seen.json():
+            sys.stdout.write(piece)
+    else:
+        if seen.seqno is not None:
+            print(f"{asked.name if asked.what != 'part' else 'shard'} v{seen.seqno}")
+        for line in inspect_table.lines(seen.about, seen.rows()):
+            print(line)
+    found = seen.findings()
+    if not arguments.json:
+        for finding in found:
+            print(inspect_table.finding_line(finding))
+    return FOUND if found else HEALTHY
+
+
+def _log(ask: Ask, asked: Asked, arguments: argparse.Namespace) -> int:
+    """The entries as they are, and with --follow those that come, up to the last one that is asked for."""
+    last = span_of(asked).last
+    damaged = False
+    while True:
+        seen = ask(asked)
+        newest = 0
+        for entry, text in seen_entries(seen):
+            newest = entry["seqno"]
+            damaged = damaged or entry["finding"] is not None
+            print(text if arguments.json else inspect_table.log_line(entry))
+        if newest:
+            asked = _after(asked, newest)
+        if not arguments.follow or (last is not None and newest >= last):
+            return FOUND if damaged else HEALTHY
+        sys.stdout.flush()
+        time.sleep(POLL_S)
+
+
+def seen_entries(seen: Seen) -> Iterator[tuple[dict[str, Any], str]]:
+    """The entries of a log, each with its line of JSON."""
+    for piece in seen.json():
+        yield json.loads(piece), piece.rstrip("\n")
+
+
+def _after(asked: Asked, seqno: int) -> Asked:
+    return Asked("log", asked.name, first=str(seqno + 1), last=asked.last)

@@ -1,0 +1,103 @@
+"""A digest of the contents of a shard as of a time. It is equal wherever the contents are equal.
+
+It does not depend on the order of rows, on how they are cut into parts, nor on the names of blobs: so it is the same at
+home, in a backup that was restored, in a clone and in another region. It is of 64 bits, and no protection against
+somebody who looks for two contents with one digest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from blob import BlobNotFound
+from persist.core.antichain import Antichain
+from persist.core.drops import contents
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, Unavailable, UnknownShard
+from persist.core.phases import dropped
+from persist.core.state import State, is_kept
+from persist.formats.store_errors import translated_but_missing
+from persist.inspect.looking import Look
+from persist.inspect.records import Document, Told
+from persist.inspect.states import TRIES, Rechecked, newest
+from persist.parts import DIFF, PartReader, sound_schemas
+from persist.parts import newest as newest_schema
+from persist.parts.digest import MODULUS, digest_of_rows
+
+MEMORY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class DigestTold(Told):
+    """The contents as of a time (-1: before all times): `rows` of them, and their digest, 16 hex digits.
+
+    None: a part cannot be read.
+    """
+
+    as_of: int
+    since: Antichain
+    upper: Antichain
+    rows: int | None
+    digest: str | None
+
+
+def digest_document(look: Look, name: str, as_of: int | None) -> Document:
+    """As of the latest complete time, or an earlier one. Raises UnknownShard, InvalidUsage, NotReadable, Unavailable.
+
+    Nothing is held meanwhile: where maintenance takes a part away, the newest State is read, a few times.
+    """
+    for left in range(TRIES, -1, -1):
+        seen = newest(look, name)
+        state = seen.known()
+        if state.is_closed:
+            raise UnknownShard(dropped(name))
+        at = _time(state, name, as_of)
+        rows: int | None = None
+        digest: int | None = None
+        try:
+            rows, digest = _digest(look, state, at)
+        except Corruption as error:
+            seen.findings.note(error.message)
+        except BlobNotFound as error:
+            if Rechecked(look, state).has_moved:
+                if left:
+                    continue
+                raise Unavailable(f"shard {name!r} has moved on during each of {TRIES + 1} reads; ask again") from error
+            seen.findings.note(f"a blob is not there: {error}")
+        break
+    about = DigestTold(at, state.since, state.upper, rows, None if digest is None else f"{digest:016x}")
+    return Document("digest", seen.findings, name, int(state.seqno), about)
+
+
+def _time(state: State, name: str, as_of: int | None) -> int:
+    upper = state.upper.element
+    if as_of is None:
+        if upper is None:
+            return max((part.time_max for part in state.trace.parts()), default=-1)
+        return upper - 1
+    if as_of < 0:
+        raise InvalidUsage(f"as-of is {as_of}; times begin at 0")
+    if upper is not None and as_of >= upper:
+        raise InvalidUsage(f"time {as_of} of shard {name!r} is not complete yet: its upper is {upper}")
+    if not is_kept(state, as_of):
+        raise NotReadable(
+            f"time {as_of} of shard {name!r} cannot be read any more: its since is {state.since}",
+            as_of=as_of,
+            since=state.since.to_json(),
+        )
+    return as_of
+
+
+def _digest(look: Look, state: State, as_of: int) -> tuple[int, int]:
+    """Rows and digest. Raises BlobNotFound, Corruption, Unavailable. Memory: `MEMORY_BYTES`."""
+    sound = sound_schemas(state.schemas)
+    reader = PartReader(look.blob, sound, newest_schema(sound)[1], memory_bytes=MEMORY_BYTES)
+    runs = (run for batch in state.trace.batches if batch.desc.lower.less_equal(as_of) for run in batch.runs)
+    rows = digest = 0
+    if as_of >= 0:
+        with translated_but_missing():
+            for table in reader.read_range(contents(runs, state.drops, as_of), as_of=as_of):
+                rows += int(pc.sum(table.column(DIFF)).as_py() or 0)
+                digest = (digest + digest_of_rows(table)) % MODULUS
+    return rows, digest

@@ -1,0 +1,228 @@
+"""One part as it lies in the blob store: its footer, row groups and statistics, and whether checksums hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from blob import BlobNotFound
+from persist.core.batch import Part
+from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
+from persist.core.keys import belongs_to, is_bundle_key, is_part_key, shard_of
+from persist.core.state import State
+from persist.formats.store_errors import translated, translated_but_missing
+from persist.inspect.looking import Look
+from persist.inspect.pieces import placed
+from persist.inspect.records import Document, Findings, KeyShower, Told
+from persist.inspect.states import named_shard, newest
+from persist.parts import DIFF, TIME, sound_schemas
+from persist.parts.files import Files, PartFile
+
+PIECE_BYTES = 8 * 1024 * 1024
+UNNAMED_BYTES_MAX = 64 * 1024 * 1024  # of a blob that no State names, which is read whole
+
+
+@dataclass(frozen=True, slots=True)
+class PartFileTold(Told):
+    """A part's blob. `named`: whether the newest State names it; else nothing tells its checksums, and they are null.
+
+    `whole`, `footer`: whether the checksum of all bytes, and that of the footer, hold.
+    """
+
+    key: str
+    id: str | None
+    named: bool
+    bytes: int
+    updates: int | None
+    schema_id: int | None
+    columns: list[str]
+    created_by: str | None
+    row_groups: int | None
+    whole: bool | None
+    footer: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStatistics(Told):
+    """What Parquet tells of a column of a row group. Values of columns are data: `least` and `greatest` are hashed."""
+
+    column: str
+    bytes: int
+    nulls: int | None
+    least: str | None
+    greatest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroupTold(Told):
+    """A row group: its rows, its bytes in memory, and whether the checksums of its column chunks hold (None: none)."""
+
+    row_group: int
+    updates: int
+    memory_bytes: int | None
+    key_lower: str | None
+    key_upper: str | None
+    chunks: int
+    sound: bool | None
+    statistics: list[ColumnStatistics]
+
+
+def part_document(look: Look, key: str, keys: KeyShower) -> Document:
+    """The blob of a part by its key. Raises InvalidUsage: it is none, or not there and nothing names it."""
+    if not belongs_to(key, shard_of(key)) or not (is_part_key(key) or is_bundle_key(key)):
+        raise InvalidUsage(f"{key!r:.120} is no key of a part's blob; `persist inspect parts NAME` lists them")
+    if is_bundle_key(key):
+        raise InvalidUsage(f"{key} is a bundle, a list of parts: `persist inspect parts NAME` shows what it lists")
+    name = named_shard(look, key)
+    findings = Findings(name)
+    with translated():
+        stat = look.blob.stat(key)
+    found: tuple[Part, State] | None = None
+    if name is not None:
+        seen = newest(look, name)
+        findings = seen.findings
+        found = None if seen.state is None else _named(look, seen.state, key, findings)
+    if stat is None:
+        if found is None:
+            raise InvalidUsage(f"there is no blob {key}, and nothing names it")
+        findings.note(f"the blob {key} is not there", key)
+        part, state = found
+        nothing = (None, None, None, None)
+        about = PartFileTold(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing)
+        return Document("part", findings, name, int(state.seqno), about)
+    if found is None:
+        return _unnamed(look, key, stat.size, name, findings, keys)
+    return _as_named(look, *found, stat.size, findings, keys)
+
+
+def _named(look: Look, state: State, key: str, findings: Findings) -> tuple[Part, State] | None:
+    """The part that the State has under this key."""
+    for one in placed(look, state, findings):
+        if one.part.key == key:
+            return one.part, state
+    done = (part for claim in state.claims.values() for part in claim.done)
+    return next(((part, state) for part in done if part.key == key), None)
+
+
+def _as_named(look: Look, part: Part, state: State, size: int, findings: Findings, keys: KeyShower) -> Document:
+    if size != part.size:
+        findings.note(f"the blob {part.key} has {size} bytes, not {part.size}", part.key)
+    whole = _holds_whole(look, part, size)
+    if not whole:
+        findings.note(f"the bytes of part {part.id} do not match its checksum", part.key)
+    file: PartFile | None = None
+    try:
+        with translated_but_missing():
+            file = _Ranged(look.blob, sound_schemas(state.schemas)).open(part)
+    except BlobNotFound:
+        findings.note(f"the blob {part.key} is not there any more", part.key)
+    except (Corruption, UpgradeNeeded) as error:
+        findings.note(error.message, part.key)
+    metadata = None if file is None else file.metadata
+    about = PartFileTold(
+        key=part.key or "",
+        id=str(part.id),
+        named=True,
+        bytes=size,
+        updates=part.rows,
+        schema_id=part.schema_id,
+        columns=[] if metadata is None else list(metadata.schema.names),
+        created_by=None if metadata is None else metadata.created_by,
+        row_groups=None if metadata is None else metadata.num_row_groups,
+        whole=whole,
+        footer=file is not None,
+    )
+    rows = [] if file is None else list(_groups(look, file, findings, keys))
+    return Document("part", findings, state.name, int(state.seqno), about, rows)
+
+
+class _Ranged(Files):
+    """Reads ranges, so that a footer is read also where other bytes of a small part are damaged."""
+
+    def is_small(self, part: Part) -> bool:
+        return False
+
+
+def _holds_whole(look: Look, part: Part, size: int) -> bool:
+    checksum = 0
+    for start in range(0, size, PIECE_BYTES):
+        with translated():
+            checksum = zlib.crc32(look.blob.get_range(part.key or "", start, min(PIECE_BYTES, size - start)), checksum)
+    return checksum == part.checksum and size == part.size
+
+
+def _groups(look: Look, file: PartFile, findings: Findings, keys: KeyShower) -> Iterator[RowGroupTold]:
+    part = file.part
+    for number, group in enumerate(file.groups):
+        chunks = [*group.chunks, *(() if group.twins is None else (group.twins,))]
+        sound = True
+        for chunk in chunks:
+            try:
+                with translated():
+                    data = look.blob.get_range(part.key or "", chunk.start, chunk.size)
+            except Corruption:
+                data = b""
+            if len(data) != chunk.size or zlib.crc32(data) != chunk.checksum:
+                findings.note(
+                    f"bytes {chunk.start} to {chunk.start + chunk.size} of part {part.id} do not match their checksum",
+                    part.key,
+                )
+                sound = False
+        yield RowGroupTold(
+            row_group=number,
+            updates=group.rows,
+            memory_bytes=group.nbytes,
+            key_lower=keys(group.key_lower),
+            key_upper=keys(group.key_upper),
+            chunks=len(chunks),
+            sound=sound,
+            statistics=_statistics(file.metadata, number, keys),
+        )
+
+
+def _statistics(metadata: Any, number: int, keys: KeyShower) -> list[ColumnStatistics]:
+    group, told = metadata.row_group(number), []
+    for position in range(group.num_columns):
+        column = group.column(position)
+        held, name = column.statistics, column.path_in_schema
+        show = KeyShower(True) if name in (TIME, DIFF) else keys
+        bounds = (None, None) if held is None or not held.has_min_max else (held.min, held.max)
+        nulls = held.null_count if held is not None and held.has_null_count else None
+        told.append(ColumnStatistics(name, column.total_compressed_size, nulls, *map(show.value, bounds)))
+    return told
+
+
+def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findings, keys: KeyShower) -> Document:
+    """A blob that the newest State does not name: an orphan, or one that left the State. Its own footer is read."""
+    if size > UNNAMED_BYTES_MAX:
+        raise InvalidUsage(f"{key} has {size} bytes and nothing names it; at most {UNNAMED_BYTES_MAX} are read of such")
+    metadata: Any = None
+    try:
+        with translated():
+            metadata = pq.read_metadata(pa.BufferReader(look.blob.get(key)))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        findings.note(f"the blob {key} is no Parquet file: {error}", key)
+    about = PartFileTold(
+        key=key,
+        id=None,
+        named=False,
+        bytes=size,
+        updates=None if metadata is None else metadata.num_rows,
+        schema_id=None,
+        columns=[] if metadata is None else list(metadata.schema.names),
+        created_by=None if metadata is None else metadata.created_by,
+        row_groups=None if metadata is None else metadata.num_row_groups,
+        whole=None,
+        footer=None,
+    )
+    rows = []
+    for number in range(0 if metadata is None else metadata.num_row_groups):
+        group = metadata.row_group(number)
+        told = _statistics(metadata, number, keys)
+        rows.append(RowGroupTold(number, group.num_rows, None, None, None, group.num_columns, None, told))
+    return Document("part", findings, name, None, about, rows)

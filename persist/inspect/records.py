@@ -1,0 +1,141 @@
+"""What every answer of an inspection is made of: records that tell themselves as JSON, findings, documents.
+
+A document is told piece by piece, and its rows are made while they are told. So one of very many rows takes little
+memory, and what is found to be wrong on the way comes last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from persist.client.wall_clock import INSTANT_MAX, instant_text
+from persist.core.antichain import Antichain
+
+VERSION = 1  # of what `--json` prints
+HASH_BYTES = 8
+FINDINGS_MAX = 10_000  # that one document tells; more are counted
+
+
+class Told:
+    """A record: a frozen dataclass of whole numbers, texts, frontiers, and records, lists and objects of these."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields by name; a frontier is `[7]` or `[]`."""
+        return {one.name: plain(getattr(self, one.name)) for one in fields(self)}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding(Told):
+    """Something that is damaged or missing. `key` is that of the blob (None: it is of no blob)."""
+
+    shard: str | None
+    what: str
+    key: str | None = None
+
+
+class Findings(list[Finding]):
+    """What was found to be wrong so far. Each is told once."""
+
+    def __init__(self, shard: str | None = None) -> None:
+        super().__init__()
+        self.shard = shard
+        self._known: set[Finding] = set()
+        self._beyond = 0
+
+    def note(self, what: str, key: str | None = None) -> None:
+        self.take([Finding(self.shard, what, key)])
+
+    def take(self, found: Iterable[Finding]) -> None:
+        """These as well."""
+        for one in found:
+            if one in self._known:
+                continue
+            if len(self) >= FINDINGS_MAX:
+                self._beyond += 1
+                continue
+            self._known.add(one)
+            self.append(one)
+
+    def told(self) -> list[Finding]:
+        more = [Finding(self.shard, f"and {self._beyond} more")] if self._beyond else []
+        return [*self, *more]
+
+
+@dataclass
+class Document:
+    """One answer. `about` is of the whole, `rows` are of its parts. `findings` is complete once the rows were made.
+
+    `tree`: the whole State in pieces of JSON, where it was asked for. `lines`: each row is a document of its own.
+    """
+
+    command: str
+    findings: Findings
+    shard: str | None = None
+    seqno: int | None = None
+    about: Told | None = None
+    rows: Iterable[Told] = ()
+    tree: Callable[[], Iterator[str]] | None = None
+    lines: bool = False
+
+    def pieces(self) -> Generator[str]:
+        """The document as JSON on one line, with its line feed; with `lines`, a line for each row."""
+        if self.lines:
+            for row in self.rows:
+                yield f"{json.dumps({'version': VERSION, 'command': self.command, **row.to_json()})}\n"
+            return
+        head = {"persist": "inspect", "version": VERSION, "command": self.command, "shard": self.shard}
+        head |= {"seqno": self.seqno, "about": None if self.about is None else self.about.to_json()}
+        yield json.dumps(head)[:-1]
+        yield ', "state": '
+        if self.tree is None:
+            yield "null"
+        else:
+            yield from self.tree()
+        yield ', "rows": ['
+        for number, row in enumerate(self.rows):
+            yield f"{', ' if number else ''}{json.dumps(row.to_json())}"
+        yield f'], "findings": {json.dumps([one.to_json() for one in self.findings.told()])}}}\n'
+
+
+def plain(value: Any) -> Any:
+    """A value of a record as JSON."""
+    if isinstance(value, Antichain):
+        return value.to_json()
+    if isinstance(value, Told):
+        return value.to_json()
+    if isinstance(value, (tuple, list)):
+        return [plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    return value
+
+
+def instant(at_ms: int | None) -> str | None:
+    """The wall clock in RFC 3339, UTC; None where it is not known, or is none that can be shown."""
+    return instant_text(at_ms) if at_ms is not None and 0 < at_ms <= INSTANT_MAX else None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShower:
+    """How keys of rows, which are data, are shown: as they are encoded, in hex, or only a short hash of that."""
+
+    shows: bool = False
+
+    def __call__(self, key: bytes | None) -> str | None:
+        """None: there is no bound. An empty key is the bound below all keys."""
+        if key is None:
+            return None
+        if self.shows:
+            return key.hex()
+        return f"#{hashlib.blake2b(key, digest_size=HASH_BYTES).hexdigest()}" if key else ""
+
+    def value(self, value: Any) -> str | None:
+        """A value of a column, such as the least of a row group."""
+        if value is None:
+            return None
+        text = str(value)
+        return text if self.shows else f"#{hashlib.blake2b(text.encode(), digest_size=HASH_BYTES).hexdigest()}"

@@ -1,0 +1,219 @@
+"""What changed between two States, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist.core import state_diff
+from persist.core.antichain import Antichain
+from persist.core.batch import HollowBatch
+from persist.core.keys import COMPACTOR
+from persist.core.phases import phase_of
+from persist.core.shard_settings import ShardSettings, history_text
+from persist.core.state import State
+from persist.inspect.looking import Look
+from persist.inspect.records import Document, Told, instant
+from persist.inspect.states import both
+
+NAMED_MAX = 10  # of one kind that a sentence names
+
+
+@dataclass(frozen=True, slots=True)
+class Version(Told):
+    """A version of a shard, and when it was committed, by the committer's clock."""
+
+    seqno: int
+    timestamp: str | None
+    commit_id: str | None
+    since: Antichain
+    upper: Antichain
+
+
+@dataclass(frozen=True, slots=True)
+class Between(Told):
+    """The two versions that were compared."""
+
+    earlier: Version
+    later: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Told):
+    """A part of the State that changed, by its name in the code, and the sentence that says how."""
+
+    field: str
+    words: str
+
+
+def diff_document(look: Look, name: str, earlier: int, later: int) -> Document:
+    """What changed from one version to a later one. Raises UnknownShard, InvalidUsage, NotReadable, Corruption."""
+    before, after = both(look, name, earlier, later)
+    old, new = before.known(), after.known()
+    before.findings.take(after.findings)
+    rows = [Change(field, words) for field, words in changes(old, new)]
+    return Document("diff", before.findings, name, int(new.seqno), Between(_version(old), _version(new)), rows)
+
+
+def _version(state: State) -> Version:
+    at = instant(state.walltime_ms)
+    return Version(int(state.seqno), at, state.commit_id or None, state.since, state.upper)
+
+
+def changes(old: State, new: State) -> Iterator[tuple[str, str]]:
+    """Each change as the field of the State and a sentence."""
+    if phase_of(old) != phase_of(new):
+        yield "phase", f"the shard was {phase_of(old).value} and is {phase_of(new).value}"
+    if old.shard_id != new.shard_id:
+        yield "incarnation", f"life {old.incarnation} of the name ended and life {new.incarnation} began"
+    if old.upper != new.upper:
+        yield "upper", f"upper moved from {_time(old.upper)} to {_time(new.upper)}"
+    if old.since != new.since:
+        yield "since", f"since moved from {_time(old.since)} to {_time(new.since)}"
+    yield from _trace(old, new)
+    for name in state_diff.MAPPINGS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before is not after and name != "entries":
+            yield from ((name, words) for words in _mapping(name, before, after))
+    for name in state_diff.SCALARS:
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after and name not in _TOLD_ELSEWHERE:
+            yield name, _scalar(name, before, after)
+
+
+_TOLD_ELSEWHERE = frozenset({"since", "incarnation", "tombstone", "lease_clock_ms", "info_bytes"})
+
+
+def _trace(old: State, new: State) -> Iterator[tuple[str, str]]:
+    change = state_diff.trace_between(old.trace, new.trace)
+    if change is None:
+        return
+    before = old.trace.batches[change.first : change.first + change.count]
+    known = {(batch.desc.lower, batch.desc.upper): batch for batch in before}
+    if not before:
+        yield "trace", f"{_count(len(change.batches), 'batch')} came: {_batches(change.batches)}"
+        return
+    end = before[-1].desc.upper
+    merged = [batch for batch in change.batches if batch.desc.lower < end]  # the last one may go on beyond it
+    came = [batch for batch in change.batches if not batch.desc.lower < end]
+    same = [batch for batch in merged if known.get((batch.desc.lower, batch.desc.upper)) is not None]
+    what = "were written anew" if len(same) == len(merged) == len(before) else "became"
+    sums = f"{_sum(before)} {what}: {_sum(merged)}"
+    yield "trace", f"the batches {_span(before)} {sums}{_by(merged)}"
+    if came:
+        yield "trace", f"{_count(len(came), 'batch')} came: {_batches(tuple(came))}"
+
+
+def _by(batches: list[HollowBatch]) -> str:
+    keys = [key for batch in batches for key in batch.blob_keys()]
+    return ", by a worker" if keys and all(f"/{COMPACTOR}/" in key for key in keys) else ""
+
+
+def _sum(batches: Any) -> str:
+    parts, rows, size = (sum(getattr(b, name) for b in batches) for name in ("part_count", "rows", "size"))
+    counts = (_count(len(batches), "batch"), _count(parts, "part"), _count(rows, "update"), _count(size, "byte"))
+    return f"({', '.join(counts)})"
+
+
+def _batches(batches: tuple[HollowBatch, ...]) -> str:
+    return _named([f"[{_end(b.desc.lower)}, {_end(b.desc.upper)}) {_sum([b])}" for b in batches])
+
+
+def _span(batches: Any) -> str:
+    return f"[{_end(batches[0].desc.lower)}, {_end(batches[-1].desc.upper)})"
+
+
+_NAMES = {
+    "schemas": "schema",
+    "writers": "writer",
+    "leased_readers": "reader",
+    "critical_readers": "cursor",
+    "rollups": "rollup",
+    "claims": "claim",
+    "attributes": "recent attribute",
+    "attribute_chunks": "chunk of the attribute index",
+    "left": "staged part that left",
+    "outcomes": "outcome of a token",
+    "long_diffs": "blob of a long state diff",
+    "marks": "mark",
+    "tags": "tag",
+    "cuts": "cut",
+    "erasures": "erasure",
+    "loans": "loan",
+    "borrowed": "loan that it has",
+}
+
+
+def _mapping(name: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Iterator[str]:
+    what, show = _NAMES[name], _SHOWN.get(name, lambda key, value: str(key))
+    came = [show(key, after[key]) for key in after if key not in before]
+    gone = [show(key, before[key]) for key in before if key not in after]
+    changed = [show(key, after[key]) for key in after if key in before and before[key] != after[key]]
+    for keys, verb in ((came, "came"), (gone, "went"), (changed, "changed")):
+        if keys:
+            named = f": {_named(keys)}" if name in _SHOWN else ""
+            yield f"{_count(len(keys), what)} {verb}{named}"
+
+
+_SHOWN: dict[str, Callable[[Any, Any], str]] = {
+    "schemas": lambda key, value: str(key),
+    "leased_readers": lambda key, one: f"{one.purpose or key} at {_time(one.since)}",
+    "critical_readers": lambda key, one: f"{one.purpose or key} at {_time(one.since)}",
+    "rollups": lambda key, one: f"v{key}",
+    "claims": lambda key, one: f"{key} of {one.owner}",
+    "long_diffs": lambda key, one: f"v{key}",
+    "tags": lambda key, one: f"{key} at {one.time}",
+    "marks": lambda key, one: f"{instant(key) or 'the beginning'} at {_time(one)}",
+    "cuts": lambda key, one: f"{_instant(key)} at {one.upper}",
+    "erasures": lambda key, one: f"{key} ({one.phase})",
+    "loans": lambda key, one: f"to {one.borrower}",
+    "borrowed": lambda key, one: f"of {one}",
+}
+
+
+def _scalar(name: str, before: Any, after: Any) -> str:
+    if isinstance(before, Antichain) and isinstance(after, Antichain):
+        return f"{_words(name)} moved from {_time(before)} to {_time(after)}"
+    if isinstance(after, ShardSettings):
+        return f"the settings changed: history was {_history(before)} and is {_history(after)}"
+    if type(before) is int and type(after) is int:
+        if name.endswith("_ms"):
+            return f"{_words(name.removesuffix('_ms'))} was {_instant(before)} and is {_instant(after)}"
+        return f"{_words(name)} went from {before} to {after}"
+    if isinstance(before, tuple) and isinstance(after, tuple) and len(before) != len(after):
+        return f"{_words(name)} were {len(before)} and are {len(after)}"
+    return f"{_words(name)} changed"
+
+
+def _history(settings: ShardSettings) -> str:
+    return history_text(settings.history_ms) if settings.version else "not set"
+
+
+def _instant(at_ms: int) -> str:
+    return instant(at_ms) or "not set"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _time(frontier: Antichain) -> str:
+    return "closed" if frontier.is_empty else str(frontier.element)
+
+
+def _end(frontier: Antichain) -> str:
+    return "end" if frontier.is_empty else str(frontier.element)
+
+
+def _count(number: int, what: str) -> str:
+    if number == 1:
+        return f"1 {what}"
+    first, of, rest = what.partition(" of ")
+    first, that, more = first.partition(" that ")
+    return f"{number} {first}{'es' if first.endswith(('h', 's')) else 's'}{that}{more}{of}{rest}"
+
+
+def _named(texts: list[str]) -> str:
+    more = f" and {len(texts) - NAMED_MAX} more" if len(texts) > NAMED_MAX else ""
+    return ", ".join(texts[:NAMED_MAX]) + more

@@ -1,0 +1,190 @@
+"""`persist inspect --url`: through a server the answers are the same, and only a token of the scope admin gets them."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from persist.cli.__main__ import main
+from persist.inspect.asking import OF_MANY, OF_ONE
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.inspected import COMMANDS, PART, ROLLUP, copied, flip
+from tests.support.location import memory_location
+from tests.support.server import Server
+
+
+class Served:
+    """A server of a copy of the frozen location, which asks for tokens."""
+
+    def __init__(self, place: Path, server: Server, tokens: dict[str, str]) -> None:
+        self.place = place
+        self.server = server
+        self.tokens = tokens
+
+
+@contextmanager
+def served(directory: Path) -> Iterator[Served]:
+    place, file = copied(directory / "location"), directory / "tokens.json"
+    tokens, entries = {}, []
+    for name, scope, prefixes in (("admin", "admin", []), ("write", "write", []), ("eu", "admin", ["eu/"])):
+        tokens[name], digest = mint(name)
+        entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
+    file.write_text(json.dumps({"tokens": entries}))
+    with Server(place, "--tokens", str(file), environment={"PERSIST_PUBLISH_EVERY": "0"}) as server:
+        yield Served(place, server, tokens)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+@pytest.fixture
+def token(here: Served, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["admin"])
+    return monkeypatch
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("name", [name for name, words in COMMANDS.items() if words[0] != "usage"])
+def test_a_server_answers_what_the_stores_tell(
+    name: str, form: str, here: Served, token: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--json"] if form == "json" else []
+    assert main(["inspect", *COMMANDS[name], *more, "--dir", str(here.place)]) == 0
+    near = capsys.readouterr().out
+    assert main(["inspect", *COMMANDS[name], *more, "--url", here.server.url]) == 0
+    assert capsys.readouterr().out == near
+
+
+def test_a_server_tells_what_takes_room(here: Served, token: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ages of orphans are counted from now on: the sums are the same."""
+    told = []
+    for where in (["--dir", str(here.place)], ["--url", here.server.url]):
+        assert main(["inspect", "usage", "--json", *where]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert told[0]["about"]["of_shards"] == told[1]["about"]["of_shards"]
+    assert [row["total"] for row in told[0]["rows"]] == [row["total"] for row in told[1]["rows"]]
+
+
+def test_only_who_may_administer_is_answered(
+    here: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [[what, "orders"] for what in OF_ONE if what != "diff"] + [[what] for what in OF_MANY] + [["part", PART]]
+    for given, said in (("write", "has no scope 'admin'"), (None, "wants a token")):
+        monkeypatch.setenv("PERSIST_TOKEN", "" if given is None else here.tokens[given])
+        for words in [*asked, ["diff", "orders", "1", "2"]]:
+            assert main(["inspect", *words, "--url", here.server.url]) == 2, words
+            told = capsys.readouterr()
+            assert said in told.err
+            assert told.out == ""
+
+
+def test_a_token_that_is_good_for_a_prefix_sees_no_other_shard(
+    here: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["eu"])
+    at = ["--url", here.server.url]
+    assert main(["inspect", "shards", "eu/*", "--json", *at]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
+    assert main(["inspect", "parts", "eu/copies", *at]) == 0
+    for words in (["shards"], ["shards", "*"], ["usage"], ["usage", "o*"], ["parts", "orders"], ["part", PART]):
+        assert main(["inspect", *words, *at]) == 2, words
+        assert "the token 'eu'" in capsys.readouterr().err
+
+
+def test_what_is_damaged_is_told_through_a_server_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path) as found:
+        monkeypatch.setenv("PERSIST_TOKEN", found.tokens["admin"])
+        flip(found.place / "blob" / ROLLUP, 100)
+        for words in (["state", "orders"], ["rollups", "orders", "--json"], ["shards", "--json"]):
+            assert main(["inspect", *words, "--url", found.server.url]) == 1, words
+        assert "DAMAGED orders: " in capsys.readouterr().out
+
+
+def test_a_server_counts_the_requests_under_one_name(here: Served, token: object) -> None:
+    assert main(["inspect", "tags", "orders", "--url", here.server.url]) == 0
+    asked = urllib.request.Request(
+        f"{here.server.url}/metrics", headers={"authorization": f"Bearer {here.tokens['admin']}"}
+    )
+    with urllib.request.urlopen(asked) as answer:
+        text = answer.read().decode()
+    assert 'verb="inspect"' in text
+    assert 'verb="inspect/' not in text
+
+
+def test_what_cannot_be_inspected_is_refused() -> None:
+    location = memory_location()
+    with TestClient(create_app(location, ServerSettings(insecure=True))) as http:
+        for path in (
+            "/v1/inspect/rows",
+            "/v1/inspect/state",
+            "/v1/shards/a/inspect/rows",
+            "/v1/shards/a/inspect/usage",
+        ):
+            assert http.get(path).status_code == 400, path
+        assert http.get("/v1/shards/a/inspect/state").status_code == 404
+        assert http.get("/v1/shards/a/inspect/state?more=1").status_code in (400, 422)
+        assert http.post("/v1/shards/a/inspect/state").status_code == 405
+    location.close()
+
+
+# --- what is not a server of persist
+
+
+@contextmanager
+def answering(body: bytes, status: int = 200, length: int | None = None) -> Iterator[str]:
+    """A server that answers so, whatever it is asked."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body) if length is None else length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *said: object) -> None:
+            return
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "length", "said"),
+    [
+        (b"<html>", 200, None, "was cut off"),
+        (b"[]", 200, None, "does not answer as a server of persist"),
+        (b'{"persist": "inspect", "version": 1', 200, 1000, "was cut off"),
+        (b"<html>", 502, None, "does not answer as a server of persist"),
+        (b'{"kind": "unavailable", "detail": "later"}', 503, None, "later"),
+        (b'{"kind": "overloaded", "detail": "slow down"}', 429, None, "slow down"),
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_answer_that_is_none_is_told(
+    body: bytes, status: int, length: int | None, said: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(body, status, length) as url:
+        more = ["--json"] if form == "json" else []
+        assert main(["inspect", "batches", "orders", "--url", url, *more]) == 3
+    assert said in capsys.readouterr().err or form == "json"

@@ -1,0 +1,148 @@
+"""An inspection writes nothing: both stores are the same after it, and the right to read them is enough."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from blob import BlobNotWritable
+from blob.memory import MemoryBlob
+from consensus import ConsensusNotWritable
+from consensus.memory import MemoryConsensus
+from persist.cli.__main__ import main
+from persist.core.errors import ReadOnly
+from persist.inspect.asking import ANSWERS, Asked, inspected
+from persist.inspect.looking import Look
+from tests.support.inspected import COMMANDS, copied, everything
+from tests.support.server import Server
+from tests.support.waiting import WAIT_S
+
+SCHEMA = pa.schema([("id", pa.int64())])
+AS_NOBODY = """
+import os, sys
+from persist.cli.__main__ import main
+commands = [line.split() for line in sys.stdin.read().splitlines()]
+for command in commands:  # as root, so that all modules are loaded
+    main(command)
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+codes = [main(command) for command in commands]
+try:
+    open(sys.argv[1] + "/blob/x", "w")
+    codes.append(99)
+except OSError:
+    pass
+print("codes", codes)
+"""
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A directory that another user can reach."""
+    made = Path(tempfile.mkdtemp())
+    made.chmod(0o755)
+    yield made
+    for path in [made, *made.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o755)
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_leaves_a_directory_as_it_was(name: str, tmp_path: Path) -> None:
+    place = copied(tmp_path / "location")
+    before = everything(place)
+    assert main(["inspect", *COMMANDS[name], "--dir", str(place)]) == 0
+    assert everything(place) == before
+
+
+def test_credentials_that_may_only_read_are_enough(open_to_all: Path) -> None:
+    """Another user, files and directories that may not be written: as on a file system that is read-only."""
+    place = copied(open_to_all / "location")
+    for path in [*place.rglob("*"), place]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = everything(place)
+    lines = "\n".join(" ".join(["inspect", *words, "--dir", str(place)]) for words in COMMANDS.values())
+    command = [sys.executable, "-c", AS_NOBODY, str(place)]
+    ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines()[-1] == f"codes {[0] * len(COMMANDS)}"
+    assert everything(place) == before
+
+
+def test_beside_a_process_that_writes_nothing_is_changed(tmp_path: Path) -> None:
+    """Its write-ahead log is read as well. The index of that is memory that its own connections share."""
+    place = tmp_path / "location"
+    with Server(place, environment={"PERSIST_PUBLISH_EVERY": "0"}) as server, persist.connect(server.url) as client:
+        shard = client.create_shard("orders", SCHEMA, ["id"])
+        for number in range(5):
+            shard.insert([{"id": number}])
+        before = everything(place, but=("-shm",))
+        assert (place / "consensus.db-shm").exists()
+        assert len(before["consensus.db-wal"][2]) > 0
+        command = [sys.executable, "-m", "persist.cli", "inspect", "state", "orders", "--dir", str(place)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+        assert ran.returncode == 0
+        assert "upper: 5" in ran.stdout
+        assert everything(place, but=("-shm",)) == before
+        shard.insert([{"id": 5}])
+
+
+def test_after_a_process_that_was_killed_nothing_is_changed(tmp_path: Path) -> None:
+    """What it left beside its database is read, not taken in."""
+    place, killed = tmp_path / "location", tmp_path / "killed"
+    with persist.connect(f"persist://{place}", collect=False) as client:
+        client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
+        shutil.copytree(place, killed)
+    before = everything(killed)
+    assert {"consensus.db-wal", "consensus.db-shm"} <= before.keys()
+    for what in ("shards", "usage"):
+        assert main(["inspect", what, "--dir", str(killed)]) == 0
+    assert main(["inspect", "parts", "orders", "--dir", str(killed)]) == 0
+    assert everything(killed) == before
+
+
+def test_the_stores_of_a_look_refuse_every_write() -> None:
+    look = Look(MemoryBlob(), MemoryConsensus())
+    for write in (
+        lambda: look.blob.put("a", b""),
+        lambda: look.blob.delete(["a"]),
+        lambda: look.blob.abandon([]),
+    ):
+        with pytest.raises(BlobNotWritable, match="was opened to be looked at: nothing is written"):
+            write()
+    for change in (
+        lambda: look.consensus.compare_and_set("a", 1, b""),
+        lambda: look.consensus.begin("a", 1, b""),
+        lambda: look.consensus.truncate("a", 1),
+        lambda: look.consensus.scrub(),
+    ):
+        with pytest.raises(ConsensusNotWritable, match="was opened to be looked at: nothing is written"):
+            change()
+    assert look.blob.presign_put("a", 1) is None
+    assert look.consensus.subscribe(print) is None
+    with pytest.raises(ReadOnly):
+        look.versions.check_writable()
+    look.blob.check()
+    look.consensus.check()
+
+
+def test_a_location_that_was_never_bound_is_not_bound_and_its_level_is_not_raised() -> None:
+    blob, consensus = MemoryBlob(), MemoryConsensus()
+    look = Look(blob, consensus)
+    for what in ("shards", "usage"):
+        assert list(inspected(look, Asked(what)).pieces())
+    assert list(blob.list("")) == []
+    assert consensus.head("\x7fbinding") is None
+
+
+def test_every_answer_is_looked_at_in_these_tests() -> None:
+    assert {words[0] for words in COMMANDS.values()} == set(ANSWERS)

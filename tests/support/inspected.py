@@ -1,0 +1,92 @@
+"""A frozen location to inspect, all that lies there byte by byte, and the commands that look at it."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+from tests.compat.sample import HERE, LOCATION
+
+NOW_MS = 1_795_521_600_000  # 2026-11-24T12:00:00Z, a day after it was frozen
+PART = "s888959849585e19650ada335a3e06ebd/wc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0/p01a2084b9f3c77ff9d8813d9104a1f6b.parquet"
+ROLLUP = "s888959849585e19650ada335a3e06ebd/v00000000000000000032/r01a2084baa3072f2b429cdf3b1b8aee0.rollup"
+
+# Each command with what it is asked, by the name of its golden file.
+COMMANDS: dict[str, list[str]] = {
+    "shards": ["shards"],
+    "shards-dropped": ["shards", "*o*", "--dropped"],
+    "state": ["state", "orders"],
+    "state-at": ["state", "orders", "--at", "v9"],
+    "state-timestamp": ["state", "orders", "--timestamp", "2026-11-23T12:05:03.300Z"],
+    "state-keys": ["state", "eu/copies", "--keys"],
+    "log": ["log", "orders"],
+    "log-span": ["log", "orders", "--from", "4", "--to", "v6"],
+    "diff": ["diff", "orders", "v3", "v33"],
+    "diff-merge": ["diff", "tagged", "8", "19"],
+    "rollups": ["rollups", "orders"],
+    "batches": ["batches", "tagged"],
+    "runs": ["runs", "eu/copies"],
+    "parts": ["parts", "many"],
+    "parts-keys": ["parts", "orders", "--keys"],
+    "part": ["part", PART],
+    "part-keys": ["part", PART, "--keys"],
+    "readers": ["readers", "tagged"],
+    "writers": ["writers", "orders"],
+    "cursors": ["cursors", "orders"],
+    "claims": ["claims", "eu/copies"],
+    "tags": ["tags", "tagged"],
+    "loans": ["loans", "orders"],
+    "attributes": ["attributes", "orders"],
+    "attributes-span": ["attributes", "orders", "--lower", "4" + "0" * 31, "--upper", "8" + "f" * 31],
+    "attribute-tree": ["attribute-tree", "orders"],
+    "usage": ["usage"],
+    "usage-some": ["usage", "t*"],
+    "digest": ["digest", "orders"],
+    "digest-as-of": ["digest", "tagged", "--as-of", "6"],
+}
+
+
+class FixedClock:
+    """The wall clock of every look."""
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+
+def copied(to: Path, level: str = "v4") -> Path:
+    """A copy of the frozen location of that level."""
+    shutil.copytree(HERE / level / LOCATION, to)
+    return to
+
+
+def everything(directory: Path, *, but: tuple[str, ...] = ()) -> dict[str, tuple[int, int, bytes]]:
+    """All that lies in a directory, directories too: when each was written, its mode, its bytes."""
+    found = {}
+    for path in [directory, *sorted(directory.rglob("*"))]:
+        if not (but and path.name.endswith(but)):
+            stat = path.stat()
+            data = path.read_bytes() if path.is_file() else b""
+            found[str(path.relative_to(directory))] = stat.st_mtime_ns, stat.st_mode, data
+    return found
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one byte."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def spoil_entry(directory: Path, name: str, seqno: int) -> None:
+    """Change one byte in the middle of a log entry."""
+    connection = sqlite3.connect(directory / "consensus.db")
+    with connection:
+        where = "WHERE key = ? AND seqno = ?"
+        [data] = connection.execute(f"SELECT data FROM consensus_log {where}", (name, seqno)).fetchone()
+        spoilt = bytearray(data)
+        spoilt[len(spoilt) // 2] ^= 0xFF
+        connection.execute(f"UPDATE consensus_log SET data = ? {where}", (bytes(spoilt), name, seqno))
+    connection.close()
+    for side in ("-wal", "-shm"):
+        Path(f"{directory / 'consensus.db'}{side}").unlink(missing_ok=True)
