@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from persist.cli.process import ended_by_sigterm
 from persist.cli.screen import Screen, plain
 from persist.cli.where import add_client_arguments, client_of
 from persist.client.expanding import expanded
@@ -38,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     form, wanted = form_of(arguments.file, arguments.format), columns(arguments)
     as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was begun is taken away
-    with client_of(arguments) as client:
+    with ended_by_sigterm(), client_of(arguments) as client:
         shard = client.shard(arguments.name)
         with (
             shard.snapshot(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.cli.process import ended_by_sigterm
 from persist.cli.progress import ProgressBar
 from persist.cli.screen import Screen, plain
 from persist.cli.where import add_client_arguments, check_given, client_of
@@ -57,10 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was kept on disk is taken away
     bar = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
     try:
-        with files.opened(arguments.files, arguments.format) as sources:
+        with ended_by_sigterm(), files.opened(arguments.files, arguments.format) as sources:
             fresh = schema_of(sources[0].inferred(), columns_of(arguments.key)) if arguments.create else None
             with client_of(arguments, must_exist=fresh is None) as client:
                 _import(client, arguments, sources, fresh, bar)
