@@ -244,8 +244,8 @@ def _fish(lines: list[Line]) -> str:
             found += [f"{where}{_of_fish(kind)}"] if kind != NOTHING else []
         for option in line.options:
             flag = f"-l {option[2:]}" if option.startswith("--") else f"-s {option[1:]}"
-            kind = line.values.get(option)
-            value = "" if kind is None else f" {'-r' if kind == FILE else '-x'}{_of_fish(kind)}"
+            given = line.values.get(option)
+            value = "" if given is None else f" {'-r' if given == FILE else '-x'}{_of_fish(given)}"
             found.append(f"{where} {flag}{value}")
     return "\n".join(found) + "\n"
 

@@ -48,6 +48,7 @@ _FILE_MARK, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _CSV_ERROR = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<said>.*)"
 )
+_INSTANT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"
 _IN_BLOCK = re.compile(r" - at `\$\[\d*\]\.?([^`]*)`")
 _CONVERSION = re.compile(r"CSV conversion error to (?P<type>.*?): (?P<said>.*)")
 Told = Callable[[int], None]  # of how many bytes were read
@@ -342,9 +343,11 @@ def _json(head: bytes, known: pa.Schema | None) -> pa.Table:
 
 def _json_type(head: bytes, one: pa.Field) -> pa.DataType:
     """The type of a column of which Arrow says this. A time is one only if each text can be read so, with its zone."""
-    if not pa.types.is_timestamp(one.type):
+    if not (pa.types.is_timestamp(one.type) or pa.types.is_string(one.type)):
         return one.type
     texts = one_chunk(_json(head, pa.schema([pa.field(one.name, pa.string())])).column(one.name))
+    if pa.types.is_string(one.type) and not pc.all(pc.match_substring_regex(texts, _INSTANT)).as_py():
+        return one.type
     for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
         if not _cannot(partial(from_text, texts, kind)):
             return kind
