@@ -83,8 +83,12 @@ class BadRow(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """A file of rows. `name` is what the caller calls it, `digest` the SHA-256 of its bytes."""
+    """A file of rows. `given` is what the caller calls it, `name` what it is called in sentences.
 
+    `digest` is the SHA-256 of its bytes, `path` where they are.
+    """
+
+    given: str
     name: str
     path: str
     form: str
@@ -152,12 +156,12 @@ def _opened(name: str, form: str, kept: ExitStack) -> Source:
         size, digest, quotes = _looked_at(path, form)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = Source(shown, path, form, size, digest, None, quotes)
+    source = Source(name, shown, path, form, size, digest, None, quotes)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
         raise source.refused(f"it cannot be read as {form}: {_said(error)}") from error
-    return Source(shown, path, form, size, digest, names, quotes)
+    return Source(name, shown, path, form, size, digest, names, quotes)
 
 
 def _spooled(pipe: BinaryIO, kept: ExitStack) -> str:
@@ -238,7 +242,7 @@ def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told
     read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # so that errors tell the row
     if source.quotes % 2:
         _check_closed(source)
-    done = 0
+    done = read_bytes = 0
     with pa.OSFile(source.path) as file:
         reader = None
         while True:
@@ -252,7 +256,8 @@ def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told
                 raise _csv_refused(source, fields, error) from error
             columns = [_values(source, batch.column(one.name), one, done) for one in fields]
             table = pa.Table.from_arrays(columns, names=[one.name for one in fields])
-            told(file.tell())
+            read_bytes += CSV_BLOCK_BYTES  # a batch is a block; the file itself is read ahead
+            told(min(read_bytes, source.size))
             yield Piece(table, partial(_csv_place, source, done))
             done += batch.num_rows
 

@@ -234,7 +234,7 @@ def _commit(shard: Shard, verb: str, reads: Sequence[Reading], token: Token) -> 
                 count += len(table)
                 yield table
 
-    names = [one.source.name for one in reads]
+    names = [one.source.given for one in reads]
     info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
     before = shard.upper()
     if verb == INSERT:
@@ -269,25 +269,18 @@ def _told(
     lower, upper = took
     done = "nothing to do" if lower == upper else "already there" if lower < before else "imported"
     which = {"file": names[0]} if len(names) == 1 else {"files": names}
-    return {
-        "shard": shard.name,
-        **which,
-        "done": done,
-        "rows": rows,
-        "lower": lower.to_json(),
-        "upper": upper.to_json(),
-    }
+    time = None if lower == upper else lower.element
+    return {"shard": shard.name, **which, "done": done, "rows": rows, "time": time}
 
 
 def _tell(told: dict[str, Any]) -> None:
     if not Screen.of(sys.stdout).is_terminal:
         print(json.dumps(told), flush=True)
         return
+    at = f"at time {told['time']}"
     what = told["file"] if "file" in told else f"{len(told['files'])} files"
     rows = f"{told['rows']:,} row{'' if told['rows'] == 1 else 's'}"
-    at = {"imported": f"{rows} at time {_first(told)}", "already there": f"already there, at time {_first(told)}"}
-    print(f"{plain(what)}: {at.get(told['done'], f'{rows}, nothing to do')}", flush=True)
-
-
-def _first(told: dict[str, Any]) -> str:
-    return str(told["lower"][0]) if told["lower"] else "-"
+    said = {"imported": f"{rows} {at}", "already there": f"already there, {at}"}.get(
+        told["done"], f"{rows}, nothing to do"
+    )
+    print(f"{plain(what)}: {said}", flush=True)
