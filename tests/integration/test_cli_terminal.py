@@ -20,7 +20,7 @@ import persist
 from persist.cli.commands import COMMANDS
 from tests.support.shells import environment
 from tests.support.typed import KINDS, place_of
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 
 COMMAND = (sys.executable, "-m", "persist.cli")
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("amount", pa.float64())])
@@ -243,3 +243,23 @@ def test_the_scripts_of_other_shells_name_every_command_and_its_options(shell: s
     assert all(re.search(rf"\b{command}\b", text) for command in COMMANDS)
     assert "as-of" in text
     assert "shards --names" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_that_is_ended_leaves_no_file_and_no_row(number: signal.Signals, directory: Path) -> None:
+    kept = directory / "temporary"
+    kept.mkdir()
+    words = [*COMMAND, "import", "orders", "-", "--format", "csv", "--dir", "data"]
+    env = environment(TMPDIR=str(kept))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as ran:
+        assert ran.stdin is not None
+        ran.stdin.write(b"id,state,amount\n9,new,1\n")
+        ran.stdin.flush()
+        wait_until(lambda: any(kept.iterdir()), "a temporary file")
+        ran.send_signal(number)
+        assert ran.wait(WAIT_S) == 130
+        assert ran.stdout is not None
+        assert ran.stdout.read() == b""
+    assert list(kept.iterdir()) == []
+    with persist.connect(f"persist://{directory / 'data'}") as client:
+        assert client.shard("orders").count("id = 9") == 0
