@@ -36,7 +36,7 @@ MERGES_PER_RUN_MAX = 1_000  # of one shard, before another shard has its turn
 class ProgressReport(Protocol):
     """Hears how far a merge is: of `total` input bytes `done` (estimated by key ranges)."""
 
-    def __call__(self, shard: str, done: int, total: int) -> None: ...
+    def __call__(self, shard: str, done: int, total: int, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

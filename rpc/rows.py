@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -34,7 +34,7 @@ _ALIASES = {
     "text/csv": "csv",
 }
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_UNREADABLE = (
+UNREADABLE = (
     pa.ArrowException, msgspec.MsgspecError, OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError,
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def read(data: bytes, form: str, schema: ShardSchema, rows_max: int) -> pa.Table
     }[form]
     try:
         table = reader(data, schema, rows_max)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidUsage(f"the body cannot be read as {form}: {said}; nothing was written") from error
     if table.num_rows > rows_max:
@@ -78,7 +78,7 @@ def given_names(data: bytes, form: str, delete_column: str | None) -> tuple[str,
         return None
     try:
         return names_given(data, delete_column)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise InvalidUsage(f"the body cannot be read as ndjson: {error}; nothing was written") from error
 
 
@@ -117,18 +117,25 @@ def _read_csv(data: bytes, schema: ShardSchema, _rows_max: int) -> pa.Table:
     unknown = [name for name in names if name not in fields]
     if unknown:
         raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
+    parse, convert = csv_options(names, [fields[name] for name in names])
+    read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two
+    table = pa.csv.read_csv(io.BytesIO(data), read, parse, convert)
+    columns = [values_of_cells(one_chunk(table.column(name)), fields[name]) for name in names]
+    return pa.Table.from_arrays(columns, names=names)
+
+
+def csv_options(names: Sequence[str], fields: Sequence[pa.Field]) -> tuple[pa.csv.ParseOptions, pa.csv.ConvertOptions]:
+    """How Arrow reads CSV with columns of these `names`, of which `fields` are wanted, for `values_of_cells`."""
+    # A null in an only column is an empty line.
+    parse = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(names) > 1)
     convert = pa.csv.ConvertOptions(
-        column_types={name: _cell_type(fields[name].type) for name in names},
+        column_types={field.name: _cell_type(field.type) for field in fields},
+        include_columns=[] if len(fields) == len(names) else [field.name for field in fields],
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    # A null in an only column is an empty line.
-    parse = pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(names) > 1)
-    read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two
-    table = pa.csv.read_csv(io.BytesIO(data), read, parse, convert)
-    columns = [_from_cells(one_chunk(table.column(name)), fields[name]) for name in names]
-    return pa.Table.from_arrays(columns, names=names)
+    return parse, convert
 
 
 def _cell_type(kind: pa.DataType) -> pa.DataType:
@@ -138,14 +145,15 @@ def _cell_type(kind: pa.DataType) -> pa.DataType:
     return pa.float64() if pa.types.is_floating(kind) else kind
 
 
-def _from_cells(cells: pa.Array, field: pa.Field) -> pa.Array:
+def values_of_cells(cells: pa.Array, field: pa.Field) -> pa.Array:
+    """The values of a column, of its cells as `csv_options` has them read. Raises ValueError naming the column."""
     try:
         if pa.types.is_nested(field.type):
             return read_cells(cells, field)
         if is_textual(field.type):
             return from_text(cells, field.type)
         return narrowed(cells, field.type) if pa.types.is_floating(field.type) else cells
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ValueError(f"column {field.name!r}: {error}") from error
 
 
@@ -182,13 +190,14 @@ def _taken(sink: io.BytesIO) -> bytes:
 def _csv(table: pa.Table, is_first: bool = False) -> bytes:
     """Rows as Arrow writes them; columns without a CSV form are text, nested ones JSON."""
     sink = io.BytesIO()
-    cells = [[_to_cells(chunk) for chunk in column.chunks] for column in table.columns]
+    cells = [[cells_of(chunk) for chunk in column.chunks] for column in table.columns]
     columns = [pa.chunked_array(chunks, None if chunks else pa.string()) for chunks in cells]
     pa.csv.write_csv(pa.table(columns, table.schema.names), sink, pa.csv.WriteOptions(include_header=is_first))
     return sink.getvalue()
 
 
-def _to_cells(column: pa.Array) -> pa.Array:
+def cells_of(column: pa.Array) -> pa.Array:
+    """A column as CSV has it, of a type that Arrow writes by itself: the rest are texts."""
     if pa.types.is_nested(column.type):
         return pa.array([None if value is None else encode(value).decode() for value in plain(column)], pa.string())
     return to_text(column) if is_textual(column.type) else column

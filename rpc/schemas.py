@@ -33,11 +33,15 @@ def read_schema(value: Any) -> ShardSchema:
         except (pa.ArrowException, OSError, ValueError, TypeError) as error:
             raise InvalidUsage(f'"schema" is not a serialized Arrow schema in base64: {error}') from error
         return ShardSchema(arrow, tuple(key))
-    fields = value["fields"]
+    return ShardSchema(*read_fields(value["fields"]))
+
+
+def read_fields(fields: Any) -> tuple[pa.Schema, tuple[str, ...]]:
+    """The columns of `[{"name", "type", "key", "nullable"}]`, and the names of the key. Raises InvalidUsage."""
     if not isinstance(fields, list):
         raise InvalidUsage('"fields" must be a list of objects with "name" and "type"')
     read = [_field(field) for field in fields]
-    return ShardSchema(pa.schema([field for field, _ in read]), tuple(field.name for field, key in read if key))
+    return pa.schema([field for field, _ in read]), tuple(field.name for field, key in read if key)
 
 
 def write_schema(records: Mapping[int, SchemaRecord]) -> list[dict[str, Any]]:

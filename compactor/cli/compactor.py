@@ -14,11 +14,10 @@ from compactor.erasing import EraserSettings, erasure_task
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
-from compactor.progress import ProgressBar
 from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
-from persist.client.connect import Connection
+from persist.cli.progress import ProgressBar
 from persist.client.embedded import EmbeddedTransport
 from persist.client.identity import is_same
 from persist.client.transport import Transport
@@ -147,8 +146,7 @@ def _server(arguments: argparse.Namespace, location: Location) -> Transport | No
     """The server through which to commit, if one is given. Raises InvalidUsage if it serves other shards."""
     if arguments.url is None:
         return None
-    token = os.environ.get("PERSIST_TOKEN") or None
-    transport = Connection(arguments.url, token=token, ca_file=arguments.ca_file).transport()
+    transport = where.connection_to(arguments.url, arguments.ca_file).transport()
     if not is_same(location.blob, transport.proof):
         transport.close()
         raise InvalidUsage(f"the server at {arguments.url} serves other shards than those at {location.blob.url}")

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
+from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.changes import Changes
 from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
 from persist.client.wall_clock import read_point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the shard")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--start", metavar="POINT", required=True, help="a time, or an instant: 2026-11-20T12:00:00Z")
     parser.add_argument("--end", metavar="POINT", help="the same; else the latest complete time")
     parser.add_argument("--other", metavar="NAME", help="the shard that is compared at --end; else this one")
@@ -30,20 +30,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    start = read_point("--start", arguments.start)
-    end = None if arguments.end is None else read_point("--end", arguments.end)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        client = Client(EmbeddedTransport(location))
-        other = None if arguments.other is None else client.shard(arguments.other)
-        with client.shard(arguments.name).changes(start, end, other=other) as changes:
-            if arguments.parquet is not None:
-                _write(changes, arguments.parquet)
-            else:
-                _show(changes)
-    finally:
-        location.close()
+    asked = Between.of(("--start", arguments.start), ("--end", arguments.end))
+    with client_of(arguments) as client, asked.changes(client, arguments.name, arguments.other) as changes:
+        if arguments.parquet is not None:
+            _write(changes, arguments.parquet)
+        else:
+            _show(changes)
     return 0
+
+
+@dataclass(frozen=True)
+class Between:
+    """The two times that are compared. `end` None: the latest complete one."""
+
+    start: int | datetime
+    end: int | datetime | None
+
+    @classmethod
+    def of(cls, start: tuple[str, str], end: tuple[str, str | None]) -> Between:
+        """By what was typed, each with the name of its argument. Raises InvalidUsage."""
+        return cls(read_point(*start), None if end[1] is None else read_point(end[0], end[1]))
+
+    def changes(self, client: Client, name: str, other: str | None) -> Changes:
+        """What the shard, or another one at the end, has more at the end. Raises what `Shard.changes` says."""
+        later = None if other is None else client.shard(other)
+        return client.shard(name).changes(self.start, self.end, other=later)
 
 
 def _write(changes: Changes, path: str) -> None:

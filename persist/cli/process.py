@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any
@@ -68,6 +69,19 @@ def on_signals(stop: Callable[[], None]) -> None:
         stop()
 
     threading.Thread(target=wait, name="persist-signals", daemon=True).start()
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Within the block SIGTERM is KeyboardInterrupt, as SIGINT is: what was begun is taken away before the end.
+
+    To be used in the main thread.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_with_parent(parent: int, grace_s: float = GRACE_S) -> None:

@@ -1,47 +1,82 @@
-"""`persist shards [NAME]`: which shards there are, or all about one."""
+"""`persist shards [NAME]`: which shards there are, or all about one.
+
+Through a server it tells what any client may know: who reads and writes is seen on the machine of the stores.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.commit.location import Location
-from persist.core.errors import PersistError
+from persist.cli.where import add_client_arguments, client_of, url_of, where_of
+from persist.client.connect import Client
+from persist.core.batch import HollowBatch
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.ids import check_shard_name
 from persist.core.state import State
+from persist.core.view import ShardView, ViewRequest
 from persist.parts import current_schema
+
+BATCHES_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="show this shard; without it, list all")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--prefix", default="", help="list the shards whose names begin with this")
     parser.add_argument("--dropped", action="store_true", help="list also names whose shard was dropped")
     parser.add_argument("--json", action="store_true", help="print JSON, a line for each shard")
+    parser.add_argument("--names", action="store_true", help="print names alone, a line for each")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.name is not None:
+        check_shard_name(arguments.name)
+    if arguments.names and (arguments.name is not None or arguments.json or arguments.dropped):
+        raise InvalidUsage("--names prints names alone: leave out the name, --json and --dropped")
+    if arguments.names or url_of(arguments) is not None:
+        if arguments.dropped:
+            raise InvalidUsage("a server does not tell names whose shard was dropped: ask on the machine of the stores")
+        with client_of(arguments) as client:
+            _asked(client, arguments)
+        return 0
     location = where_of(arguments).open(must_exist=True)
     try:
         if arguments.name is not None:
-            _show(location, check_shard_name(arguments.name), arguments.json)
+            _show(details(location.machine(arguments.name).refresh()), arguments.json)
         else:
-            _list(location, arguments)
+            names = location.all_names(arguments.prefix, arguments.dropped)
+            _list(names, lambda name: summary(location.machine(name).state()), arguments.json)
     finally:
         location.close()
     return 0
 
 
-def _list(location: Location, arguments: argparse.Namespace) -> None:
-    as_json = arguments.json
+def _asked(client: Client, arguments: argparse.Namespace) -> None:
+    """What a client knows: names, and of each shard what readers and writers need."""
+
+    def view_of(name: str) -> ShardView:
+        return client.transport.view(name, ViewRequest())
+
+    if arguments.names:
+        for name in client.shards(arguments.prefix):
+            print(name)
+    elif arguments.name is not None:
+        client.shard(arguments.name)  # or it was dropped
+        view = view_of(arguments.name)
+        _show({**summary(view), **_schema(view), **_newest(view.batches)}, arguments.json)
+    else:
+        _list(client.shards(arguments.prefix), lambda name: summary(view_of(name)), arguments.json)
+
+
+def _list(names: Iterable[str], summary_of: Callable[[str], dict[str, Any]], as_json: bool) -> None:
     if not as_json:
         print(f"{'shard':40} {'since':>12} {'upper':>12} {'batches':>8} {'updates':>12} {'bytes':>14}")
-    for name in location.all_names(arguments.prefix, arguments.dropped):
+    for name in names:
         try:
-            found = summary(location.machine(name).state())
+            found = summary_of(name)
         except PersistError as error:
             found = {"name": name, "error": error.message}
         if as_json:
@@ -54,9 +89,9 @@ def _list(location: Location, arguments: argparse.Namespace) -> None:
             print(f"{name:40} {since:>12} {upper:>12} {counts}{'  dropped' if found['dropped'] else ''}")
 
 
-def summary(state: State) -> dict[str, Any]:
+def summary(state: State | ShardView) -> dict[str, Any]:
     """One shard in numbers."""
-    batches = state.trace.batches
+    batches = state.batches if isinstance(state, ShardView) else state.trace.batches
     return {
         "name": state.name,
         "id": str(state.shard_id),
@@ -68,20 +103,15 @@ def summary(state: State) -> dict[str, Any]:
         "updates": sum(batch.rows for batch in batches),
         "bytes": sum(batch.size for batch in batches),
         "inline_bytes": sum(batch.inline_size for batch in batches),
-        "dropped": state.tombstone or state.is_closed,
+        "dropped": state.is_dropped if isinstance(state, ShardView) else state.tombstone or state.is_closed,
     }
 
 
 def details(state: State) -> dict[str, Any]:
     """One shard with all that keeps it as it is: readers and what they hold, rollups, claims."""
-    _, schema = current_schema(state.schemas)
     return {
         **summary(state),
-        "columns": [
-            {"name": f.name, "type": str(f.type), "nullable": f.nullable, "key": f.name in schema.key}
-            for f in schema.arrow
-        ],
-        "schema_id": state.schema_id,
+        **_schema(state),
         "writers": len(state.writers),
         "readers": [
             {
@@ -106,18 +136,27 @@ def details(state: State) -> dict[str, Any]:
             }
             for key, claim in sorted(state.claims.items())
         ],
-        "newest_batches": [
-            {"interval": str(batch.desc), "updates": batch.rows, "parts": batch.part_count, "bytes": batch.size}
-            for batch in state.trace.batches[-BATCHES_SHOWN:]
-        ],
+        **_newest(state.trace.batches),
     }
 
 
-BATCHES_SHOWN = 10
+def _schema(found: State | ShardView) -> dict[str, Any]:
+    _, schema = current_schema(found.schemas)
+    columns = [
+        {"name": f.name, "type": str(f.type), "nullable": f.nullable, "key": f.name in schema.key} for f in schema.arrow
+    ]
+    return {"columns": columns, "schema_id": found.schema_id}
 
 
-def _show(location: Location, name: str, as_json: bool) -> None:
-    found = details(location.machine(name).refresh())
+def _newest(batches: Sequence[HollowBatch]) -> dict[str, Any]:
+    newest = [
+        {"interval": str(batch.desc), "updates": batch.rows, "parts": batch.part_count, "bytes": batch.size}
+        for batch in batches[-BATCHES_SHOWN:]
+    ]
+    return {"newest_batches": newest}
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(json.dumps(found))
         return

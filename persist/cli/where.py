@@ -1,18 +1,24 @@
-"""The arguments by which commands find their shards: a directory, or the URLs of two stores."""
+"""The arguments by which commands find their shards: a directory, the URLs of two stores, or a server."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from persist.client.connect import Client, Connection
+from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
 
 DEFAULT_DIRECTORY = "persist-data"
+URL, TOKEN = "PERSIST_URL", "PERSIST_TOKEN"
+STORES = ("PERSIST_DIRECTORY", "PERSIST_BLOB", "PERSIST_CONSENSUS")
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,52 @@ def where_of(arguments: argparse.Namespace) -> Where:
         blob = arguments.blob or (os.environ.get("PERSIST_BLOB") if arguments.consensus else None)
         consensus = arguments.consensus or (os.environ.get("PERSIST_CONSENSUS") if arguments.blob else None)
         return Where(arguments.dir, blob, consensus)
-    environment = os.environ
-    return Where(
-        environment.get("PERSIST_DIRECTORY"), environment.get("PERSIST_BLOB"), environment.get("PERSIST_CONSENSUS")
+    return Where(*(os.environ.get(name) for name in STORES))
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `add_arguments` adds, --url and --ca-file, for a command that works through a server as well."""
+    add_arguments(parser)
+    parser.add_argument(
+        "--url", metavar="URL", help=f"a server in the place of the stores (or {URL}); its token goes in {TOKEN}"
     )
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
+
+
+def connection_to(url: str, ca_file: str | None) -> Connection:
+    """The connection to a server, with the token of the environment. Raises InvalidUsage."""
+    if not url.lower().startswith(("http://", "https://")):
+        raise InvalidUsage(f"--url is {url!r:.200}; it must be http(s)://host:port: a directory is given by --dir")
+    return Connection(url, token=os.environ.get(TOKEN) or None, ca_file=ca_file)
+
+
+def url_of(arguments: argparse.Namespace) -> str | None:
+    """The server that is meant, by the arguments or else by the environment; None: the stores. Raises InvalidUsage."""
+    check_given(arguments, "url", "dir", "blob", "consensus", "ca_file")
+    stores = [name for name in ("dir", "blob", "consensus") if getattr(arguments, name)]
+    if arguments.url and stores:
+        raise InvalidUsage(f"--url and --{stores[0]} are both given: give a server or the stores, not both")
+    url: str | None = arguments.url
+    if url is None and not stores and (url := os.environ.get(URL) or None) is not None:
+        known = [name for name in STORES if os.environ.get(name)]
+        if known:
+            raise InvalidUsage(f"{URL} and {known[0]} are both set: give --url, or --dir, or unset one of them")
+    if url is None and arguments.ca_file:
+        raise InvalidUsage(f"--ca-file is for a server: give --url, or set {URL}")
+    return url
+
+
+@contextmanager
+def client_of(arguments: argparse.Namespace, *, must_exist: bool = True) -> Iterator[Client]:
+    """The client that the arguments of `add_client_arguments` ask for: of a server, or of stores that it opens here.
+
+    `must_exist`: a directory that is missing is refused, and not made. Raises InvalidUsage, Unavailable.
+    """
+    url = url_of(arguments)
+    if url is None:
+        client = Client(EmbeddedTransport(where_of(arguments).open(must_exist=must_exist)))
+    else:
+        connection = connection_to(url, arguments.ca_file)
+        client = Client(connection.transport(), connection.handles, connection)
+    with client:
+        yield client

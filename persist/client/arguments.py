@@ -71,6 +71,11 @@ def names(what: str, value: object) -> tuple[str, ...]:
     return found
 
 
+def columns_of(given: str | None) -> list[str] | None:
+    """The names that a text lists with commas; None: all."""
+    return None if given is None else [column for column in given.split(",") if column]
+
+
 def check_splits(num_splits: object) -> None:
     """Raise InvalidUsage unless so many splits can be made."""
     if type(num_splits) is not int or not 0 < num_splits <= SPLITS_MAX:

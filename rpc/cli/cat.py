@@ -1,58 +1,40 @@
-"""`persist cat NAME`: the rows of a shard, as HTTP writes them: a line of JSON for each, or CSV."""
+"""`persist cat NAME`: the rows of a shard: a table in a terminal, else a line of JSON for each, or as it is told."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.expanding import expanded
-from persist.client.snapshot import Snapshot
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.wall_clock import read_point
-from persist.core.errors import InvalidUsage
-from rpc import rows
-from rpc.routes.parameters import columns_of
-
-FORMATS = ("ndjson", "csv")
+from rpc.cli.showing import AS_OF, Output, add_format, add_selection, columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="the shard")
-    add_where(parser)
-    parser.add_argument("--as-of", metavar="POINT", help="a time, or an instant: 2026-11-20T12:00:00Z; else the latest")
-    parser.add_argument("--where", metavar="PREDICATE", help='only rows for which it is true: "amount > 10"')
-    parser.add_argument("--columns", metavar="A,B", help="which columns; else all")
+    add_which(parser)
     parser.add_argument("--limit", metavar="N", type=int, help="at most so many rows, the first ones in key order")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="ndjson unless it is given")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    return show(arguments, arguments.limit)
+
+
+def add_which(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `show` reads."""
+    parser.add_argument("name", help="the shard")
+    add_client_arguments(parser)
+    parser.add_argument("--as-of", metavar="POINT", help=AS_OF)
+    add_selection(parser)
+    add_format(parser)
+
+
+def show(arguments: argparse.Namespace, limit: int | None) -> int:
+    """Show the first rows of what is asked for; None: all of them. The exit code."""
+    output, wanted = Output.of(arguments), columns(arguments)
     as_of = None if arguments.as_of is None else read_point("--as-of", arguments.as_of)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
         with shard.snapshot(
-            as_of,
-            where=arguments.where,
-            columns=columns_of(arguments.columns),
-            limit=arguments.limit,
-            purpose="persist cat",
-            wait_s=0.0,
+            as_of, where=arguments.where, columns=wanted, limit=limit, purpose="persist cat", wait_s=0.0
         ) as snapshot:
-            _show(snapshot, arguments.format)
-    finally:
-        location.close()
+            output.show(snapshot)
     return 0
-
-
-def _show(snapshot: Snapshot, form: str) -> None:
-    empty = snapshot.empty().drop_columns(["__diff"])
-    if not empty.num_columns:
-        raise InvalidUsage("--columns names none")
-    tables = (piece for table in snapshot.batches() for piece in expanded(table))
-    for data in rows.write(tables, empty, form):
-        sys.stdout.buffer.write(data)
-    sys.stdout.flush()

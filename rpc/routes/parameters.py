@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
-from persist.client.arguments import named_once
+from persist.client.arguments import columns_of, named_once
 from persist.client.reading import LIMIT_MAX, selection_of
 from persist.client.wall_clock import read_instant
 from persist.core import antichain
@@ -185,11 +185,6 @@ def _after(
     timestamp: Timestamp = None,
 ) -> int | datetime | None:
     return _time_or_instant("after", after, timestamp)
-
-
-def columns_of(given: str | None) -> list[str] | None:
-    """The names that a parameter lists with commas; None: all."""
-    return None if given is None else [column for column in given.split(",") if column]
 
 
 def _key(description: str) -> Any:

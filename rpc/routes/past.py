@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
+from persist.client.arguments import columns_of
 from persist.client.changes import Changes
 from persist.client.connect import Client
 from persist.client.rewriting import RETRIES_MAX
@@ -18,7 +19,7 @@ from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from rpc import rows
-from rpc.routes.parameters import AsOf, Format, IdempotencyToken, columns_of, token_of
+from rpc.routes.parameters import AsOf, Format, IdempotencyToken, token_of
 from rpc.routes.rows import streamed, timestamp_header
 from rpc.routes.worked import worked
 from rpc.service import Service, principal_of, service_of, shard_of

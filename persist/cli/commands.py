@@ -1,0 +1,105 @@
+"""Which commands there are, in groups: where each lives, and what it does in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+from types import ModuleType
+
+import persist
+from persist.cli.screen import Screen
+
+# group -> command -> (module, one line of help). Modules are loaded when asked for: `persist gc` needs no FastAPI.
+GROUPS = {
+    "Rows": {
+        "create": ("rpc.cli.create", "make a shard"),
+        "import": ("rpc.cli.importing", "write the rows of files to a shard: CSV, Parquet, NDJSON, Arrow"),
+        "cat": ("rpc.cli.cat", "the rows of a shard, in a terminal as a table"),
+        "head": ("rpc.cli.head", "the first rows of a shard"),
+        "count": ("rpc.cli.count", "how many rows a shard has"),
+        "tail": ("rpc.cli.tail", "the latest changes of a shard; with -f those to come as well"),
+        "diff": ("rpc.cli.diff", "what differs between two times of a shard, or between two shards"),
+        "export": ("rpc.cli.export", "write the rows of a shard to a file"),
+        "drop": ("persist.cli.drop", "drop shards, by names or a prefix"),
+    },
+    "Looking": {
+        "shards": ("persist.cli.shards", "list shards, or show one"),
+        "inspect": ("persist.cli.inspect", "look at shards and stores, also damaged ones; writes nothing"),
+        "history": ("persist.cli.history", "how much history a shard keeps, and which time a wall clock names"),
+        "changes": ("persist.cli.changes", "what was added to a shard and removed between two times"),
+        "verify": ("persist.cli.verify", "whether everything that shards need is there and sound"),
+    },
+    "Keeping and letting go": {
+        "restore": ("persist.cli.restore", "make the contents of a shard again what they were"),
+        "tag": ("persist.cli.tag", "keep single times of a shard readable, by name"),
+        "retention": ("persist.cli.retention", "which rows a shard keeps, and what holds its policy back"),
+        "cut": ("persist.cli.cut", "a frontier for each of many shards, by which they are truncated later"),
+        "truncate": ("persist.cli.truncate", "take away what was in a shard before a time and still is"),
+        "erase": ("persist.cli.erase", "take rows of a shard away for good"),
+        "erased": ("persist.cli.erased", "what still shows rows that are gone, or the receipt that nothing does"),
+    },
+    "Copies": {
+        "clone": ("persist.cli.clone", "make a shard with the contents of another one; no row is copied"),
+        "backup": ("persist.cli.backup", "copies of a location in a blob store of their own"),
+        "state": ("persist.cli.state", "the State of a shard as a JSON file, and a shard made of one"),
+        "repair": ("persist.cli.repair", "find the parts of a shard that cannot be read, and mend it"),
+        "recover": (
+            "persist.cli.recover",
+            "begin logs anew from the blob store alone, once the consensus store is lost",
+        ),
+    },
+    "Regions": {
+        "regions": (
+            "persist.cli.regions",
+            "the index by which clients find servers, and what regions hold at a home",
+        ),
+        "replicate": ("persist.cli.replicate", "copy the blob store of a location to another region"),
+        "switch": ("persist.cli.switch", "make a copy home as planned: nothing is lost"),
+        "promote": ("persist.cli.promote", "make a copy home, once the home is lost"),
+        "salvage": ("persist.cli.salvage", "write what only an old home has to files"),
+        "demote": ("persist.cli.demote", "turn an old home into a copy of the new one"),
+    },
+    "Running": {
+        "serve": ("rpc.cli.serve", "serve shards over HTTP"),
+        "compactor": ("compactor.cli.compactor", "merge batches in the background"),
+        "gc": ("compactor.cli.gc", "delete what no reader can need any more"),
+        "token": ("rpc.cli.token", "mint a bearer token for a server"),
+        "upgrade": ("persist.cli.upgrade", "let what older builds cannot read be written"),
+        "completion": ("persist.cli.completion", "a script by which bash, zsh or fish complete commands"),
+    },
+}
+COMMANDS = {name: found for commands in GROUPS.values() for name, found in commands.items()}
+
+
+def parser_of(command: str) -> tuple[ModuleType, argparse.ArgumentParser]:
+    """The module of a command, and the parser of its arguments."""
+    path, what = COMMANDS[command]
+    module = importlib.import_module(path)
+    parser = argparse.ArgumentParser(prog=f"persist {command}", description=what)
+    module.add_arguments(parser)
+    return module, parser
+
+
+def help_text(screen: Screen) -> str:
+    """What `persist --help` prints: a line for each command."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: persist COMMAND …", "", "Tables that change, each of their times readable.", ""]
+    for group, commands in GROUPS.items():
+        lines.append(screen.bold(group))
+        lines += [f"  {name:{width}}  {what}" for name, (_, what) in commands.items()]
+        lines.append("")
+    lines.append("persist COMMAND --help tells the arguments of one; persist --version the version.")
+    return "\n".join(lines)
+
+
+def unknown(command: str) -> str:
+    """What is said where there is no such command."""
+    close = difflib.get_close_matches(command, COMMANDS, 1)
+    meant = f"did you mean {close[0]!r}?" if close else "`persist --help` lists them"
+    return f"there is no command {command!r:.100}: {meant}"
+
+
+def version() -> str:
+    """What `persist --version` prints."""
+    return f"persist {persist.__version__}"

@@ -1,0 +1,110 @@
+"""The columns of a new shard: as a text tells them, as a file of JSON, or as a file of rows has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+
+from persist.client.arguments import named_once
+from persist.core.errors import InvalidUsage
+from persist.parts import ShardSchema
+from rpc.schemas import read_fields, read_schema, read_type
+
+SCHEMA_CHARS_MAX = 1024 * 1024
+NOT_NULL = " not null"
+_OPEN, _CLOSE = "[(<", "])>"
+
+
+def read_columns(text: str) -> pa.Schema:
+    """The columns of `id int64, name string not null, at timestamp[us, UTC]`; lines are as good as commas.
+
+    A name with blanks stands in double quotes. Types are written as Arrow prints them. Raises InvalidUsage.
+    """
+    if len(text) > SCHEMA_CHARS_MAX:
+        raise InvalidUsage(f"a schema has at most {SCHEMA_CHARS_MAX} characters, not {len(text)}")
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    pieces = [piece.strip() for line in lines for piece in _pieces(line)]
+    fields = [_field(piece) for piece in pieces if piece]
+    if not fields:
+        raise InvalidUsage('the schema names no column; write it as "id int64, name string"')
+    return pa.schema(fields)
+
+
+def read_schema_file(path: str, key: list[str] | None) -> ShardSchema:
+    """The schema in a file: a text as `read_columns` reads it, or JSON as HTTP takes it, which may name the key too.
+
+    Raises InvalidUsage.
+    """
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(SCHEMA_CHARS_MAX + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise InvalidUsage(f"the schema file {path!r} cannot be read: {said}") from error
+    if not text.lstrip().startswith("{"):
+        return schema_of(read_columns(text), key)
+    try:
+        value = json.loads(text, object_pairs_hook=named_once)
+    except (ValueError, RecursionError) as error:
+        raise InvalidUsage(f"the schema file {path!r} cannot be read as JSON: {error}") from error
+    if key is None or not isinstance(value, dict) or set(value) != {"fields"}:
+        found = read_schema(value)
+        return found if key is None else schema_of(found.arrow, key)
+    return schema_of(read_fields(value["fields"])[0], key)
+
+
+def schema_of(columns: pa.Schema, key: list[str] | None) -> ShardSchema:
+    """The schema of a new shard. Raises InvalidUsage where no shard can have it, or no key is named."""
+    if not key:
+        raise InvalidUsage("say by which columns rows are ordered and found: --key id, or --key region,id")
+    return ShardSchema(columns, tuple(key))
+
+
+def storable(found: pa.Schema) -> pa.Schema:
+    """The columns of a new shard for rows with these: what is only null is text, and seconds are microseconds."""
+    return pa.schema([pa.field(field.name, _storable(field.type), field.nullable) for field in found])
+
+
+def _storable(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_null(kind):
+        return pa.string()
+    if types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("us", kind.tz)
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _storable(field.type), field.nullable) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(_storable(kind.value_type))
+    return kind
+
+
+def _pieces(text: str) -> list[str]:
+    """A text cut at its commas, but for those in brackets and quotes."""
+    found, start, depth, is_quoted = [], 0, 0, False
+    for place, char in enumerate(text):
+        if char == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted and char in _OPEN:
+            depth += 1
+        elif not is_quoted and char in _CLOSE:
+            depth -= 1
+        elif char == "," and not depth and not is_quoted:
+            found.append(text[start:place])
+            start = place + 1
+    return [*found, text[start:]]
+
+
+def _field(text: str) -> pa.Field:
+    if text.startswith('"'):
+        name, _, kind = text[1:].partition('"')
+    else:
+        name, _, kind = text.partition(" ")
+    kind = kind.strip()
+    is_not_null = f" {kind.lower()}".endswith(NOT_NULL)
+    if is_not_null:
+        kind = kind[: len(kind) - len(NOT_NULL.strip())].strip()
+    if not name or not kind:
+        raise InvalidUsage(f'a column is written as its name and its type, such as "id int64", not {text!r:.100}')
+    return pa.field(name, read_type(kind), not is_not_null)

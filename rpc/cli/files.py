@@ -1,0 +1,471 @@
+"""Files of rows that are imported: CSV, Parquet, NDJSON and Arrow, a piece at a time, and where a bad row is."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from persist.core.errors import InvalidUsage
+from persist.parts import DIFF, TIME, ShardSchema
+from persist.parts.columns import one_chunk
+from rpc import rows
+from rpc.cell_text import from_text
+from rpc.cli.columns import storable
+from rpc.json_rows import read_ndjson
+
+FORMATS = ("csv", "parquet", "ndjson", "arrow")
+STDIN = "-"
+FILES_MAX = 10_000
+CHUNK_BYTES = 1024 * 1024
+CSV_BLOCK_BYTES = 8 * 1024 * 1024  # a row of CSV cannot be longer
+LINE_BYTES_MAX = 64 * 1024 * 1024  # of NDJSON
+INFERRED_BYTES = 1024 * 1024  # by which the types of NDJSON are chosen
+BATCH_ROWS = 64 * 1024
+SAID_CHARS_MAX = 300
+_EXTENSIONS = {
+    ".csv": "csv", ".parquet": "parquet", ".pq": "parquet", ".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson",
+    ".arrow": "arrow", ".arrows": "arrow", ".ipc": "arrow",
+}  # fmt: skip
+_FILE_MARK, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_CSV_ERROR = re.compile(
+    r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<said>.*)"
+)
+_INSTANT = r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d"
+_IN_BLOCK = re.compile(r" - at `\$\[\d*\]\.?([^`]*)`")
+_CONVERSION = re.compile(r"CSV conversion error to (?P<type>.*?): (?P<said>.*)")
+Told = Callable[[int], None]  # of how many bytes were read
+
+
+def form_of(name: str, given: str | None) -> str:
+    """The format of a file, by its name unless it is given. Raises InvalidUsage."""
+    if given is not None:
+        return given
+    if name == STDIN:
+        raise InvalidUsage(f"say which rows come from standard input: --format {'|'.join(FORMATS)}")
+    found = _EXTENSIONS.get(Path(name).suffix.lower())
+    if found is None:
+        raise InvalidUsage(f"{name!r:.200} does not tell its format by its name: give --format {'|'.join(FORMATS)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a file. `place` tells where the row of that index is: `line 7`, or `row 7` where there are none."""
+
+    table: pa.Table
+    place: Callable[[int], str]
+
+
+class BadRow(Exception):
+    """A row that cannot be read: `place` as a Piece tells it, and what is wrong."""
+
+    def __init__(self, place: str, said: str) -> None:
+        super().__init__(f"{place}: {said}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of rows. `given` is what the caller calls it, `name` what it is called in sentences.
+
+    `digest` is the SHA-256 of its bytes, `path` where they are.
+    """
+
+    given: str
+    name: str
+    path: str
+    form: str
+    size: int
+    digest: str
+    names: tuple[str, ...] | None  # its columns; None: each line tells its own
+    quotes: int = field(default=0, repr=False)
+
+    def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+        """The rows, with values as the shard's columns of that name take them; `wanted` None: all columns.
+
+        Memory stays bounded whatever the size. Raises InvalidUsage, which tells the file and the line.
+        """
+        read = {"csv": _csv, "parquet": _parquet, "ndjson": _ndjson, "arrow": _arrow}[self.form]
+        before = _stamp(self.path)
+        try:
+            yield from read(self, schema, wanted, told)
+        except BadRow as error:
+            raise self.refused(str(error)) from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self.refused(f"it cannot be read as {self.form}: {_said(error)}") from error
+        if _stamp(self.path) != before:
+            raise self.refused("it was changed while it was read")
+
+    def inferred(self) -> pa.Schema:
+        """The columns that a new shard for these rows has. Raises InvalidUsage."""
+        read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
+        try:
+            found = read[self.form](self.path)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self.refused(f"its columns cannot be told: {_said(error)}") from error
+        return storable(pa.schema([one for one in found if one.name not in (TIME, DIFF)]))
+
+    def refused(self, said: str) -> InvalidUsage:
+        """The error that tells what is wrong with the file."""
+        return InvalidUsage(f"{self.name}, {said}; nothing of it was written")
+
+
+@contextmanager
+def opened(names: Sequence[str], form: str | None) -> Iterator[list[Source]]:
+    """The files, each of which is looked at before any is read. What comes by a pipe is kept on disk meanwhile.
+
+    Raises InvalidUsage: there is no such file, or it is none of that format.
+    """
+    if len(names) > FILES_MAX:
+        raise InvalidUsage(f"{len(names)} files are too many: give at most {FILES_MAX} at once")
+    if names.count(STDIN) > 1:
+        raise InvalidUsage("standard input is given twice")
+    forms = [form_of(name, form) for name in names]
+    with ExitStack() as kept:
+        yield [_opened(name, form, kept) for name, form in zip(names, forms, strict=True)]
+
+
+def _opened(name: str, form: str, kept: ExitStack) -> Source:
+    shown = "standard input" if name == STDIN else name
+    try:
+        path = name
+        if name == STDIN:
+            path = _spooled(sys.stdin.buffer, kept)
+        elif not stat.S_ISREG(os.stat(name).st_mode):
+            if os.path.isdir(name):
+                raise InvalidUsage(f"{name!r} is a directory: name the files in it")
+            with open(name, "rb") as pipe:
+                path = _spooled(pipe, kept)
+        size, digest, quotes = _looked_at(path, form)
+    except OSError as error:
+        raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
+    source = Source(name, shown, path, form, size, digest, None, quotes)
+    try:
+        names = _names(source)
+    except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
+        raise source.refused(f"it cannot be read as {form}: {_said(error)}") from error
+    return Source(name, shown, path, form, size, digest, names, quotes)
+
+
+def _spooled(pipe: BinaryIO, kept: ExitStack) -> str:
+    file = tempfile.NamedTemporaryFile(prefix="persist-import-")  # noqa: SIM115 - it is closed with the others
+    kept.enter_context(file)
+    shutil.copyfileobj(pipe, file, CHUNK_BYTES)
+    file.flush()
+    return file.name
+
+
+def _looked_at(path: str, form: str) -> tuple[int, str, int]:
+    """The size, the digest, and how many quotes there are."""
+    digest, size, quotes = hashlib.sha256(), 0, 0
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+            quotes += chunk.count(b'"') if form == "csv" else 0
+    return size, digest.hexdigest(), quotes
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _names(source: Source) -> tuple[str, ...] | None:
+    if source.form == "ndjson":
+        return None
+    if source.form == "csv":
+        with open(source.path, encoding="utf-8-sig", newline="") as file:
+            names = next(csv.reader(file), [])
+        if not names:
+            raise ValueError("it is empty, and has not even a line of column names")
+    else:
+        names = (_parquet_schema if source.form == "parquet" else _arrow_schema)(source.path).names
+    if len(set(names)) < len(names):
+        raise ValueError(f"a column occurs twice in {names}")
+    return tuple(names)
+
+
+def _said(error: Exception) -> str:
+    """What an error says, on one line; where in a block msgspec was is no matter, but in which column is."""
+    text = _IN_BLOCK.sub(lambda found: f" in column {found[1]!r}" if found[1] else "", str(error))
+    return " ".join(text.split())[:SAID_CHARS_MAX] or type(error).__name__
+
+
+def first_bad(count: int, fails: Callable[[int], bool]) -> int:
+    """The index of the first of `count` rows that is bad; `fails` tells whether one of the first so many is."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(middle) else (middle, high)
+    return low
+
+
+def _cannot(act: Callable[[], object]) -> bool:
+    try:
+        act()
+    except rows.UNREADABLE:
+        return True
+    return False
+
+
+# --- CSV
+
+
+def _csv_schema(path: str) -> pa.Schema:
+    parse = pa.csv.ParseOptions(newlines_in_values=True)
+    with pa.csv.open_csv(path, pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES), parse) as reader:
+        return reader.schema
+
+
+def _csv(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+    names = source.names or ()
+    fields = [one for one in schema.updates_schema if one.name in (names if wanted is None else wanted)]
+    parse, convert = rows.csv_options(names, fields)
+    read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES, use_threads=False)  # so that errors tell the row
+    if source.quotes % 2:
+        _check_closed(source)
+    done = read_bytes = 0
+    with pa.OSFile(source.path) as file:
+        reader = None
+        while True:
+            try:
+                if reader is None:
+                    reader = pa.csv.open_csv(file, read, parse, convert)
+                batch = reader.read_next_batch()
+            except StopIteration:
+                return
+            except pa.ArrowException as error:
+                raise _csv_refused(source, fields, error) from error
+            columns = [_values(source, batch.column(one.name), one, done) for one in fields]
+            table = pa.Table.from_arrays(columns, names=[one.name for one in fields])
+            read_bytes += CSV_BLOCK_BYTES  # a batch is a block; the file itself is read ahead
+            told(min(read_bytes, source.size))
+            yield Piece(table, partial(_csv_place, source, done))
+            done += batch.num_rows
+
+
+def _csv_place(source: Source, before: int, index: int) -> str:
+    return f"line {_line_of(source, before + index + 2)}"
+
+
+def _values(source: Source, cells: pa.Array, its: pa.Field, before: int) -> pa.Array:
+    cells = one_chunk(cells)
+    try:
+        return rows.values_of_cells(cells, its)
+    except rows.UNREADABLE as error:
+        bad = first_bad(len(cells), lambda count: _cannot(lambda: rows.values_of_cells(cells.slice(0, count), its)))
+        raise BadRow(f"line {_line_of(source, before + bad + 2)}", _said(error)) from error
+
+
+def _csv_refused(source: Source, fields: Sequence[pa.Field], error: pa.ArrowException) -> BadRow | InvalidUsage:
+    """What Arrow says of the CSV, with the line and the name of the column."""
+    text = _said(error)
+    if "straddl" in text:
+        return source.refused(f"it has a row of more than {CSV_BLOCK_BYTES} bytes, or a quote that is not closed")
+    found = _CSV_ERROR.match(text)
+    if found is None or found["row"] is None:
+        return source.refused(f"it cannot be read as csv: {text}")
+    said = found["said"]
+    if found["column"] is not None:
+        conversion, name = _CONVERSION.match(said), _column(source, fields, int(found["column"]))
+        if conversion is not None:
+            said = f"{conversion['said']} for {conversion['type']}"
+        said = f"column {name!r}: {said}"
+    return BadRow(f"line {_line_of(source, int(found['row']))}", said)
+
+
+def _column(source: Source, fields: Sequence[pa.Field], number: int) -> str:
+    names = source.names or ()
+    return names[number] if number < len(names) else fields[-1].name
+
+
+def _check_closed(source: Source) -> None:
+    """Raise BadRow where a quote is open at the end: all that follows it would be one cell."""
+    line = 1
+    with open(source.path, encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            for _ in reader:
+                line = reader.line_num + 1
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                raise BadRow(f"line {line}", "a quote is not closed") from error
+
+
+def _line_of(source: Source, record: int) -> int:
+    """The line on which the record of this number begins; the first one has the names of the columns."""
+    is_skipping, found, line = len(source.names or ()) > 1, 0, 1
+    with open(source.path, encoding="utf-8", errors="replace", newline="") as file, suppress(csv.Error):
+        reader = csv.reader(file)
+        for cells in reader:
+            found += bool(cells) or not is_skipping
+            if found == record:
+                return line
+            line = reader.line_num + 1
+    return record
+
+
+# --- NDJSON
+
+
+def _ndjson_schema(path: str) -> pa.Schema:
+    with open(path, "rb") as file:
+        head = file.read(INFERRED_BYTES)
+        while b"\n" not in head and len(head) < LINE_BYTES_MAX and (more := file.read(INFERRED_BYTES)):
+            head += more
+        is_all = not file.read(1)
+    if not is_all:
+        head = head[: head.rfind(b"\n") + 1]
+    if not head.strip():
+        raise ValueError("it has no line that is shorter than the longest that can be read")
+    found = _json(head, None).schema
+    return pa.schema([pa.field(one.name, _json_type(head, one)) for one in found])
+
+
+def _json(head: bytes, known: pa.Schema | None) -> pa.Table:
+    options = pa.json.ReadOptions(block_size=max(len(head), 1))
+    parse = pa.json.ParseOptions(explicit_schema=known, newlines_in_values=False)
+    return pa.json.read_json(pa.BufferReader(head), options, parse)
+
+
+def _json_type(head: bytes, one: pa.Field) -> pa.DataType:
+    """The type of a column of which Arrow says this. A time is one only if each text can be read so, with its zone."""
+    if not (pa.types.is_timestamp(one.type) or pa.types.is_string(one.type)):
+        return one.type
+    texts = one_chunk(_json(head, pa.schema([pa.field(one.name, pa.string())])).column(one.name))
+    if pa.types.is_string(one.type) and not pc.all(pc.match_substring_regex(texts, _INSTANT)).as_py():
+        return one.type
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        if not _cannot(partial(from_text, texts, kind)):
+            return kind
+    return pa.string()
+
+
+def _ndjson(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+    line, done = 1, 0
+    for block in _line_blocks(source):
+        table = _lines(block, schema, line)
+        if wanted is not None:
+            table = table.select([name for name in table.column_names if name in wanted or name == DIFF])
+        done += len(block)
+        told(done)
+        yield Piece(table, partial(_line_place, block, line))
+        line += block.count(b"\n")
+
+
+def _line_blocks(source: Source) -> Iterator[bytes]:
+    """Whole lines, about CHUNK_BYTES at a time."""
+    with open(source.path, "rb") as file:
+        left = b""
+        while chunk := file.read(CHUNK_BYTES):
+            end = chunk.rfind(b"\n") + 1
+            if end:
+                yield left + chunk[:end]
+                left = chunk[end:]
+            else:
+                left += chunk
+            if len(left) > LINE_BYTES_MAX:
+                raise ValueError(f"it has a line of more than {LINE_BYTES_MAX} bytes")
+        if left:
+            yield left
+
+
+def _lines(block: bytes, schema: ShardSchema, first: int) -> pa.Table:
+    """The rows of a block of lines, of which the first one has this number."""
+    most = block.count(b"\n") + 1
+    try:
+        table = read_ndjson(block, schema.updates_schema, most)
+    except rows.UNREADABLE as error:
+        lines = [line + b"\n" for line in block.split(b"\n")]
+
+        def fails(count: int) -> bool:
+            return _cannot(lambda: read_ndjson(b"".join(lines[:count]), schema.updates_schema, most))
+
+        raise BadRow(f"line {first + first_bad(len(lines), fails)}", _said(error)) from error
+    for name in (TIME, DIFF):
+        if table.column(name).null_count == len(table):
+            table = table.drop_columns([name])
+    if DIFF in table.column_names:
+        table = table.set_column(table.schema.get_field_index(DIFF), DIFF, pc.fill_null(table.column(DIFF), 1))
+    return table
+
+
+def _line_place(block: bytes, first: int, index: int) -> str:
+    """Where the row of this index is in a block of lines: blank ones have none."""
+    full = [number for number, line in enumerate(block.split(b"\n")) if line.strip()]
+    return f"line {first + (full[index] if index < len(full) else index)}"
+
+
+# --- Parquet and Arrow
+
+
+def _parquet_schema(path: str) -> pa.Schema:
+    return pa.parquet.read_schema(path)
+
+
+def _parquet(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+    with pa.parquet.ParquetFile(source.path, pre_buffer=False) as file:
+        chosen = None if wanted is None or any("." in name for name in wanted) else list(wanted)
+        batches = file.iter_batches(BATCH_ROWS, columns=chosen)
+        yield from _numbered(source, batches, wanted, told, file.metadata.num_rows)
+
+
+def _arrow_schema(path: str) -> pa.Schema:
+    with open(path, "rb") as file:
+        is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
+    with pa.OSFile(path) as data, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(data) as reader:
+        return reader.schema
+
+
+def _arrow(source: Source, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
+    with open(source.path, "rb") as file:
+        is_file = file.read(len(_FILE_MARK)) == _FILE_MARK
+        file.seek(-min(source.size, len(_STREAM_END)), os.SEEK_END)
+        is_whole = is_file or file.read() == _STREAM_END
+    if not is_whole:
+        raise ValueError("it does not end with its end-of-stream mark: it was cut")
+    with pa.OSFile(source.path) as data:
+        if is_file:
+            with pa.ipc.open_file(data) as found:
+                batches = (found.get_batch(number) for number in range(found.num_record_batches))
+                yield from _numbered(source, batches, wanted, told, 0)
+        else:
+            with pa.ipc.open_stream(data) as stream:
+                yield from _numbered(source, iter(stream), wanted, told, 0)
+
+
+def _row_place(before: int, index: int) -> str:
+    return f"row {before + index + 1}"
+
+
+def _numbered(
+    source: Source, batches: Iterator[pa.RecordBatch], wanted: Sequence[str] | None, told: Told, rows_all: int
+) -> Iterator[Piece]:
+    """The batches with their rows counted; how far it is goes by rows, where it is known how many there are."""
+    done = 0
+    for batch in batches:
+        table = pa.table(batch)
+        if wanted is not None:
+            table = table.select([name for name in table.column_names if name in wanted])
+        yield Piece(table, partial(_row_place, done))
+        done += len(table)
+        if rows_all:
+            told(source.size * done // rows_all)

@@ -1,0 +1,286 @@
+"""`persist import NAME FILE...`: the rows of files become rows of a shard, exactly once however often it is run.
+
+One commit a file, or one for all. Its token follows from the bytes of the file and from what is done with them, so
+whoever repeats it is told that it is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist.cli.process import ended_by_sigterm
+from persist.cli.progress import ProgressBar
+from persist.cli.screen import Screen, plain
+from persist.cli.where import add_client_arguments, check_given, client_of
+from persist.client.arguments import columns_of
+from persist.client.connect import Client
+from persist.client.shard import Shard
+from persist.core.antichain import Antichain
+from persist.core.errors import InvalidUsage, UnknownShard
+from persist.core.ids import Token, check_shard_name, parse, token_of_key
+from persist.parts import DIFF, TIME, ShardSchema
+from rpc.cli import files
+from rpc.cli.columns import schema_of
+from rpc.cli.files import Piece, Source, first_bad
+
+INSERT, UPSERT, OVERWRITE = "insert", "upsert", "overwrite"
+HELD_BYTES_MAX = 2 * 1024**3  # of rows of an upsert or an overwrite, which are held in memory
+NAMES_TOLD = 20  # of files, in the commit history
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help="the shard")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="CSV, Parquet, NDJSON or Arrow; - is standard input")
+    add_client_arguments(parser)
+    parser.add_argument("--format", choices=files.FORMATS, help="if the names of the files do not tell")
+    parser.add_argument("--columns", metavar="A,B", help="take these columns of the files; else all")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--upsert", action="store_true", help="put rows by their keys, in the place of those of these keys"
+    )
+    how.add_argument("--overwrite", action="store_true", help="put rows in the place of everything that is there")
+    parser.add_argument("--one-commit", action="store_true", help="all files at one time, or none; else one by one")
+    parser.add_argument(
+        "--create", action="store_true", help="make the shard if it is missing, with the file's columns"
+    )
+    parser.add_argument("--key", metavar="A,B", help="with --create: by which columns rows are ordered and found")
+    parser.add_argument("--token", metavar="TEXT", help="what stands for this import; else what is in the files")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    bar = ProgressBar(sys.stderr) if sys.stderr.isatty() else None
+    try:
+        with ended_by_sigterm(), files.opened(arguments.files, arguments.format) as sources:
+            fresh = schema_of(sources[0].inferred(), columns_of(arguments.key)) if arguments.create else None
+            with client_of(arguments, must_exist=fresh is None) as client:
+                _import(client, arguments, sources, fresh, bar)
+    finally:
+        if bar is not None:
+            bar.clear()
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    check_shard_name(arguments.name)
+    check_given(arguments, "columns", "key", "token")
+    if columns_of(arguments.columns) == []:
+        raise InvalidUsage("--columns names none")
+    if arguments.create != (arguments.key is not None):
+        raise InvalidUsage("--create and --key go together: --create --key id makes the shard if it is missing")
+    if len(arguments.files) > 1 and not arguments.one_commit:
+        if arguments.overwrite:
+            raise InvalidUsage("each file would take the place of the one before: give one file, or --one-commit")
+        if arguments.token is not None:
+            raise InvalidUsage("--token stands for one commit: give one file, or --one-commit")
+
+
+def _import(
+    client: Client,
+    arguments: argparse.Namespace,
+    sources: Sequence[Source],
+    fresh: ShardSchema | None,
+    bar: ProgressBar | None,
+) -> None:
+    verb = UPSERT if arguments.upsert else OVERWRITE if arguments.overwrite else INSERT
+    asked = columns_of(arguments.columns)
+    shard, schema = _opened(client, arguments.name, fresh)
+    reads = [Reading(source, schema, Taken.of(source, schema, asked, verb), bar) for source in sources]
+    if shard is None:
+        for one in reads:  # a shard is not made for rows that it cannot take
+            for _ in one.tables():
+                pass
+        shard = client.create_shard(arguments.name, schema.arrow, schema.key)
+    for group in [reads] if arguments.one_commit else [[one] for one in reads]:
+        token = _token(arguments.token, verb, asked, group)
+        told = _commit(shard, verb, group, token)
+        if bar is not None:
+            bar.clear()
+        _tell(told)
+
+
+def _opened(client: Client, name: str, fresh: ShardSchema | None) -> tuple[Shard | None, ShardSchema]:
+    """The shard and its columns; without one, those that it will have. Raises UnknownShard, InvalidUsage."""
+    try:
+        shard = client.shard(name)
+    except UnknownShard:
+        if fresh is None:
+            raise
+        return None, fresh
+    if fresh is not None and fresh.key != shard.schema.key:
+        there = ",".join(shard.schema.key)
+        raise InvalidUsage(
+            f"shard {name!r} is there already, with the key {there}: give --key {there}, or another name"
+        )
+    return shard, shard.schema
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Which columns of a file are taken; `names` None: all of the shard's. `given`: the others keep their values."""
+
+    names: tuple[str, ...] | None
+    given: ShardSchema
+    counts: bool  # whether rows may say how often they come
+
+    @classmethod
+    def of(cls, source: Source, schema: ShardSchema, asked: list[str] | None, verb: str) -> Taken:
+        """Raises InvalidUsage where the columns of the file are not those of the shard."""
+        if asked is not None:
+            schema.columns(asked)
+        names = source.names
+        if names is None:
+            taken = tuple(schema.arrow.names if asked is None else asked)
+        else:
+            for name in names if asked is None else ():
+                if name == TIME:
+                    raise source.refused(_HAS_TIME)
+                if name != DIFF and name not in schema.arrow.names:
+                    raise source.refused(
+                        f"it has a column {name!r}, which the shard has not: its columns are "
+                        f"{', '.join(schema.arrow.names)}; --columns says which are taken"
+                    )
+            for name in asked or ():
+                if name not in names:
+                    raise source.refused(f"it has no column {name!r}: its columns are {', '.join(names)}")
+            taken = tuple(name for name in schema.arrow.names if name in (names if asked is None else asked))
+        for one in schema.arrow:
+            if one.name not in taken and (one.name in schema.key or (not one.nullable and verb != UPSERT)):
+                raise source.refused(f"it lacks column {one.name!r}, which each row must have")
+        if verb == UPSERT:
+            given = ShardSchema(pa.schema([one for one in schema.arrow if one.name in taken]), schema.key)
+        else:
+            given = schema
+        if names is None:
+            return cls(None if asked is None else taken, given, verb == INSERT)
+        return cls((*taken, DIFF) if DIFF in names else taken, given, verb == INSERT)
+
+
+_HAS_TIME = f"it has a column {TIME}, but an import takes the next time: leave it out with --columns"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A file whose rows are read for a shard with this schema."""
+
+    source: Source
+    schema: ShardSchema
+    taken: Taken
+    bar: ProgressBar | None
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows, in the columns that are given and perhaps `__diff`. Raises InvalidUsage, which tells the line."""
+        for piece in self.source.pieces(self.schema, self.taken.names, self._told):
+            yield self._conformed(piece)
+
+    def _told(self, done: int) -> None:
+        if self.bar is not None:
+            self.bar(self.source.name, done, self.source.size)
+
+    def _conformed(self, piece: Piece) -> pa.Table:
+        given, table = self.taken.given, piece.table
+        if TIME in table.column_names:
+            raise self.source.refused(_HAS_TIME)
+        if DIFF in table.column_names and not self.taken.counts:
+            raise self.source.refused(f"it has a column {DIFF}: only rows that are added may say how often")
+        for one in given.arrow:
+            if one.name not in table.column_names:
+                table = table.append_column(one, pa.nulls(len(table), one.type))
+        try:
+            found = given.conform(table, 0)
+        except InvalidUsage as error:
+            if _refused(given, table.slice(0, 0)):
+                raise self.source.refused(error.message) from error
+            bad = first_bad(len(table), lambda count: _refused(given, table.slice(0, count)))
+            raise self.source.refused(f"{piece.place(bad)}: {error.message}") from error
+        return found.drop_columns([TIME] if DIFF in table.column_names else [TIME, DIFF])
+
+
+def _refused(schema: ShardSchema, table: pa.Table) -> bool:
+    try:
+        schema.conform(table, 0)
+    except InvalidUsage:
+        return True
+    return False
+
+
+def _token(given: str | None, verb: str, columns: list[str] | None, reads: Sequence[Reading]) -> Token:
+    """What stands for this commit: what was given, or what is read and what is done with it."""
+    if given is not None:
+        try:
+            return parse(Token, given)
+        except InvalidUsage:
+            return token_of_key(given)
+    said = ["persist import", verb, columns, [(one.source.form, one.source.digest) for one in reads]]
+    return token_of_key(json.dumps(said))
+
+
+def _commit(shard: Shard, verb: str, reads: Sequence[Reading], token: Token) -> dict[str, Any]:
+    """Write the rows by one commit; what is told of it."""
+    count = 0
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal count
+        for one in reads:
+            for table in one.tables():
+                count += len(table)
+                yield table
+
+    names = [one.source.given for one in reads]
+    info: dict[str, Any] = {"imported": [os.path.basename(name)[:100] for name in names[:NAMES_TOLD]]}
+    before = shard.upper()
+    if verb == INSERT:
+        done = shard.insert(tables(), token=token, info=info)
+        return _told(shard, names, count, before, (done.lower, done.upper))
+    held = _held(tables(), reads)
+    if verb == UPSERT:
+        edited = shard.upsert(held, token=token, info=info)
+    else:
+        edited = shard.overwrite(held, token=token, info=info)
+    told = _told(shard, names, count, before, (edited.lower, edited.upper))
+    return {**told, "added": edited.added, "removed": edited.removed}
+
+
+def _held(tables: Iterator[pa.Table], reads: Sequence[Reading]) -> pa.Table:
+    """The rows in memory. Raises InvalidUsage where they are too many."""
+    found, size = [], 0
+    for table in tables:
+        size += table.nbytes
+        if size > HELD_BYTES_MAX:
+            raise reads[-1].source.refused(
+                f"its rows take more than {HELD_BYTES_MAX} bytes of memory, as an upsert or an overwrite needs: "
+                "cut it, or write it by PySpark"
+            )
+        found.append(table)
+    return pa.concat_tables(found) if found else reads[0].taken.given.arrow.empty_table()
+
+
+def _told(
+    shard: Shard, names: list[str], rows: int, before: Antichain, took: tuple[Antichain, Antichain]
+) -> dict[str, Any]:
+    lower, upper = took
+    done = "nothing to do" if lower == upper else "already there" if lower < before else "imported"
+    which = {"file": names[0]} if len(names) == 1 else {"files": names}
+    time = None if lower == upper else lower.element
+    return {"shard": shard.name, **which, "done": done, "rows": rows, "time": time}
+
+
+def _tell(told: dict[str, Any]) -> None:
+    if not Screen.of(sys.stdout).is_terminal:
+        print(json.dumps(told), flush=True)
+        return
+    at = f"at time {told['time']}"
+    what = told["file"] if "file" in told else f"{len(told['files'])} files"
+    rows = f"{told['rows']:,} row{'' if told['rows'] == 1 else 's'}"
+    said = {"imported": f"{rows} {at}", "already there": f"already there, {at}"}.get(
+        told["done"], f"{rows}, nothing to do"
+    )
+    print(f"{plain(what)}: {said}", flush=True)

@@ -1,0 +1,369 @@
+"""Rows in the shell: create, import, cat, head, count, tail, diff, export, drop, on the stores and through a server."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from tests.support.typed import KINDS, Place, place_of
+
+SCHEMA = "id int64, state string"
+ROWS = "id,state\n1,new\n2,new\n"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def one_place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@pytest.fixture
+def place(one_place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.chdir(tmp_path)
+    yield one_place
+    one_place.clear()
+
+
+@pytest.fixture
+def typed(place: Place, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Types a command that has to succeed; its lines."""
+
+    def run(*words: str) -> list[str]:
+        found = place.type(capsys, *words)
+        assert (found.code, found.err) == (0, ""), found.err
+        return found.lines
+
+    return run
+
+
+@pytest.fixture
+def orders(typed: Any) -> Any:
+    """A shard with two rows at time 0, one of which is changed at time 1; types commands."""
+    Path("orders.csv").write_text(ROWS)
+    Path("paid.csv").write_text("id,state\n1,paid\n")
+    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
+    typed("import", "orders", "orders.csv")
+    typed("import", "orders", "paid.csv", "--upsert")
+    return typed
+
+
+def test_the_first_minute_as_it_is_printed(typed: Any) -> None:
+    Path("orders.csv").write_text(ROWS)
+    assert typed("create", "orders", "--schema", SCHEMA, "--key", "id") == [
+        '{"shard": "orders", "done": "created", "columns": {"id": "int64", "state": "string"}, "key": ["id"]}'
+    ]
+    assert typed("import", "orders", "orders.csv") == [
+        '{"shard": "orders", "file": "orders.csv", "done": "imported", "rows": 2, "time": 0}'
+    ]
+    assert typed("import", "orders", "orders.csv") == [
+        '{"shard": "orders", "file": "orders.csv", "done": "already there", "rows": 2, "time": 0}'
+    ]
+    assert typed("cat", "orders") == ['{"id":1,"state":"new"}', '{"id":2,"state":"new"}']
+    assert typed("count", "orders") == ["2"]
+
+
+def test_cat_in_every_format(orders: Any) -> None:
+    assert orders("cat", "orders", "--format", "table") == ["id  state", " 1  paid", " 2  new"]
+    assert orders("cat", "orders", "--format", "csv") == ['"id","state"', '1,"paid"', '2,"new"']
+    assert orders("cat", "orders", "--format", "csv", "--columns", "state", "--where", "id = 2") == ['"state"', '"new"']
+    assert orders("cat", "orders", "--as-of", "0", "--limit", "1") == ['{"id":1,"state":"new"}']
+    assert orders("cat", "orders", "--format", "table", "--where", "id > 9") == ["id  state"]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_cat_writes_bytes_that_are_read_back(
+    orders: Any, place: Place, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr(sys, "stdout", written)
+    assert main(["cat", "orders", "--format", form, *place.where]) == 0
+    data = pa.py_buffer(written.buffer.getvalue())  # type: ignore[attr-defined]
+    table = pq.read_table(pa.BufferReader(data)) if form == "parquet" else pa.ipc.open_stream(data).read_all()
+    assert table.to_pylist() == [{"id": 1, "state": "paid"}, {"id": 2, "state": "new"}]
+
+
+def test_head_shows_the_first_ten_rows_unless_told_how_many(typed: Any) -> None:
+    Path("many.csv").write_text("id\n" + "".join(f"{number}\n" for number in range(12)))
+    typed("import", "many", "many.csv", "--create", "--key", "id")
+    assert len(typed("head", "many")) == 10
+    assert typed("head", "many", "-n", "2", "--format", "csv") == ['"id"', "0", "1"]
+    assert typed("head", "many", "--where", "id >= 11") == ['{"id":11}']
+
+
+def test_count_by_a_predicate_and_as_of_a_time(orders: Any) -> None:
+    assert orders("count", "orders", "--where", "state = 'paid'") == ["1"]
+    assert orders("count", "orders", "--where", "state = 'paid'", "--as-of", "0") == ["0"]
+
+
+def test_tail_shows_the_changes_of_the_last_times(orders: Any) -> None:
+    last = ['{"id":1,"state":"new","__time":1,"__diff":-1}', '{"id":1,"state":"paid","__time":1,"__diff":1}']
+    first = [f'{{"id":{number},"state":"new","__time":0,"__diff":1}}' for number in (1, 2)]
+    assert orders("tail", "orders") == first + last
+    assert orders("tail", "orders", "-n", "1") == last
+    assert orders("tail", "orders", "--as-of", "0") == last
+    assert orders("tail", "orders", "--as-of", "-1", "--where", "id = 2") == first[1:]
+    assert orders("tail", "orders", "-n", "0") == []
+    assert orders("tail", "orders", "--as-of", "1", "--columns", "id") == []
+
+
+def test_tail_begins_where_history_does(orders: Any, place: Place) -> None:
+    with place.client() as client:
+        client.shard("orders").forget(1)
+    assert orders("tail", "orders") == []
+
+
+def test_diff_shows_what_changes_shows(orders: Any) -> None:
+    expected = ['{"id":1,"state":"new","__diff":-1}', '{"id":1,"state":"paid","__diff":1}']
+    assert orders("diff", "orders", "0", "1") == orders("diff", "orders", "0") == expected
+    changes = orders("changes", "orders", "--start", "0", "--end", "1")
+    assert [json.loads(line) for line in changes] == [json.loads(line) for line in expected]
+    back = [json.loads(line)["__diff"] for line in orders("diff", "orders", "1", "0")]
+    assert back == [1, -1]
+
+
+def test_diff_of_two_shards(orders: Any) -> None:
+    orders("create", "other", "--schema", SCHEMA, "--key", "id")
+    orders("import", "other", "orders.csv")
+    assert orders("diff", "orders", "1", "0", "--other", "other") == [
+        '{"id":1,"state":"new","__diff":1}',
+        '{"id":1,"state":"paid","__diff":-1}',
+    ]
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "ndjson", "arrow"])
+def test_what_is_exported_is_imported_again_and_is_the_same(orders: Any, form: str) -> None:
+    file = f"orders.{form}"
+    assert orders("export", "orders", file, "--as-of", "0") == [
+        f'{{"shard": "orders", "file": "{file}", "rows": 2, "as_of": 0}}'
+    ]
+    orders("import", "again", file, "--create", "--key", "id")
+    assert orders("diff", "orders", "0", "0", "--other", "again") == []
+    assert not [path for path in Path().iterdir() if path.name.endswith(".part")]
+
+
+def test_an_export_that_fails_leaves_the_file_that_was_there(
+    orders: Any, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("kept.csv").write_text("as it was")
+    with place.client() as client:
+        client.shard("orders").insert([{"id": 7, "state": "gone", "__diff": -1}])
+    found = place.type(capsys, "export", "orders", "kept.csv")
+    assert found.code == 1
+    assert "taken away more often than added" in found.err
+    assert Path("kept.csv").read_text() == "as it was"
+    assert sorted(path.name for path in Path().iterdir()) == ["kept.csv", "orders.csv", "paid.csv"]
+
+
+# --- create
+
+
+def test_a_shard_is_made_like_a_file_or_by_a_file_with_its_schema(typed: Any, place: Place) -> None:
+    pq.write_table(pa.table({"id": pa.array([1], pa.int32()), "at": pa.array([0], pa.timestamp("ms"))}), "rows.parquet")
+    Path("rows.csv").write_text("id,amount,day\n1,1.5,2030-01-01\n")
+    Path("schema.txt").write_text(
+        '# orders\nid int64 not null\n"the amount" decimal128(10, 2), at timestamp[us, UTC]\n'
+    )
+    Path("schema.json").write_text('{"fields": [{"name": "id", "type": "int64", "key": true}]}')
+    typed("create", "like", "--like", "rows.parquet", "--key", "id")
+    typed("create", "csv", "--like", "rows.csv", "--key", "day,id", "--history", "30d")
+    typed("create", "text", "--schema-file", "schema.txt", "--key", "id")
+    typed("create", "json", "--schema-file", "schema.json")
+    with place.client() as client:
+        assert client.shard("like").schema.arrow == pa.schema([("id", pa.int32()), ("at", pa.timestamp("ms"))])
+        csv = client.shard("csv")
+        assert csv.schema.arrow == pa.schema([("id", pa.int64()), ("amount", pa.float64()), ("day", pa.date32())])
+        assert csv.schema.key == ("day", "id")
+        assert csv.settings.history_ms == 30 * 86_400_000
+        kept = [
+            pa.field("id", pa.int64(), False),
+            ("the amount", pa.decimal128(10, 2)),
+            ("at", pa.timestamp("us", "UTC")),
+        ]
+        assert client.shard("text").schema.arrow == pa.schema(kept)
+        assert client.shard("json").schema.key == ("id",)
+
+
+def test_to_create_a_shard_again_says_that_it_is_there(typed: Any) -> None:
+    words = ("create", "orders", "--schema", SCHEMA, "--key", "id")
+    assert [json.loads(typed(*words)[0])["done"] for _ in range(2)] == ["created", "already there"]
+
+
+# --- import
+
+
+def told(lines: list[str]) -> list[tuple[str, int, int]]:
+    return [(line["done"], line["rows"], line["time"]) for line in map(json.loads, lines)]
+
+
+def test_each_file_is_a_commit_and_a_second_run_writes_what_is_missing(typed: Any) -> None:
+    for number in range(3):
+        Path(f"{number}.ndjson").write_text(f'{{"id":{number}}}\n')
+    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
+    assert told(typed("import", "orders", "0.ndjson")) == [("imported", 1, 0)]
+    files = ("0.ndjson", "1.ndjson", "2.ndjson")
+    assert told(typed("import", "orders", *files)) == [
+        ("already there", 1, 0),
+        ("imported", 1, 1),
+        ("imported", 1, 2),
+    ]
+    assert typed("count", "orders") == ["3"]
+
+
+def test_all_files_are_one_commit_where_that_is_asked_for(typed: Any) -> None:
+    Path("a.csv").write_text("id,state\n1,a\n")
+    Path("b.ndjson").write_text('{"id":2}\n')
+    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
+    words = ("import", "orders", "a.csv", "b.ndjson", "--one-commit")
+    assert told(typed(*words)) == [("imported", 2, 0)]
+    assert told(typed(*words)) == [("already there", 2, 0)]
+    assert typed("cat", "orders") == ['{"id":1,"state":"a"}', '{"id":2,"state":null}']
+
+
+@pytest.mark.parametrize("verb", ["--upsert", "--overwrite"])
+def test_verbs_are_safe_to_run_again_too(orders: Any, verb: str) -> None:
+    Path("more.csv").write_text("id,state\n1,sent\n3,new\n")
+    [first] = map(json.loads, orders("import", "orders", "more.csv", verb))
+    [again] = map(json.loads, orders("import", "orders", "more.csv", verb))
+    assert (first["done"], again["done"], first["time"], again["time"]) == ("imported", "already there", 2, 2)
+    kept = [] if verb == "--overwrite" else ['{"id":2,"state":"new"}']
+    assert orders("cat", "orders") == ['{"id":1,"state":"sent"}', *kept, '{"id":3,"state":"new"}']
+
+
+def test_an_upsert_of_some_columns_keeps_the_values_of_the_others(orders: Any) -> None:
+    orders("create", "wide", "--schema", "id int64, a string, b string", "--key", "id")
+    Path("all.csv").write_text("id,a,b\n1,x,y\n")
+    Path("some.csv").write_text("id,b,other\n1,z,9\n2,z,9\n")
+    orders("import", "wide", "all.csv")
+    orders("import", "wide", "some.csv", "--upsert", "--columns", "id,b")
+    assert orders("cat", "wide") == ['{"id":1,"a":"x","b":"z"}', '{"id":2,"a":null,"b":"z"}']
+
+
+def test_a_token_of_ones_own_stands_for_an_import(orders: Any) -> None:
+    assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("imported", 2, 2)]
+    assert told(orders("import", "orders", "orders.csv", "--token", "monday")) == [("already there", 2, 2)]
+    assert orders("count", "orders") == ["4"]
+
+
+def test_rows_come_by_standard_input(typed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
+    for done in ("imported", "already there"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(ROWS.encode())))
+        assert told(typed("import", "orders", "-", "--format", "csv")) == [(done, 2, 0)]
+
+
+def test_the_columns_of_a_new_shard_are_those_of_the_file(typed: Any, place: Place) -> None:
+    Path("events.ndjson").write_text(
+        '{"id":1,"at":"2030-01-01T12:00:00Z","day":"2030-01-01T00:00:00","n":null,"tags":["a"]}\n'
+        '{"id":2,"at":"2030-01-01T12:00:00.5Z","day":"2030-01-02T00:00:00","n":null,"tags":[]}\n'
+    )
+    assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("imported", 2, 0)]
+    with place.client() as client:
+        found = client.shard("events").schema.arrow
+    assert {field.name: str(field.type) for field in found} == {
+        "id": "int64",
+        "at": "timestamp[us, tz=UTC]",
+        "day": "timestamp[us]",
+        "n": "string",
+        "tags": "list<item: string>",
+    }
+    assert told(typed("import", "events", "events.ndjson", "--create", "--key", "id")) == [("already there", 2, 0)]
+
+
+def test_rows_may_be_taken_away_by_their_diff(orders: Any) -> None:
+    Path("gone.csv").write_text("id,state,__diff\n2,new,-1\n")
+    orders("import", "orders", "gone.csv")
+    assert orders("cat", "orders") == ['{"id":1,"state":"paid"}']
+
+
+def test_an_import_is_in_the_commit_history(orders: Any, place: Place) -> None:
+    with place.client() as client:
+        assert [entry.info for entry in client.shard("orders").history(2)] == [
+            {"imported": ["paid.csv"]},
+            {"imported": ["orders.csv"]},
+        ]
+
+
+def test_cells_of_several_lines_and_blank_lines_are_counted_as_an_editor_counts_them(
+    typed: Any, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("create", "orders", "--schema", SCHEMA, "--key", "id")
+    Path("bad.csv").write_text('id,state\n1,"two\nlines"\n\n2,5" pipe\nx,new\n')
+    assert (
+        "bad.csv, line 6: column 'id': invalid value 'x' for int64"
+        in place.type(capsys, "import", "orders", "bad.csv").err
+    )
+    Path("bad.ndjson").write_text('{"id":1}\n\n{"id":2.5}\n')
+    assert "bad.ndjson, line 3: " in place.type(capsys, "import", "orders", "bad.ndjson").err
+    Path("good.csv").write_text('id,state\n1,"two\nlines"\n\n2,5" pipe\n')
+    assert told(typed("import", "orders", "good.csv")) == [("imported", 2, 0)]
+
+
+def test_a_bad_row_far_into_a_file_is_told_by_its_line_and_nothing_is_written(
+    typed: Any, place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rpc.cli.files.CSV_BLOCK_BYTES", 4_096)
+    monkeypatch.setattr("rpc.cli.files.CHUNK_BYTES", 4_096)
+    monkeypatch.setattr("rpc.cli.files.BATCH_ROWS", 100)
+    typed("create", "days", "--schema", "id int64 not null, day date32", "--key", "id")
+    good = [(number, f"2030-01-{number % 28 + 1:02}") for number in range(3_000)]
+    for row, line in ((2_000, 2_002), (2_999, 3_001)):
+        texts = [f"{number},{day}" for number, day in good]
+        texts[row] = f"{row},2030-02-30"
+        Path("bad.csv").write_text("\n".join(["id,day", *texts]) + "\n")
+        found = place.type(capsys, "import", "days", "bad.csv")
+        assert found.code == 1
+        assert found.err.startswith(f"persist import: bad.csv, line {line}: column 'day': ")
+    lines = [json.dumps({"id": number, "day": day}) for number, day in good]
+    lines[2_000] = '{"day": "2030-01-01"}'
+    Path("bad.ndjson").write_text("\n".join(lines))
+    assert "bad.ndjson, line 2001: column 'id' holds 1 nulls" in place.type(capsys, "import", "days", "bad.ndjson").err
+    ids = pa.array([*range(500), None])
+    pq.write_table(pa.table({"id": ids, "day": pa.nulls(501, pa.date32())}), "bad.parquet")
+    assert "bad.parquet, row 501: column 'id' holds 1 nulls" in place.type(capsys, "import", "days", "bad.parquet").err
+    assert typed("count", "days") == ["0"]
+    with place.client() as client:
+        assert client.shard("days").upper() == persist.Antichain(0)
+
+
+def test_a_new_shard_is_not_made_for_rows_that_it_cannot_take(
+    place: Place, typed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rpc.cli.files.INFERRED_BYTES", 64)
+    Path("late.ndjson").write_text('{"id":1}\n' * 50 + '{"id":"x"}\n')
+    found = place.type(capsys, "import", "late", "late.ndjson", "--create", "--key", "id")
+    assert (found.code, "line 51" in found.err) == (1, True)
+    assert typed("shards", "--names") == []
+
+
+# --- shards and drop
+
+
+def test_names_of_shards_alone(orders: Any) -> None:
+    orders("create", "eu.orders", "--schema", SCHEMA, "--key", "id")
+    assert orders("shards", "--names") == ["eu.orders", "orders"]
+    assert orders("shards", "--names", "--prefix", "o") == ["orders"]
+
+
+def test_a_shard_in_numbers(orders: Any) -> None:
+    [found] = map(json.loads, orders("shards", "--json"))
+    assert (found["name"], found["upper"], found["updates"], found["dropped"]) == ("orders", [2], 4, False)
+    shown = json.loads(orders("shards", "orders", "--json")[0])
+    assert [column["name"] for column in shown["columns"]] == ["id", "state"]
+    assert [batch["updates"] for batch in shown["newest_batches"]] == [2, 2]
+    assert orders("shards")[1].split()[:3] == ["orders", "0", "2"]
+
+
+def test_drop_tells_which_and_then_drops_them(orders: Any) -> None:
+    assert json.loads(orders("drop", "orders")[0])["done"] is False
+    assert json.loads(orders("drop", "orders", "--confirm", "1")[0])["complete"] is True
+    assert orders("shards", "--names") == []

@@ -1,0 +1,166 @@
+"""Every row of the table of bad input in docs/shell.md, on the stores and through a server: nothing is written."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.cli.commands import parser_of
+from persist.core.errors import PersistError
+from tests.support.pages import page
+from tests.support.typed import KINDS, Place, place_of
+
+_ROW = re.compile(r"^\| (?:`(\w+)`|any) \| (.*?) \| (?:`(\w+)`|\S) \| (\d) \|$", re.MULTILINE)
+NOT_THERE = "there is no such place"
+
+# What is typed for each row: the words, and the content of the file `f.csv`, `f.ndjson` and so on that they name.
+Case = tuple[str, bytes | None]
+CSV = b"id,state\n9,new\n"
+CASES: dict[tuple[str, str], Case] = {
+    ("any", "a command that there is not"): ("nothing", None),
+    ("any", "an option that the command has not"): ("cat orders --nothing", None),
+    ("any", "a shard that is not there"): ("cat missing", None),
+    ("any", "a directory that is not there"): (f"cat orders {NOT_THERE} --dir missing", None),
+    ("any", "a server and a directory"): (f"cat orders {NOT_THERE} --url http://127.0.0.1:1 --dir data", None),
+    ("any", "a server by something else than http(s)"): (f"cat orders {NOT_THERE} --url persist:///x", None),
+    ("any", "a server that does not answer"): (f"cat orders {NOT_THERE} --url http://127.0.0.1:1", None),
+    ("any", "a file of authorities without a server"): (f"cat orders {NOT_THERE} --ca-file ca.pem", None),
+    ("create", "a name that no shard can have"): ("create a/b/c --schema id_int64 --key id", None),
+    ("create", "columns that are told twice, or not at all"): ("create new --key id", None),
+    ("create", "no key"): ("create new --schema id_int64", None),
+    ("create", "a key that is no column"): ("create new --schema id_int64 --key nr", None),
+    ("create", "a column without a type"): ("create new --schema id --key id", None),
+    ("create", "a type that there is not"): ("create new --schema id_number --key id", None),
+    ("create", "two columns of one name"): ("create new --schema id_int64,id_int64 --key id", None),
+    ("create", "a history that is no age"): ("create new --schema id_int64 --key id --history long", None),
+    ("create", "a file of a schema that cannot be read"): ("create new --schema-file missing.json --key id", None),
+    ("create", "the name of a shard with other columns"): ("create orders --schema id_int64 --key id", None),
+    ("import", "a file that is not there"): ("import orders missing.csv", None),
+    ("import", "a directory in the place of a file"): ("import orders . --format csv", None),
+    ("import", "a file whose name tells no format"): ("import orders f.txt", CSV),
+    ("import", "standard input without a format"): ("import orders -", None),
+    ("import", "a file of another format than its name tells"): ("import orders f.parquet", CSV),
+    ("import", "CSV without a line of names"): ("import orders f.csv", b""),
+    ("import", "CSV with a column twice"): ("import orders f.csv", b"id,id\n1,2\n"),
+    ("import", "a column that the shard has not"): ("import orders f.csv", b"id,country\n9,pt\n"),
+    ("import", "a file without the key"): ("import orders f.csv", b"state\nnew\n"),
+    ("import", "`--columns` that the file has not"): ("import orders f.csv --columns id,state", b"id\n9\n"),
+    ("import", "a cell that does not fit its type"): ("import orders f.csv", b"id,state\n9,new\nx,new\n"),
+    ("import", "a row with too many cells"): ("import orders f.csv", b"id,state\n9,new,new\n"),
+    ("import", "a quote that is not closed"): ("import orders f.csv", b'id,state\n9,"new\n8,new\n'),
+    ("import", "null in a column that has none"): ("import orders f.csv", b"id,state\n9,new\n,new\n"),
+    ("import", "a line that is no JSON"): ("import orders f.ndjson", b'{"id":9}\n{"id":\n'),
+    ("import", "a line with a column that the shard has not"): ("import orders f.ndjson", b'{"id":9,"nr":1}\n'),
+    ("import", "Parquet with a column of another type"): ("import orders other.parquet", None),
+    ("import", "an Arrow stream that was cut"): ("import orders cut.arrow", None),
+    ("import", "rows with `__time`"): ("import orders f.csv", b"id,state,__time\n9,new,7\n"),
+    ("import", "rows with `__diff`, to be upserted"): ("import orders f.csv --upsert", b"id,state,__diff\n9,new,2\n"),
+    ("import", "a key twice, to be upserted"): ("import orders f.csv --upsert", b"id,state\n9,new\n9,old\n"),
+    ("import", "`--create` without a key"): ("import new f.csv --create", CSV),
+    ("import", "`--create` with another key than the shard has"): ("import orders f.csv --create --key state", CSV),
+    ("import", "`--overwrite` by several files"): ("import orders f.csv f.csv --overwrite", CSV),
+    ("import", "a token for several commits"): ("import orders f.csv f.csv --token one", CSV),
+    ("import", "a token that was used for other rows"): ("import orders f.csv --token used", CSV),
+    ("import", "`--upsert` and `--overwrite`"): ("import orders f.csv --upsert --overwrite", CSV),
+    ("cat", "a time that is none"): ("cat orders --as-of yesterday", None),
+    ("cat", "a time that is not complete"): ("cat orders --as-of 99", None),
+    ("cat", "a time that was forgotten"): ("cat orders --as-of 0", None),
+    ("cat", "a predicate that cannot be read"): ("cat orders --where id_=", None),
+    ("cat", "a column that the shard has not"): ("cat orders --columns id,country", None),
+    ("cat", "columns that are none"): ("cat orders --columns ,", None),
+    ("cat", "a limit below zero"): ("cat orders --limit -1", None),
+    ("head", "a number that is none"): ("head orders -n many", None),
+    ("count", "a predicate that cannot be read"): ("count orders --where id_=", None),
+    ("tail", "a number of times and a time"): ("tail orders -n 1 --as-of 1", None),
+    ("tail", "a number of times below zero"): ("tail orders -n -1", None),
+    ("tail", "a time that was forgotten"): ("tail orders --as-of 0", None),
+    ("diff", "a time that is none"): ("diff orders now then", None),
+    ("diff", "another shard that is not there"): ("diff orders 1 1 --other missing", None),
+    ("export", "a file whose name tells no format"): ("export orders rows.txt", None),
+    ("export", "a directory that is not there"): ("export orders missing/rows.csv", None),
+    ("export", "a directory in the place of a file"): ("export orders . --format csv", None),
+    ("drop", "another number than was confirmed"): ("drop orders --confirm 2", None),
+    ("shards", "names alone, and more than names"): ("shards orders --names", None),
+    ("completion", "a shell that is not known"): ("completion tcsh", None),
+}
+TABLE = {
+    (found[0] or "any", found[1]): (found[2] or None, int(found[3])) for found in _ROW.findall(page("docs/shell.md"))
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with place_of(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        with found.client() as client:
+            columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("state", pa.string())])
+            shard = client.create_shard("orders", columns, ["id"])
+            shard.insert([{"id": 1, "state": "new"}])
+            shard.insert([{"id": 2, "state": "new"}], token=persist.token_of_key("used"))
+            shard.forget(1)
+        yield found
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV)))
+    pq.write_table(pa.table({"id": ["a"], "state": ["new"]}), "other.parquet")
+    rows = pa.table({"id": [9], "state": ["new"]})
+    with pa.OSFile("whole.arrow", "w") as out, pa.ipc.new_stream(out, rows.schema) as writer:
+        writer.write_table(rows)
+    whole = Path("whole.arrow")
+    Path("cut.arrow").write_bytes(whole.read_bytes()[:-8])
+    whole.unlink()
+
+
+def test_every_row_of_the_page_has_a_case_and_every_case_a_row() -> None:
+    assert list(TABLE) == list(CASES)
+
+
+@pytest.mark.parametrize(("command", "what"), CASES, ids=lambda text: text[:50])
+def test_bad_input_is_one_sentence_of_its_kind_and_writes_nothing(
+    place: Place, files: None, command: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, content = CASES[command, what]
+    kind, code = TABLE[command, what]
+    words = [word.replace("_", " ") if word.startswith("id_") else word for word in text.replace(NOT_THERE, "").split()]
+    words = [word.replace(",id_", ", id ") for word in words]
+    if content is not None:
+        Path(next(word for word in words if word.startswith("f."))).write_bytes(content)
+    scope: tuple[str, ...] = () if NOT_THERE in text or command == "completion" else place.where
+    before = contents(place), sorted(Path().iterdir())
+
+    found = Place(scope, place.url).type(capsys, *words)  # type: ignore[arg-type]
+
+    assert (found.code, found.out) == (code, "")
+    assert (contents(place), sorted(Path().iterdir())) == before
+    if code == 1:
+        assert len(found.err.splitlines()) == 1
+        assert found.err.startswith(f"persist {words[0]}: ")
+        assert kind_of([*words, *scope]) == kind
+    else:
+        assert kind is None
+
+
+def contents(place: Place) -> Any:
+    with place.client() as client:
+        shard = client.shard("orders")
+        return client.shards(), shard.upper(), shard.snapshot().to_arrow().to_pylist()
+
+
+def kind_of(words: list[str]) -> str:
+    """The kind of the error that a command raises."""
+    sys.stdin = io.TextIOWrapper(io.BytesIO(CSV))
+    module, parser = parser_of(words[0])
+    with pytest.raises(PersistError) as raised:
+        module.run(parser.parse_args(words[1:]))
+    return raised.value.kind

@@ -1,0 +1,265 @@
+"""What a terminal sees: tables, colours, progress; how a command that follows ends; completion in bash."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.commands import COMMANDS
+from tests.support.shells import environment
+from tests.support.typed import KINDS, place_of
+from tests.support.waiting import WAIT_S, wait_until
+
+COMMAND = (sys.executable, "-m", "persist.cli")
+SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("amount", pa.float64())])
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A location in `data`, which is where commands look in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with persist.connect(f"persist://{tmp_path / 'data'}") as client:
+        orders = client.create_shard("orders", SCHEMA, ["id"])
+        orders.insert([{"id": 1, "state": "new", "amount": 1.5}, {"id": 20, "state": "東京\x1b[2J", "amount": None}])
+        orders.upsert([{"id": 1, "state": "a state with many words", "amount": 2.0}])
+    return tmp_path
+
+
+def in_terminal(*words: str, columns: int = 80, **more: str) -> tuple[str, str]:
+    """What a command says to a terminal of that width, on standard output and on standard error."""
+    said = []
+    out, its_out = pty.openpty()
+    err, its_err = pty.openpty()
+    for end in (its_out, its_err):
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 25, columns, 0, 0))
+    env = {name: value for name, value in environment().items() if name not in ("NO_COLOR", "COLUMNS", "TERM")}
+    with subprocess.Popen([*COMMAND, *words], stdout=its_out, stderr=its_err, env={**env, "TERM": "xterm", **more}):
+        os.close(its_out)
+        os.close(its_err)
+        for end in (out, err):
+            text = b""
+            while True:
+                try:
+                    piece = os.read(end, 65536)
+                except OSError:  # the other side was closed
+                    break
+                if not piece:
+                    break
+                text += piece
+            os.close(end)
+            said.append(text.decode().replace("\r\n", "\n"))
+    return said[0], said[1]
+
+
+def test_a_terminal_gets_a_table_cut_to_its_width(directory: Path) -> None:
+    out, err = in_terminal("cat", "orders", "--dir", "data", "--no-colour", columns=30)
+    assert err == ""
+    assert out.splitlines() == [
+        "id  state               amount",
+        " 1  a state with many…       2",
+        r"20  東京\x1b[2J           null",
+        "(2 rows, as of 1)",
+    ]
+
+
+def test_columns_for_which_a_terminal_has_no_room_are_named(directory: Path) -> None:
+    out, _ = in_terminal("cat", "orders", "--dir", "data", "--no-colour", columns=12)
+    assert out.splitlines() == [
+        "id  state",
+        " 1  a state…",
+        r"20  東京\x1…",
+        "(not shown: amount)",
+        "(2 rows, as of 1)",
+    ]
+
+
+def test_colours_are_for_terminals_that_want_them(directory: Path) -> None:
+    for words in (("cat", "orders"), ("cat", "missing")):
+        coloured, plain = in_terminal(*words, "--dir", "data"), in_terminal(*words, "--dir", "data", NO_COLOR="1")
+        assert "\033[" in "".join(coloured)
+        assert plain == tuple(re.sub("\033\\[\\d+m", "", text) for text in coloured)
+        assert plain == in_terminal(*words, "--dir", "data", "--no-colour")
+        assert plain == in_terminal(*words, "--dir", "data", TERM="dumb")
+
+
+def test_changes_have_signs_in_a_terminal(directory: Path) -> None:
+    with persist.connect(f"persist://{directory / 'data'}") as client:
+        client.shard("orders").insert([{"id": 3, "state": None, "amount": None, "__diff": 2}])
+    out, _ = in_terminal("tail", "orders", "--dir", "data", "--as-of", "0", "--columns", "id,state", NO_COLOR="1")
+    assert out.splitlines() == [
+        '     1 + {"id":1,"state":"a state with many words"}',
+        '     1 - {"id":1,"state":"new"}',
+        '     2 + {"id":3,"state":null}  (2 times)',
+    ]
+    out, _ = in_terminal("diff", "orders", "0", "1", "--dir", "data")
+    red, green = '- {"id":1,"state":"new","amount":1.5}', '+ {"id":1,"state":"a state with many words","amount":2.0}'
+    assert out.splitlines() == [f"\033[32m{green}\033[0m", f"\033[31m{red}\033[0m"]
+
+
+def test_an_import_shows_its_progress_and_what_came_of_it(directory: Path) -> None:
+    (directory / "rows.csv").write_text("id,state,amount\n" + "".join(f"{n},{'a' * 10**6},1\n" for n in range(20)))
+    out, err = in_terminal("import", "orders", "rows.csv", "--dir", "data")
+    assert out == "rows.csv: 20 rows at time 2\n"
+    assert re.search(r"\rrows\.csv \[#+\.+\] [\d.]+ of [\d.]+ MiB", err)
+    assert err.endswith("\r" + " " * 100 + "\r")
+    out, _ = in_terminal("import", "orders", "rows.csv", "--dir", "data")
+    assert out == "rows.csv: already there, at time 2\n"
+    out, _ = in_terminal("create", "orders", "--schema", "id int64", "--key", "id", "--dir", "other")
+    assert out == "shard orders created, ordered by id\n"
+    out, _ = in_terminal("export", "orders", "few.csv", "--where", "id = 20", "--as-of", "1", "--dir", "data")
+    assert out == "few.csv: 1 row, as of 1\n"
+
+
+def test_bytes_are_not_written_to_a_terminal(directory: Path) -> None:
+    out, err = in_terminal("cat", "orders", "--dir", "data", "--format", "parquet", NO_COLOR="1")
+    assert (out, "redirect it" in err) == ("", True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tail_follows_until_it_is_told_to_end(kind: str, number: signal.Signals, tmp_path: Path) -> None:
+    with place_of(kind, tmp_path) as place, place.client() as client:
+        shard = client.create_shard("orders", pa.schema([("id", pa.int64())]), ["id"])
+        shard.insert([{"id": 1}])
+        words = [*COMMAND, "tail", "orders", "-f", *place.where]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tail:
+            assert tail.stdout is not None
+            for time in range(3):
+                assert tail.stdout.readline() == f'{{"id":{time + 1},"__time":{time},"__diff":1}}\n'
+                shard.insert([{"id": time + 2}])
+            tail.send_signal(number)
+            _, err = tail.communicate(timeout=WAIT_S)
+        assert (tail.returncode, err) == (0, "")
+
+
+def test_tail_ends_by_itself_once_the_shard_is_closed(directory: Path) -> None:
+    with persist.connect(f"persist://{directory / 'data'}") as client:
+        client.shard("orders").advance_upper(None)
+    ran = subprocess.run(
+        [*COMMAND, "tail", "orders", "-f", "--dir", "data"], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert (ran.returncode, ran.stderr, len(ran.stdout.splitlines())) == (0, "", 4)
+
+
+@pytest.mark.parametrize("words", ["cat orders --dir data", "tail orders --dir data", "shards --names --dir data"])
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly(directory: Path, words: str) -> None:
+    ran = subprocess.run(
+        f"{' '.join(COMMAND)} {words} | true", shell=True, capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert (ran.stdout, ran.stderr) == ("", "")
+
+
+# --- the list of commands
+
+
+def test_help_has_a_line_for_each_command(directory: Path) -> None:
+    ran = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=WAIT_S)
+    lines = ran.stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == list(COMMANDS)
+    assert max(map(len, lines)) <= 100
+    assert ran.returncode == 0
+
+
+def test_a_mistyped_command_is_told_what_was_meant() -> None:
+    ran = subprocess.run([*COMMAND, "ipmort"], capture_output=True, text=True, timeout=WAIT_S)
+    assert (ran.returncode, ran.stderr) == (2, "persist: there is no command 'ipmort': did you mean 'import'?\n")
+
+
+# --- completion
+
+
+def completed(script: Path, directory: Path, *lines: str) -> list[list[str]]:
+    """What bash would offer at the end of each line."""
+    asked = "".join(
+        f"COMP_LINE={line!r}; COMP_POINT=${{#COMP_LINE}}; _persist; echo ${{COMPREPLY[*]}}\n" for line in lines
+    )
+    ran = subprocess.run(
+        ["bash", "-c", f"persist() {{ {' '.join(COMMAND)} \"$@\"; }}\nsource {script}\n{asked}"],
+        capture_output=True, text=True, timeout=WAIT_S, cwd=directory, env=environment(),
+    )  # fmt: skip
+    assert ran.stderr == ""
+    return [line.split() for line in ran.stdout.splitlines()]
+
+
+def script_of(shell: str, directory: Path) -> Path:
+    ran = subprocess.run([*COMMAND, "completion", shell], capture_output=True, text=True, check=True, timeout=WAIT_S)
+    path = directory / f"completion.{shell}"
+    path.write_text(ran.stdout)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bash_completes_commands_options_values_files_and_names_of_shards(kind: str, tmp_path: Path) -> None:
+    with place_of(kind, tmp_path) as place, place.client() as client:
+        for name in ("orders", "orders-old", "eu/people"):
+            client.create_shard(name, SCHEMA, ["id"])
+        (tmp_path / "rows.csv").touch()
+        where = " ".join(place.where)
+        found = completed(
+            script_of("bash", tmp_path),
+            tmp_path,
+            "persist c",
+            f"persist cat {where} ord",
+            f"persist cat {where} eu/",
+            "persist cat orders --form",
+            "persist cat orders --format ",
+            "persist import orders ro",
+            f"persist diff orders 1 2 {where} --other e",
+            "persist cat orders --limit ",
+            "persist backup ver",
+            "persist backup verify --de",
+            "persist nothing ",
+        )
+    assert found == [
+        ["create", "cat", "count", "changes", "cut", "clone", "compactor", "completion"],
+        ["orders", "orders-old"],
+        ["eu/people"],
+        ["--format"],
+        ["table", "ndjson", "csv", "parquet", "arrow"],
+        ["rows.csv"],
+        ["eu/people"],
+        [],
+        ["verify"],
+        ["--deep"],
+        [],
+    ]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_the_scripts_of_other_shells_name_every_command_and_its_options(shell: str, tmp_path: Path) -> None:
+    text = script_of(shell, tmp_path).read_text()
+    assert all(re.search(rf"\b{command}\b", text) for command in COMMANDS)
+    assert "as-of" in text
+    assert "shards --names" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_that_is_ended_leaves_no_file_and_no_row(number: signal.Signals, directory: Path) -> None:
+    kept = directory / "temporary"
+    kept.mkdir()
+    words = [*COMMAND, "import", "orders", "-", "--format", "csv", "--dir", "data"]
+    env = environment(TMPDIR=str(kept))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as ran:
+        assert ran.stdin is not None
+        ran.stdin.write(b"id,state,amount\n9,new,1\n")
+        ran.stdin.flush()
+        wait_until(lambda: any(kept.iterdir()), "a temporary file")
+        ran.send_signal(number)
+        assert ran.wait(WAIT_S) == 130
+        assert ran.stdout is not None
+        assert ran.stdout.read() == b""
+    assert list(kept.iterdir()) == []
+    with persist.connect(f"persist://{directory / 'data'}") as client:
+        assert client.shard("orders").count("id = 9") == 0

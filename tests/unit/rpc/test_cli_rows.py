@@ -1,0 +1,106 @@
+"""Small pieces of the commands of rows: texts of schemas, widths of tables, places of bad rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist.cli.screen import Screen, cut, padded, plain, width_of
+from persist.core.errors import InvalidUsage
+from rpc.cli.columns import read_columns, storable
+from rpc.cli.files import first_bad, form_of
+from rpc.cli.table import CELL_WIDTH_MIN, GAP, fitted, table_lines
+
+# --- schemas
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("x int64", pa.int64()),
+        ("x timestamp[us, UTC]", pa.timestamp("us", "UTC")),
+        ("x timestamp[us, tz=Europe/Lisbon]", pa.timestamp("us", "Europe/Lisbon")),
+        ("x decimal128(10, 2)", pa.decimal128(10, 2)),
+        ("x list<timestamp[ms, UTC]>", pa.list_(pa.timestamp("ms", "UTC"))),
+        ("x fixed_size_binary[4]", pa.binary(4)),
+    ],
+)
+def test_a_type_is_written_as_arrow_prints_it(text: str, kind: pa.DataType) -> None:
+    assert read_columns(text) == pa.schema([("x", kind)])
+    assert read_columns(f"{text} NOT NULL, y  bool") == pa.schema([pa.field("x", kind, False), ("y", pa.bool_())])
+
+
+def test_columns_stand_on_lines_too_with_remarks_and_quoted_names() -> None:
+    assert read_columns('\n# what it is\n"a, b" string\nc int8,\n') == pa.schema(
+        [("a, b", pa.string()), ("c", pa.int8())]
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "#", "x", "x not null", "int64", "x int65", '"x int64', "x int64 y", "x list<int64"]
+)
+def test_what_is_no_column_is_refused(text: str) -> None:
+    with pytest.raises(InvalidUsage):
+        read_columns(text)
+
+
+def test_what_arrow_guesses_becomes_what_a_shard_can_keep() -> None:
+    found = pa.schema([("n", pa.null()), ("s", pa.timestamp("s")), ("l", pa.list_(pa.null())), ("i", pa.int64())])
+    kept = [("n", pa.string()), ("s", pa.timestamp("us")), ("l", pa.list_(pa.string())), ("i", pa.int64())]
+    assert storable(found) == pa.schema(kept)
+
+
+# --- tables
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(1, 200))
+def test_a_table_is_never_wider_than_the_terminal(natural: list[int], width: int) -> None:
+    widths = fitted(natural, width)
+    assert sum(widths) + len(GAP) * (len(widths) - 1) <= width
+    assert len(widths) >= 1
+    assert all(found <= wanted for found, wanted in zip(widths, natural, strict=False))
+    if len(widths) > 1:
+        assert all(found >= min(wanted, CELL_WIDTH_MIN) for found, wanted in zip(widths, natural, strict=False))
+
+
+@given(st.text(max_size=30), st.integers(1, 20))
+def test_a_cell_takes_the_columns_that_it_is_given(text: str, width: int) -> None:
+    assert width_of(padded(plain(text), width)) == width
+    assert width_of(cut(plain(text), width)) <= width
+
+
+@given(st.text(st.characters(categories=["Cc"])))
+def test_no_control_character_reaches_a_terminal(text: str) -> None:
+    assert plain(text).isprintable()
+
+
+def test_rows_after_those_by_which_widths_are_chosen_are_cut_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpc.cli.table.MEASURED_ROWS", 2)
+    tables = [pa.table({"a": ["x", "yy"]}), pa.table({"a": ["zzzzzz", None]})]
+    assert list(table_lines(iter(tables), tables[0].slice(0, 0), Screen())) == ["a", "x", "yy", "z…", "n…"]
+
+
+def test_nested_values_and_bytes_are_shown_as_csv_has_them() -> None:
+    table = pa.table({"b": [b"\x00\xff"], "l": [[1, 2]], "d": [1.5], "t": pa.array([0], pa.timestamp("s", "UTC"))})
+    shown = list(table_lines(iter([table]), table.slice(0, 0), Screen()))
+    assert shown == ["b     l        d  t", "AP8=  [1,2]  1.5  1970-01-01T00:00:00Z"]
+
+
+# --- files
+
+
+@given(st.integers(1, 1_000), st.data())
+def test_the_first_bad_row_is_found(count: int, data: st.DataObject) -> None:
+    bad = data.draw(st.integers(0, count - 1))
+    assert first_bad(count, lambda first: first > bad) == bad
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("a.CSV", "csv"), ("b.jsonl", "ndjson"), ("c.pq", "parquet"), ("d.arrow", "arrow"), ("../x.y/e.ndjson", "ndjson")],
+)
+def test_the_name_of_a_file_tells_its_format(name: str, form: str) -> None:
+    assert form_of(name, None) == form
+    assert form_of(name, "parquet") == "parquet"
