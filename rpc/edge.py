@@ -15,6 +15,8 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from persist.commit.origin import set_request_id
+from persist.commit.storms import REASON_MAX
 from persist.core.errors import Forbidden, PersistError, Unavailable
 from persist.formats.http_messages import RECORD
 from rpc import paths
@@ -31,7 +33,6 @@ REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
-REASON_MAX = 2_000  # characters of an error's sentence in the log
 _errors = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
@@ -50,12 +51,14 @@ class Edge:
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._request_id(headers)
+        set_request_id(request_id)
+        scope["persist.received"] = sent = 0
         shard = paths.resolve(scope)  # type: ignore[arg-type]
         verb = _verb(scope, shard)
         status, answered = 0, False
 
         async def answering(message: Message) -> None:
-            nonlocal status, answered
+            nonlocal status, answered, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
@@ -64,7 +67,9 @@ class Edge:
                 if FULL in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
-            answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
+            if message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+                answered = answered or not message.get("more_body", False)
 
         try:
             if FULL in scope:
@@ -74,7 +79,7 @@ class Edge:
                 assert shard is not None
                 await self._command(shard[0], scope, receive, answering)
             else:
-                await self._app(scope, receive, answering)
+                await self._app(scope, _counting(scope, receive), answering)
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as raised:
@@ -84,11 +89,13 @@ class Edge:
                 await problem(known)(scope, receive, answering)
             # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
-            self._service.metrics.observe(verb, status, time.perf_counter() - started)
+            metrics, principal = self._service.metrics, scope.get("persist.principal")
+            metrics.observe(verb, status, time.perf_counter() - started)
+            metrics.asked(principal, scope["persist.received"], sent)
             if TOLD in scope:
-                self._service.metrics.failed(verb, _kind(scope[TOLD]))
-            if TOLD in scope and (status >= 500 or not answered):
-                _log_failure(scope[TOLD], self._fields(scope, shard, verb, status, request_id))
+                metrics.failed(verb, _kind(scope[TOLD]), principal)
+            if status >= 500 or (TOLD in scope and not answered):
+                _log_failure(scope.get(TOLD), self._fields(scope, shard, verb, status, request_id))
             if self._service.settings.access_log:
                 fields = self._fields(scope, shard, verb, status, request_id)
                 _access.info("request", extra={**fields, "ms": round((time.perf_counter() - started) * 1000, 3)})
@@ -98,6 +105,7 @@ class Edge:
         body = Body(self._service.work)
         try:
             data = await body.read(receive, self._service.limits.command_bytes_max)
+            scope["persist.received"] = len(data)
             result = await answer(self._service, name, scope["persist.principal"], data, caller)
         finally:
             body.release()
@@ -146,14 +154,25 @@ def _cause(error: Exception) -> Exception:
     return cause if isinstance(error, RuntimeError) and isinstance(cause, PersistError) else error
 
 
-def _kind(error: Exception) -> str:
+def _counting(scope: Scope, receive: Receive) -> Receive:
+    """`receive`, which counts the bytes of the body."""
+
+    async def receiving() -> Message:
+        message = await receive()
+        scope["persist.received"] += len(message.get("body", b""))
+        return message
+
+    return receiving
+
+
+def _kind(error: Exception | None) -> str:
     return error.kind if isinstance(error, PersistError) else PersistError.kind
 
 
-def _log_failure(error: Exception, fields: dict[str, object]) -> None:
+def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:
     """The line by which a 5xx, or an answer that was cut off, is found by its request id. With the place of a bug."""
-    bug = None if isinstance(error, PersistError) else error
-    reason = f"{type(error).__name__}: {error}" if bug else str(error)
+    bug = None if error is None or isinstance(error, PersistError) else error
+    reason = f"{type(error).__name__}: {error}" if bug else str(error or "the answer tells no error")
     _errors.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
 
 
