@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist.commit.origin import set_request_id
+from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
-from persist.core.errors import Forbidden, PersistError, Unavailable
+from persist.core.errors import Corruption, Forbidden, PersistError, Unavailable
 from persist.formats.http_messages import RECORD
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
@@ -51,7 +51,7 @@ class Edge:
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._request_id(headers)
-        set_request_id(request_id)
+        begin_request(request_id)
         scope["persist.received"] = sent = 0
         shard = paths.resolve(scope)  # type: ignore[arg-type]
         verb = _verb(scope, shard)
@@ -94,6 +94,8 @@ class Edge:
             metrics.asked(principal, scope["persist.received"], sent)
             if TOLD in scope:
                 metrics.failed(verb, _kind(scope[TOLD]), principal)
+                if isinstance(scope[TOLD], Corruption):
+                    self._service.location.sight.storms.count_corruption()
             if status >= 500 or (TOLD in scope and not answered):
                 _log_failure(scope.get(TOLD), self._fields(scope, shard, verb, status, request_id))
             if self._service.settings.access_log:

@@ -33,6 +33,7 @@ from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
 from persist.core.view import ViewRequest
+from persist.formats.exposition import figures
 from persist.parts import ShardSchema
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
@@ -144,7 +145,11 @@ class Connection:
     @property
     def _here(self) -> LocationSettings:
         return replace(
-            self.location, collects=self.collect, history=self.history or DEFAULT_HISTORY, shows_no_copy=True
+            self.location,
+            collects=self.collect,
+            history=self.history or DEFAULT_HISTORY,
+            shows_no_copy=True,
+            metered=True,
         )
 
 
@@ -362,6 +367,17 @@ class Client(Timeable):
         """
         given = None if names is None else tuple_of("names", names)
         return drop_all(self.transport, self._settings, Chosen(given, prefix, confirm, force))
+
+    def metrics(self) -> dict[str, float]:
+        """What this client has done so far: calls, bytes, seconds, tries. Asks nobody, and costs no request.
+
+        Returns: the values by the names of their series, such as
+            `persist_store_calls_total{outcome="ok",store="blob",verb="put"}`, which a server's `/metrics` has for its
+            stores. docs/metrics.md has all of them. Counters begin at 0 with the client. Of times there are the sum,
+            in seconds, and the count.
+        Raises: nothing.
+        """
+        return figures(self.transport.families())
 
     def new_token(self) -> Token:
         """A token for one write. Keep it with what is written: with it the write can be repeated. Raises nothing."""

@@ -42,6 +42,8 @@ class Durations:
     def family(self, name: str, text: str, labels: tuple[str, ...]) -> Family:
         """All of it, as a histogram."""
         with self._lock:
+            if not labels:  # its one series is there from the beginning
+                self._series.setdefault((), _Series(len(self._bounds) + 1))
             samples = [(key, Spread(self._bounds, tuple(one.counts), one.seconds)) for key, one in self._series.items()]
         return Family(name, HISTOGRAM, text, labels, samples)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from persist.commit.counters import StoreCalls
 from persist.commit.location import Location
 from persist.commit.machine import Machine
+from persist.commit.storms import Storms
 from persist.commit.system import ThreadBackground
 from persist.core.antichain import Antichain
 from persist.core.state import State, held_since
@@ -42,13 +44,14 @@ STATES: dict[str, tuple[str, Callable[[State], float]]] = {
     "inline_bytes": ("Bytes of rows inside the State", lambda s: sum(b.inline_size for b in s.trace.batches)),
     "readers": ("Leased readers", lambda s: len(s.leased_readers)),
     "writers": ("Registered writers", lambda s: len(s.writers)),
+    "held_versions": ("Versions of the State that readers still hold", lambda s: s.seqno - s.seqno_since),
     "held_since": ("Earliest time that a reader holds (-1: none)", lambda s: _time(held_since(s))),
 }
 
 
 def of_location(location: Location) -> Iterator[Family]:
     """Calls to the stores, commits, upkeep, caches and pools, of all shards together."""
-    yield from of_stores(location)
+    yield from stores(location.store_calls)
     counted = location.counted()
     for name, text in COUNTED.items():
         yield one(f"persist_{name}_total", COUNTER, text, getattr(counted, name))
@@ -57,7 +60,7 @@ def of_location(location: Location) -> Iterator[Family]:
     yield sight.commits.family("persist_commit_seconds", "Seconds that commits of a group took", ("outcome",))
     yield sight.queues.family("persist_queue_seconds", "Seconds that commands waited for their commit to begin", ())
     yield sight.upkeep.family("persist_upkeep_seconds", "Seconds that duties of upkeep took", ("kind",))
-    yield from retried(sight.storms.retries, sight.storms.storms)
+    yield from retried(sight.storms)
     yield one("persist_machines", GAUGE, "Shards with a cached State", len(location.machines()))
     yield from _caches(location)
     if isinstance(location.background, ThreadBackground):
@@ -65,22 +68,24 @@ def of_location(location: Location) -> Iterator[Family]:
         yield one("persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped)
 
 
-def of_stores(location: Location) -> Iterator[Family]:
+def stores(made: StoreCalls) -> Iterator[Family]:
     """Calls to the stores, how long they took, what they moved."""
     labels = ("store", "verb", "outcome")
-    totals = location.store_calls.totals().items()
+    totals = made.totals().items()
     calls: list[Labelled] = [(key, count) for key, (count, _, _) in totals]
     moved: list[Labelled] = [(key, nbytes) for key, (_, _, nbytes) in totals]
     yield Family("persist_store_calls_total", COUNTER, "Calls to the stores", labels, calls)
     yield Family("persist_store_bytes_total", COUNTER, "Bytes that these calls moved", labels, moved)
-    yield location.store_calls.durations.family("persist_store_seconds", "Seconds that these calls took", labels)
+    yield made.durations.family("persist_store_seconds", "Seconds that these calls took", labels)
 
 
-def retried(retries: dict[str, int], storms: int) -> Iterator[Family]:
-    """Tries after the first one, and how often there were many in a row."""
-    samples: list[Labelled] = [((who,), count) for who, count in retries.items()]
+def retried(storms: Storms) -> Iterator[Family]:
+    """Tries after the first one, how often there were many in a row, and what was found damaged."""
+    samples: list[Labelled] = [((who,), count) for who, count in storms.retries.items()]
+    text = "Times that somebody tried again more than 5 times in a row"
     yield Family("persist_tries_again_total", COUNTER, "Tries after the first, by who tried again", ("who",), samples)
-    yield one("persist_retry_storms_total", COUNTER, "Times that somebody tried again more than 5 times", storms)
+    yield one("persist_retry_storms_total", COUNTER, text, storms.storms)
+    yield one("persist_corruption_total", COUNTER, "Times that something damaged was met", storms.corruptions)
 
 
 def pools(pairs: dict[str, tuple[int, int]]) -> Iterator[Family]:

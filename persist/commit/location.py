@@ -33,7 +33,6 @@ from persist.commit.machine import Machine, MachineSettings
 from persist.commit.publishing import Publisher, PublishSettings
 from persist.commit.sight import Sight
 from persist.commit.store_clock import CheckedClock
-from persist.commit.storms import tell_corruption
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
 from persist.commit.tracing import Tracer
 from persist.commit.versions import Versions
@@ -178,7 +177,7 @@ class Location:
             age(machine, self.clock)
             forget_dropped(machine)
         except PersistError as error:  # no clock can be trusted now: later
-            tell_corruption(name, error, "forgetting what is old")
+            self.sight.storms.corrupted(name, error, "forgetting what is old")
         self._collector.run(name)
 
     def retain_with(self, retain: Callable[[str], object]) -> None:

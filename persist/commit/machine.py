@@ -40,7 +40,6 @@ from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.rollups import dropped
 from persist.commit.store_clock import StoreClock, checked_ms, probed
-from persist.commit.storms import tell_corruption
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
@@ -475,7 +474,7 @@ class Machine(CachedState):
                 self._done(duty)
         except (PersistError, StaleIndex) as error:
             self.metrics.upkeep_failed += 1
-            tell_corruption(self.name, error, f"upkeep: {duty.kind}")
+            self._system.sight.storms.corrupted(self.name, error, f"upkeep: {duty.kind}")
         finally:
             self._upkeep.ended(duty)
 

@@ -1,4 +1,4 @@
-"""One log line for a storm of retries, not one for each, and no flood of such lines.
+"""One log line for a storm of retries, not one for each, and no flood of such lines. And one for what is damaged.
 
 A storm is: one command, or one commit, was tried again more than `STORM_TRIES` times in a row. The same trouble of the
 same shard is told once in `TOLD_EVERY_S` seconds, however many callers have it; the next line says how many storms it
@@ -23,10 +23,14 @@ _corrupt = logging.getLogger("persist.corruption")
 
 
 class Storms:
-    """Tells of storms. `retries` counts every try after the first. Thread-safe. `now_s` is a monotonic clock."""
+    """Tells of storms, and of what is damaged. Thread-safe. `now_s` is a monotonic clock.
+
+    `storms` and `corruptions` count them, `retries` every try after the first.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self.storms = 0
+        self.corruptions = 0
         self._now_s = now_s
         self._lock = threading.Lock()
         self._retries: dict[str, int] = {}
@@ -59,12 +63,17 @@ class Storms:
         fields = {"who": who, "shard": shard or None, "kind": kind, "tries": tries, "reason": str(error)[:REASON_MAX]}
         _log.warning("retry storm", extra={**fields, "request_id": request_id or None, "left_out": left_out})
 
+    def corrupted(self, shard: str, error: BaseException, doing: str) -> None:
+        """Count, and log, that a shard or a part of it is damaged, where no answer tells of it. `doing`: what met it.
 
-def tell_corruption(shard: str, error: BaseException, doing: str) -> None:
-    """Log that a shard, or a part of it, is damaged, where nobody who asked would hear of it. `doing`: what met it.
+        Other errors are not told.
+        """
+        if isinstance(error, Corruption):
+            self.count_corruption()
+            fields = {"shard": shard, "kind": error.kind, "reason": str(error)[:REASON_MAX], "doing": doing}
+            _corrupt.error("corruption", extra=fields)
 
-    Other errors are not told.
-    """
-    if isinstance(error, Corruption):
-        fields = {"shard": shard, "kind": error.kind, "reason": str(error)[:REASON_MAX], "doing": doing}
-        _corrupt.error("corruption", extra=fields)
+    def count_corruption(self) -> None:
+        """Count one that is told elsewhere."""
+        with self._lock:
+            self.corruptions += 1

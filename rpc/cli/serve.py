@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-holds", action="store_true", help="with --home: do not hold there what readers here still need"
     )
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
+    parser.add_argument(
+        "--maintenance-metrics-port", type=int, metavar="PORT", help="where that tells /metrics (127.0.0.1 only)"
+    )
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
 
@@ -113,6 +116,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "self_fence": arguments.self_fence,
         "holds": False if arguments.no_holds else None,
         "maintenance": False if arguments.no_maintenance else None,
+        "maintenance_metrics_port": arguments.maintenance_metrics_port,
     }
     found: dict[str, Any] = from_environment()
     found.update({name: value for name, value in given.items() if value is not None})
@@ -189,6 +193,8 @@ def _maintenance(
     where = where_of(arguments)
     url = None if settings.tls_certificate else local_url_of(listener, settings)
     extra = [f"--{name}={value}" for name in ("region", "index") if (value := getattr(settings, name))]
+    if settings.maintenance_metrics_port:
+        extra.append(f"--metrics-port={settings.maintenance_metrics_port}")
     command = supervise.child_command(
         directory=where.directory, blob=where.blob, consensus=where.consensus, url=url, extra=extra
     )
