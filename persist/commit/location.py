@@ -68,9 +68,9 @@ class LocationSettings:
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
     compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
     metered: bool = False  # whether calls to the stores, and commits, are counted and timed
-    tracer: Tracer | None = None  # of which spans are asked; None: there are none
     shows_no_copy: bool = False  # it refuses the blob store of an old home that has become a copy of a later one
     publish: PublishSettings | None = None  # what this process commits is published so; None: maintenance does it
+    tracer: Tracer | None = None  # of which spans are asked; None: there are none
 
 
 class Location:

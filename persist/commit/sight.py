@@ -42,10 +42,10 @@ class Sight:
 
     def origin(self) -> Origin | None:
         """For a command that is queued now: since when, for which request, below which span."""
-        if not self.counts and self.tracer is None:
+        tracer, asked = self.tracer, request_id()
+        if not self.counts and tracer is None and not asked:
             return None
-        tracer = self.tracer
-        return Origin(self.now_s(), request_id(), None if tracer is None else tracer.current())
+        return Origin(self.now_s(), asked, None if tracer is None else tracer.current())
 
     def commit(self, shard: str, group: Sequence[Queued], metrics: MachineMetrics) -> CommitWatch:
         """Watch the commit of a group, in a `with`."""
