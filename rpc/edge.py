@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
+from persist.commit.tracing import TRACEPARENT, Span
 from persist.core.errors import Corruption, Forbidden, PersistError, Unavailable
 from persist.formats.http_messages import RECORD
 from rpc import paths
@@ -45,9 +46,19 @@ class Edge:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tracer = self._service.location.sight.tracer
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
+        elif tracer is None or not scope["path"].startswith("/v1/"):
+            await self._answered(scope, receive, send)
+        else:
+            given = dict(scope["headers"]).get(TRACEPARENT.encode(), b"").decode("latin-1")
+            below = tracer.place_of(given) if given else None
+            with tracer.span("persist.server", {}, kind="server", below=below) as span:
+                await self._answered(scope, receive, send, span)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, span: Span | None = None) -> None:
+        """Answer a request, whatever becomes of it, and tell of it."""
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._request_id(headers)
@@ -89,18 +100,27 @@ class Edge:
                 await problem(known)(scope, receive, answering)
             # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
-            metrics, principal = self._service.metrics, scope.get("persist.principal")
-            metrics.observe(verb, status, time.perf_counter() - started)
-            metrics.asked(principal, scope["persist.received"], sent)
-            if TOLD in scope:
-                metrics.failed(verb, _kind(scope[TOLD]), principal)
-                if isinstance(scope[TOLD], Corruption):
-                    self._service.location.sight.storms.count_corruption()
-            if status >= 500 or (TOLD in scope and not answered):
-                _log_failure(scope.get(TOLD), self._fields(scope, shard, verb, status, request_id))
-            if self._service.settings.access_log:
-                fields = self._fields(scope, shard, verb, status, request_id)
-                _access.info("request", extra={**fields, "ms": round((time.perf_counter() - started) * 1000, 3)})
+            fields = (scope, shard, verb, status, request_id)
+            self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
+            if span is not None:
+                _describe(span, self._fields(*fields), scope.get(TOLD))
+
+    def _told(
+        self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
+    ) -> None:
+        """Count the request, and log what has to be."""
+        scope, _, verb, status, _ = asked
+        metrics, principal = self._service.metrics, scope.get("persist.principal")
+        metrics.observe(verb, status, seconds)
+        metrics.asked(principal, scope["persist.received"], sent)
+        if TOLD in scope:
+            metrics.failed(verb, _kind(scope[TOLD]), principal)
+            if isinstance(scope[TOLD], Corruption):
+                self._service.location.sight.storms.count_corruption()
+        if status >= 500 or (TOLD in scope and not is_whole):
+            _log_failure(scope.get(TOLD), self._fields(*asked))
+        if self._service.settings.access_log:
+            _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
     async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         caller = said(scope["persist.principal"], Headers(scope=scope))
@@ -169,6 +189,16 @@ def _counting(scope: Scope, receive: Receive) -> Receive:
 
 def _kind(error: Exception | None) -> str:
     return error.kind if isinstance(error, PersistError) else PersistError.kind
+
+
+def _describe(span: Span, fields: dict[str, object], error: Exception | None) -> None:
+    """Tell a span what became of the request. A refusal of 4xx is no failure of ours."""
+    for name in ("verb", "shard", "request_id"):
+        span.tell(f"persist.{name}", str(fields[name] or ""))
+    status = int(str(fields["status"]))
+    span.tell("http.response.status_code", status)
+    if error is not None and status >= 500:
+        span.failed(_kind(error), str(error))
 
 
 def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:

@@ -76,6 +76,7 @@ class ServerSettings:
     presigned_s: int = 3600
     shutdown_s: int = 30
     access_log: bool = False
+    traces: bool = False  # whether spans are sent by OpenTelemetry
     peers: tuple[int, ...] = ()  # ports of all workers of this machine, this one's included
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)

@@ -28,6 +28,7 @@ from persist.client.timed import Timeable, checked_timeout
 from persist.client.transport import Transport
 from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
+from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
@@ -60,6 +61,7 @@ class Connection:
     stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin so,
     `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that. `read_only`: the blob
     store alone is opened, and read as far as was published there; it may be a copy of home's, in another region.
+    `traces`: spans by OpenTelemetry, of the provider that the program has set; the extra `otel` installs it.
     """
 
     url: str | None = None
@@ -74,6 +76,7 @@ class Connection:
     collect: bool = True
     history: str | None = None
     read_only: bool = False
+    traces: bool = False
 
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
@@ -85,6 +88,7 @@ class Connection:
         checked("location", self.location, LocationSettings)
         checked("collect", self.collect, bool)
         checked("read_only", self.read_only, bool)
+        checked("traces", self.traces, bool)
         checked("history", self.history, str, type(None))
         HistoryDefaults(self.history or DEFAULT_HISTORY)
 
@@ -150,6 +154,7 @@ class Connection:
             history=self.history or DEFAULT_HISTORY,
             shows_no_copy=True,
             metered=True,
+            tracer=open_tracer() if self.traces else self.location.tracer,
         )
 
 

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from blob import optional
+from persist.core.errors import InvalidUsage
+
 Place = Any
 """Where a span is in its trace, as the tracer knows it: what others are hung below, or linked to."""
 
@@ -61,3 +64,13 @@ class Tracer(Protocol):
     def place_of(self, traceparent: str) -> Place | None:
         """The place that a caller tells; None: it cannot be read."""
         ...
+
+
+def open_tracer(service: str = "") -> Tracer:
+    """A tracer by OpenTelemetry: of the provider that this program has set, or (`service`) of one of its own.
+
+    Raises InvalidUsage where the library is not installed.
+    """
+    module: Any = optional("persist.commit.otel", "traces", "persist-shards[otel]", InvalidUsage)
+    made: Tracer = module.exporting(service) if service else module.OtelTracer()
+    return made

@@ -8,7 +8,7 @@ import math
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from persist.commit.durations import Durations
 from persist.commit.origin import Requesting
 from persist.commit.storms import Storms
 from persist.commit.system import Clock, OwnProcess, SystemIds
+from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
@@ -74,6 +75,7 @@ class HttpCalls:
         self.storms = Storms(clock.monotonic)
         self.durations = Durations()  # by method and what came of it, with the bytes that were sent
         self.received = 0  # bytes of answers
+        self.tracer: Tracer | None = None
         self._timeout_s = timeout_s
         try:
             self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
@@ -105,7 +107,21 @@ class HttpCalls:
         """
         self._process.check()
         with Requesting() as request:
-            return self._call(call, request.named(self._ids))
+            asked = request.named(self._ids)
+            return self._call(call, asked) if self.tracer is None else self._traced(call, asked, self.tracer)
+
+    def _traced(self, call: Call, request_id: str, tracer: Tracer) -> Reply:
+        """As `_call`, below a span of which the server is told."""
+        told = {"persist.request_id": request_id, "persist.shard": call.shard}
+        with tracer.span(f"persist.client {call.method}", told, kind="client") as span:
+            headers = {**call.headers, TRACEPARENT: tracer.traceparent()}
+            try:
+                reply = self._call(replace(call, headers=headers), request_id)
+            except PersistError as error:
+                span.failed(error.kind, error.message)
+                raise
+            span.tell("http.response.status_code", reply.status)
+            return reply
 
     def _call(self, call: Call, request_id: str) -> Reply:
         deadlines.check(f"the request to {self.servers.urls[0]}")
@@ -187,7 +203,7 @@ class HttpCalls:
 
 def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
     """Calls to the servers of a connection that has a `url`, by its token and deadlines. Asks nobody."""
-    return HttpCalls(
+    calls = HttpCalls(
         Servers((connection.url or "").split(","), clock),
         clock,
         token=connection.token,
@@ -195,6 +211,8 @@ def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
         timeout_s=connection.request_s,
         connect_s=connection.connect_s,
     )
+    calls.tracer = open_tracer() if connection.traces else None
+    return calls
 
 
 def _is_secure(servers: Servers) -> bool:

@@ -97,7 +97,7 @@ class HttpTransport:
         self.knows_regions = False
         self.proof = proof  # of the server's blob store, see `persist.client.identity`
         self._calls = calls
-        self._store_calls = StoreCalls()
+        self._store_calls = StoreCalls(calls.tracer)
         self._blob: Blob = MeteredBlob(blob, self._store_calls.observer("blob"))
         self.leases: LeasePool | None = None
         self._patience = Patience()
