@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blob.errors import BlobMisconfigured, BlobNotFound
 from blob.forwarding import ForwardingBlob
@@ -38,6 +38,14 @@ class CachedBlob(ForwardingBlob):
         self._bytes = 0
         self.hits = 0
         self.misses = 0
+
+    @property
+    def bytes_max(self) -> int:
+        return self._bytes_max
+
+    def wrap(self, around: Callable[[Blob], Blob]) -> None:
+        """Have what the cache does not answer asked of `around(inner)`. Call it before the cache is used."""
+        self._inner = around(self._inner)
 
     @property
     def cached_bytes(self) -> int:

@@ -14,6 +14,11 @@ class ForwardingBlob(Blob):
         self._inner = inner
 
     @property
+    def inner(self) -> Blob:
+        """The store that is asked."""
+        return self._inner
+
+    @property
     def url(self) -> str:
         return self._inner.url
 

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from persist.commit.durations import Durations
 from persist.commit.location import Location
-from persist.core.errors import PersistError, UnknownShard
+from persist.commit.storms import REASON_MAX
+from persist.core.errors import Corruption, PersistError, UnknownShard
 
 log = logging.getLogger("persist.maintenance")
 
@@ -99,6 +101,18 @@ class Loop:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self.failures = 0
+        self.running = 0
+        self.looks = Durations()  # by what came of them
+        self.round_ms = 0  # when the shards were listed last, by the wall clock
+
+    @property
+    def concurrency(self) -> int:
+        return self._settings.concurrency
+
+    @property
+    def waiting(self) -> int:
+        """Shards that are looked at now, or later without another move."""
+        return len(self._schedule.shards)
 
     def stop(self) -> None:
         """Make `run` finish what is under way and return. From any thread; a signal handler must not call it."""
@@ -137,11 +151,13 @@ class Loop:
                 if rescanned is None or now - rescanned >= rescan_s:
                     rescanned = now if self._rescan(now) else now - rescan_s + FAILED_AGAIN_S
                 running = {future for future in running if not future.done()}
+                self.running = len(running)
                 room = self._settings.concurrency - len(running)
                 for name in self._schedule.take(now, room, self._per_shard) if room else ():
                     future = pool.submit(self._look, name)
                     future.add_done_callback(lambda _: self._wake.set())
                     running.add(future)
+                    self.running = len(running)
                 self._pause(now, rescanned + rescan_s, len(running) < self._settings.concurrency)
         finally:
             if unsubscribe is not None:
@@ -165,6 +181,7 @@ class Loop:
         except PersistError as error:
             log.warning("cannot list the shards: %s", error)
             return False
+        self.round_ms = self._location.clock.now_ms()
         return True
 
     def _moved(self, name: str) -> None:
@@ -184,16 +201,28 @@ class Loop:
             self._schedule.done(name)
 
     def _attempt(self, name: str) -> float | None:
+        clock = self._location.clock
+        begun_s, outcome = clock.monotonic(), "failed"
         try:
-            return self._task(name)
+            again = self._task(name)
+            outcome = "ok"
+            return again
         except UnknownShard:
+            outcome = "ok"
             return None
         except PersistError as error:
             self.failures += 1
-            log.warning("maintenance of a shard failed: %s", error, extra={"shard": name, "kind": error.kind})
+            level = logging.WARNING
+            if isinstance(error, Corruption):
+                level = logging.ERROR
+                self._location.sight.storms.count_corruption()
+            fields = {"shard": name, "kind": error.kind, "reason": str(error)[:REASON_MAX]}
+            log.log(level, "maintenance of a shard failed", extra=fields)
         except Exception:
             self.failures += 1
             log.exception("maintenance of a shard failed", extra={"shard": name})
+        finally:
+            self.looks.observe((outcome,), clock.monotonic() - begun_s)
         return FAILED_AGAIN_S
 
 
@@ -207,7 +236,7 @@ def in_turn(tasks: Sequence[Task]) -> Task:
             try:
                 wait = task(name)
             except PersistError as error:
-                failed = error
+                failed = failed if isinstance(failed, Corruption) else error  # only one of them can be raised
                 continue
             if wait is not None:
                 waits.append(wait)

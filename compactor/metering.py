@@ -68,16 +68,16 @@ class Metrics:
 
     counters: Counters = field(default_factory=Counters)
     shards: OrderedDict[str, ShardFigures] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # guards all of it
 
     def add(self, **counts: int) -> None:
         """Count: `add(merges_applied=1)`."""
-        with self._lock:
+        with self.lock:
             for name, count in counts.items():
                 setattr(self.counters, name, getattr(self.counters, name) + count)
 
     def merged(self, shard: str, ingested: int, written: int) -> None:
-        with self._lock:
+        with self.lock:
             figures = self._figures(shard)
             figures.ingested += ingested
             figures.written += written
@@ -88,13 +88,13 @@ class Metrics:
         for batch in state.trace.batches:
             known = batch.diff_sum
             left += batch.rows if known is None else known
-        with self._lock:
+        with self.lock:
             figures = self._figures(state.name)
             figures.rows, figures.rows_left = state.trace.rows, abs(left)
 
     def to_json(self) -> dict[str, Any]:
         """All figures, for a log line or an endpoint."""
-        with self._lock:
+        with self.lock:
             shards: Mapping[str, Any] = {
                 name: {
                     **asdict(figures),

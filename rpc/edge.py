@@ -15,7 +15,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist.core.errors import Forbidden, PersistError, Unavailable
+from persist.commit.origin import begin_request
+from persist.commit.storms import REASON_MAX
+from persist.commit.tracing import TRACEPARENT, Span
+from persist.core.errors import Corruption, Forbidden, PersistError, Unavailable
 from persist.formats.http_messages import RECORD
 from rpc import paths
 from rpc.auth import ANYBODY, Principal
@@ -31,7 +34,6 @@ REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
-REASON_MAX = 2_000  # characters of an error's sentence in the log
 _errors = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
 
@@ -44,18 +46,30 @@ class Edge:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tracer = self._service.location.sight.tracer
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
+        elif tracer is None or not scope["path"].startswith("/v1/"):
+            await self._answered(scope, receive, send)
+        else:
+            given = dict(scope["headers"]).get(TRACEPARENT.encode(), b"").decode("latin-1")
+            below = tracer.place_of(given) if given else None
+            with tracer.span("persist.server", {}, kind="server", below=below) as span:
+                await self._answered(scope, receive, send, span)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, span: Span | None = None) -> None:
+        """Answer a request, whatever becomes of it, and tell of it."""
         started = time.perf_counter()
         headers = dict(scope["headers"])
         request_id = self._request_id(headers)
+        begin_request(request_id)
+        scope["persist.received"] = sent = 0
         shard = paths.resolve(scope)  # type: ignore[arg-type]
         verb = _verb(scope, shard)
         status, answered = 0, False
 
         async def answering(message: Message) -> None:
-            nonlocal status, answered
+            nonlocal status, answered, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
@@ -64,7 +78,9 @@ class Edge:
                 if FULL in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
-            answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
+            if message["type"] == "http.response.body":
+                sent += len(message.get("body", b""))
+                answered = answered or not message.get("more_body", False)
 
         try:
             if FULL in scope:
@@ -74,7 +90,7 @@ class Edge:
                 assert shard is not None
                 await self._command(shard[0], scope, receive, answering)
             else:
-                await self._app(scope, receive, answering)
+                await self._app(scope, _counting(scope, receive), answering)
         except ClientDisconnect:
             status = status or CLIENT_GONE
         except Exception as raised:
@@ -84,20 +100,34 @@ class Edge:
                 await problem(known)(scope, receive, answering)
             # An answer that has begun is cut off, which is the only way to tell: who serves us closes the connection.
         finally:
-            self._service.metrics.observe(verb, status, time.perf_counter() - started)
-            if TOLD in scope:
-                self._service.metrics.failed(verb, _kind(scope[TOLD]))
-            if TOLD in scope and (status >= 500 or not answered):
-                _log_failure(scope[TOLD], self._fields(scope, shard, verb, status, request_id))
-            if self._service.settings.access_log:
-                fields = self._fields(scope, shard, verb, status, request_id)
-                _access.info("request", extra={**fields, "ms": round((time.perf_counter() - started) * 1000, 3)})
+            fields = (scope, shard, verb, status, request_id)
+            self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
+            if span is not None:
+                _describe(span, self._fields(*fields), scope.get(TOLD))
+
+    def _told(
+        self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
+    ) -> None:
+        """Count the request, and log what has to be."""
+        scope, _, verb, status, _ = asked
+        metrics, principal = self._service.metrics, scope.get("persist.principal")
+        metrics.observe(verb, status, seconds)
+        metrics.asked(principal, scope["persist.received"], sent)
+        if TOLD in scope:
+            metrics.failed(verb, _kind(scope[TOLD]), principal)
+            if isinstance(scope[TOLD], Corruption):
+                self._service.location.sight.storms.count_corruption()
+        if status >= 500 or (TOLD in scope and not is_whole):
+            _log_failure(scope.get(TOLD), self._fields(*asked))
+        if self._service.settings.access_log:
+            _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
     async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         caller = said(scope["persist.principal"], Headers(scope=scope))
         body = Body(self._service.work)
         try:
             data = await body.read(receive, self._service.limits.command_bytes_max)
+            scope["persist.received"] = len(data)
             result = await answer(self._service, name, scope["persist.principal"], data, caller)
         finally:
             body.release()
@@ -146,14 +176,35 @@ def _cause(error: Exception) -> Exception:
     return cause if isinstance(error, RuntimeError) and isinstance(cause, PersistError) else error
 
 
-def _kind(error: Exception) -> str:
+def _counting(scope: Scope, receive: Receive) -> Receive:
+    """`receive`, which counts the bytes of the body."""
+
+    async def receiving() -> Message:
+        message = await receive()
+        scope["persist.received"] += len(message.get("body", b""))
+        return message
+
+    return receiving
+
+
+def _kind(error: Exception | None) -> str:
     return error.kind if isinstance(error, PersistError) else PersistError.kind
 
 
-def _log_failure(error: Exception, fields: dict[str, object]) -> None:
+def _describe(span: Span, fields: dict[str, object], error: Exception | None) -> None:
+    """Tell a span what became of the request. A refusal of 4xx is no failure of ours."""
+    for name in ("verb", "shard", "request_id"):
+        span.tell(f"persist.{name}", str(fields[name] or ""))
+    status = int(str(fields["status"]))
+    span.tell("http.response.status_code", status)
+    if error is not None and status >= 500:
+        span.failed(_kind(error), str(error))
+
+
+def _log_failure(error: Exception | None, fields: dict[str, object]) -> None:
     """The line by which a 5xx, or an answer that was cut off, is found by its request id. With the place of a bug."""
-    bug = None if isinstance(error, PersistError) else error
-    reason = f"{type(error).__name__}: {error}" if bug else str(error)
+    bug = None if error is None or isinstance(error, PersistError) else error
+    reason = f"{type(error).__name__}: {error}" if bug else str(error or "the answer tells no error")
     _errors.error("request failed", exc_info=bug, extra={**fields, "kind": _kind(error), "reason": reason[:REASON_MAX]})
 
 

@@ -53,7 +53,7 @@ class Service:
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
-        self.metrics = Metrics(location, self._gauges, settings.limits.metric_shards_max)
+        self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max)
         self.handles = HandleSettings(
             write=WriteSettings(lease_ms=THIN_WRITER_LEASE_MS, retry_s=THIN_RETRY_S),
             read=ReadSettings(retry_s=THIN_RETRY_S, memory_bytes=settings.limits.snapshot_memory_bytes),
@@ -68,15 +68,21 @@ class Service:
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
             )
 
-    def _gauges(self) -> dict[str, tuple[str, int]]:
-        """What the server does at this moment, for /metrics."""
+    def _pools(self) -> dict[str, tuple[int, int]]:
+        """What is in use at this moment of all that has a limit, and the limits, for /metrics."""
+        limits, work = self.limits, self.work
+        slots = {
+            "commands": work.commands,
+            "io_queue": work.io_queued,
+            "body_bytes": work.body_bytes,
+            "listeners": self.listeners,
+            "snapshots": self.snapshots,
+        }
         return {
-            "commands_queued": ("Commands queued or being committed", self.work.commands.taken),
-            "io_queued": ("Blocking work queued or running", self.work.io_queued.taken),
-            "body_bytes": ("Bytes of bodies being worked on", self.work.body_bytes.taken),
-            "waiting": ("Requests and listeners that wait for a shard", self.watcher.waiting),
-            "listeners": ("Listen streams", self.listeners.taken),
-            "snapshots": ("Snapshots that are streamed", self.snapshots.taken),
+            **{name: (slot.taken, slot.most) for name, slot in slots.items()},
+            "waits": (self.watcher.waiting, limits.waits_max),
+            "lead_threads": (min(work.leads, limits.lead_threads), limits.lead_threads),
+            "io_threads": (min(work.io_queued.taken, limits.io_threads), limits.io_threads),
         }
 
     @asynccontextmanager

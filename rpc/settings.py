@@ -60,6 +60,7 @@ class ServerSettings:
     tls_key: str | None = None
     insecure: bool = False
     maintenance: bool = True
+    maintenance_metrics_port: int = 0  # at which maintenance of its own tells /metrics; 0: nowhere
     maintenance_token: str | None = field(default=None, repr=False)  # by which maintenance of its own is known
     history: str = DEFAULT_HISTORY  # what new shards keep: `7d`, or by names `7d,eu/=30d,tmp/=none`
     read_only: bool = False  # a copy of another location's blob store is served, and nothing is written
@@ -75,6 +76,7 @@ class ServerSettings:
     presigned_s: int = 3600
     shutdown_s: int = 30
     access_log: bool = False
+    traces: bool = False  # whether spans are sent by OpenTelemetry
     peers: tuple[int, ...] = ()  # ports of all workers of this machine, this one's included
     limits: Limits = field(default_factory=Limits)
     policy: Policy = field(default_factory=Policy)
@@ -90,6 +92,9 @@ class ServerSettings:
             raise InvalidUsage(f"port is {self.port}; it must be in [0, 65535]")
         if not 1 <= self.workers <= 64:
             raise InvalidUsage(f"workers is {self.workers}; it must be in [1, 64]")
+        if not 0 <= self.maintenance_metrics_port < 65536:
+            port = self.maintenance_metrics_port
+            raise InvalidUsage(f"maintenance_metrics_port is {port}; it must be in [0, 65535]")
         if self.port + self.workers > 65536:
             most = 65536 - self.workers
             raise InvalidUsage(f"port is {self.port}; with {self.workers} workers it must be in [0, {most}]")

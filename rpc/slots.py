@@ -12,12 +12,12 @@ class Slots:
 
     def __init__(self, most: int, what: str) -> None:
         self.taken = 0
-        self._most = most
+        self.most = most
         self._what = what
 
     def take(self, count: int = 1) -> None:
         """Raises Overloaded beyond the limit; then nothing was taken."""
-        if self.taken + count > self._most:
+        if self.taken + count > self.most:
             raise Overloaded(f"the server has too {self._what}; slow down", retry_after_s=RETRY_AFTER_S)
         self.taken += count
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from persist.commit.commit_plan import Outcome
@@ -27,15 +29,17 @@ class Work:
     def __init__(self, limits: Limits) -> None:
         self._leads = ThreadPoolExecutor(limits.lead_threads, thread_name_prefix="persist-commit")
         self._io = ThreadPoolExecutor(limits.io_threads, thread_name_prefix="persist-io")
+        self.leads = 0  # commits that are queued or run now
+        self._counting = threading.Lock()
         self.io_queued = Slots(limits.io_queue_max, "much work queued")
         self.commands = Slots(limits.commands_max, "many commands queued")
         self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies")
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Run blocking work on another thread. Overloaded when too much is queued."""
+        """Run blocking work on another thread, as a part of this request. Overloaded when too much is queued."""
         with self.io_queued:
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._io, work, *args)
+                return await asyncio.get_running_loop().run_in_executor(self._io, copy_context().run, work, *args)
             except RuntimeError as error:
                 raise _closing(error) from error
 
@@ -62,10 +66,21 @@ class Work:
         self._io.shutdown(wait=True, cancel_futures=True)
 
     def _lead(self, lead: Callable[[], None]) -> None:
+        def counted() -> None:
+            try:
+                lead()
+            finally:
+                self._count(-1)
+
+        self._count(1)
         try:
-            self._leads.submit(lead)
+            self._leads.submit(counted)
         except RuntimeError:  # shutting down: what is queued must still be answered
-            lead()
+            counted()
+
+    def _count(self, more: int) -> None:
+        with self._counting:
+            self.leads += more
 
 
 def _settle(waiter: asyncio.Future[c.Result], outcome: Outcome) -> None:

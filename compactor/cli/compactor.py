@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
 from blob import optional
 from compactor.cli import running
 from compactor.committing import through_server
 from compactor.engine import Engine, EngineSettings
 from compactor.erasing import EraserSettings, erasure_task
+from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
@@ -115,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             if rounds is not None:
                 rounds.once() if arguments.once else rounds.start()
-            return running.run(loop, arguments, metrics, "compactor")
+            families = partial(of_maintenance, location, loop, metrics, transport)
+            return running.run(loop, arguments, metrics, "compactor", families)
         finally:
             if rounds is not None:
                 rounds.stop()

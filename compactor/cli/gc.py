@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from functools import partial
 
 from compactor.cli import running
+from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.orphans import Sweeper, SweepReport, SweepSettings
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _sweep(location, arguments, patterns, metrics)
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, gc_task(location, collector), loop_settings)
-        return running.run(loop, arguments, metrics, "gc")
+        return running.run(loop, arguments, metrics, "gc", partial(of_maintenance, location, loop, metrics))
     finally:
         location.close()
 
@@ -64,9 +66,10 @@ def _sweep(location: Location, arguments: argparse.Namespace, patterns: tuple[st
 
     loop = Loop(location, task, LoopSettings(patterns, arguments.concurrency))
     on_signals(loop.stop)
-    failures = loop.once()
-    if patterns == ("*",):
-        _show("", sweeper.sweep_unborn())
+    with running.monitored(arguments, partial(of_maintenance, location, loop, metrics)):
+        failures = loop.once()
+        if patterns == ("*",):
+            _show("", sweeper.sweep_unborn())
     print(json.dumps(metrics.to_json()))
     return 1 if failures else 0
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from compactor.loop import Loop
 from compactor.metering import Metrics
+from compactor.monitor import Monitor
 from persist.cli import where
 from persist.cli.process import announce, configure_logs, end_with_parent, on_signals
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.commit.system import SystemClock
 from persist.core.errors import InvalidUsage
+from persist.formats.exposition import Family, exposition
 from persist.regions.fencing import HomeWatch
 from persist.regions.index import open_index
 from persist.regions.opening import check_region
@@ -37,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the index of regions, a file or a server: it tells who is home",
     )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="tell /metrics and /healthz at this port (0: a free one)"
+    )
+    parser.add_argument(
+        "--metrics-host", default="127.0.0.1", metavar="HOST", help="at this address (default 127.0.0.1); no tokens"
+    )
     parser.add_argument("--verbose", action="store_true", help="a log line for every piece of work")
 
 
@@ -45,6 +55,8 @@ def prepare(arguments: argparse.Namespace) -> None:
     if arguments.end_with_parent is not None:
         end_with_parent(arguments.end_with_parent)
     check_positive(arguments, "interval")
+    if arguments.metrics_port is not None and not 0 <= arguments.metrics_port < 65536:
+        raise InvalidUsage(f"--metrics-port is {arguments.metrics_port}; it must be in [0, 65535]")
     try:
         os.nice(arguments.nice)
     except (OSError, OverflowError) as error:
@@ -54,7 +66,7 @@ def prepare(arguments: argparse.Namespace) -> None:
 
 def open_location(arguments: argparse.Namespace) -> Location:
     """The location that the arguments name, without small merges after commits: those are the writers' own."""
-    settings = LocationSettings(machine=MachineSettings(small_merges=False), shows_no_copy=True)
+    settings = LocationSettings(machine=MachineSettings(small_merges=False), metered=True, shows_no_copy=True)
     where.check_given(arguments, "region", "index")
     region, index = check_region(arguments.region) if arguments.region else "", arguments.index
     if index and not region:
@@ -81,9 +93,33 @@ def check_positive(arguments: argparse.Namespace, *names: str) -> None:
             raise InvalidUsage(f"--{name.replace('_', '-')} is {value}; it must be {wanted}")
 
 
-def run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: str) -> int:
-    """Work until a signal, or through every shard once; tell what was done. The exit code."""
+def run(
+    loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: str, families: Callable[[], Iterator[Family]]
+) -> int:
+    """Work until a signal, or through every shard once; tell what was done. The exit code.
+
+    `families` is what monitors are told, if there is a port for them.
+    """
     on_signals(loop.stop)
+    with monitored(arguments, families):
+        return _run(loop, arguments, metrics, command)
+
+
+@contextmanager
+def monitored(arguments: argparse.Namespace, families: Callable[[], Iterator[Family]]) -> Iterator[None]:
+    """Answer monitors meanwhile, if the arguments name a port for them. Its URL is a line of the log."""
+    if arguments.metrics_port is None:
+        yield
+        return
+    monitor = Monitor(arguments.metrics_host, arguments.metrics_port, lambda: exposition(families()))
+    announce("metrics", url=f"{monitor.url}/metrics")
+    try:
+        yield
+    finally:
+        monitor.close()
+
+
+def _run(loop: Loop, arguments: argparse.Namespace, metrics: Metrics, command: str) -> int:
     if not arguments.once:
         announce("running", command=command)
         loop.run()

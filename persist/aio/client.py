@@ -315,6 +315,7 @@ class AsyncClient(AsyncHandle[Client]):
     create_shard = opens(Client.create_shard, AsyncShard)
     cut = asks(Client.cut)
     drop_shards = asks(Client.drop_shards)
+    metrics = asks(Client.metrics)
     new_token = asks(Client.new_token)
     shard = opens(Client.shard, AsyncShard)
     shards = asks(Client.shards)

@@ -34,6 +34,7 @@ class NodeCache:
     def __init__(self, bytes_max: int = CACHE_BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
+        self.hits = 0
         self.reads = 0  # of blobs, because a node was not here
         self._lock = threading.Lock()
         self._nodes: OrderedDict[_Place, Any] = OrderedDict()
@@ -45,6 +46,7 @@ class NodeCache:
             if node is None:
                 self.reads += 1
             else:
+                self.hits += 1
                 self._nodes.move_to_end(place)
             return node
 

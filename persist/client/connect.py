@@ -28,11 +28,13 @@ from persist.client.timed import Timeable, checked_timeout
 from persist.client.transport import Transport
 from persist.client.wall_clock import kept_ms
 from persist.commit.location import LocationSettings, all_names, open_location, open_stores
+from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage, Unavailable, UnknownShard
 from persist.core.ids import Token, check_shard_name, mint
 from persist.core.phases import dropped
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults, ShardSettings
 from persist.core.view import ViewRequest
+from persist.formats.exposition import figures
 from persist.parts import ShardSchema
 
 # Where transports of other schemes live: found by name when asked for, since the service depends on us, not we on it.
@@ -59,6 +61,7 @@ class Connection:
     stay readable as of earlier times, such as `7d`, `none` or `forever`; with others for names that begin so,
     `7d,tmp/=none`; None is seven days. Not with servers: each has a setting of its own for that. `read_only`: the blob
     store alone is opened, and read as far as was published there; it may be a copy of home's, in another region.
+    `traces`: spans by OpenTelemetry, of the provider that the program has set; the extra `otel` installs it.
     """
 
     url: str | None = None
@@ -73,6 +76,7 @@ class Connection:
     collect: bool = True
     history: str | None = None
     read_only: bool = False
+    traces: bool = False
 
     def __post_init__(self) -> None:
         for name in ("url", "blob", "consensus", "token", "ca_file"):
@@ -84,6 +88,7 @@ class Connection:
         checked("location", self.location, LocationSettings)
         checked("collect", self.collect, bool)
         checked("read_only", self.read_only, bool)
+        checked("traces", self.traces, bool)
         checked("history", self.history, str, type(None))
         HistoryDefaults(self.history or DEFAULT_HISTORY)
 
@@ -144,7 +149,12 @@ class Connection:
     @property
     def _here(self) -> LocationSettings:
         return replace(
-            self.location, collects=self.collect, history=self.history or DEFAULT_HISTORY, shows_no_copy=True
+            self.location,
+            collects=self.collect,
+            history=self.history or DEFAULT_HISTORY,
+            shows_no_copy=True,
+            metered=True,
+            tracer=open_tracer() if self.traces else self.location.tracer,
         )
 
 
@@ -362,6 +372,17 @@ class Client(Timeable):
         """
         given = None if names is None else tuple_of("names", names)
         return drop_all(self.transport, self._settings, Chosen(given, prefix, confirm, force))
+
+    def metrics(self) -> dict[str, float]:
+        """What this client has done so far: calls, bytes, seconds, tries. Asks nobody, and costs no request.
+
+        Returns: the values by the names of their series, such as
+            `persist_store_calls_total{outcome="ok",store="blob",verb="put"}`, which a server's `/metrics` has for its
+            stores. docs/metrics.md has all of them. Counters begin at 0 with the client. Of times there are the sum,
+            in seconds, and the count.
+        Raises: nothing.
+        """
+        return figures(self.transport.families())
 
     def new_token(self) -> Token:
         """A token for one write. Keep it with what is written: with it the write can be repeated. Raises nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from blob import Blob
@@ -11,7 +12,9 @@ from persist.client.erased_before import erased_before
 from persist.client.maintaining import maintain
 from persist.client.sharing import LeasePool
 from persist.commit.cloning import Cloning
+from persist.commit.figures import of_location, own_pools, pools
 from persist.commit.location import Location
+from persist.commit.storms import Storms
 from persist.core import commands as c
 from persist.core.batch import Run
 from persist.core.errors import ShardExists
@@ -21,6 +24,7 @@ from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
+from persist.formats.exposition import Family
 from persist.parts import current_schema
 from persist.parts.schema import check_first
 
@@ -58,6 +62,14 @@ class EmbeddedTransport:
     @property
     def knows_regions(self) -> bool:
         return False
+
+    @property
+    def storms(self) -> Storms:
+        return self.location.sight.storms
+
+    def families(self) -> Iterator[Family]:
+        yield from of_location(self.location)
+        yield from pools(own_pools(self.location))
 
     def belongs(self) -> tuple[str, int]:
         binding = self._patience.ask("the location", self.location.identity.check)

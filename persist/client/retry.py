@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from persist.client import deadlines
 from persist.client.transport import Transport
+from persist.commit.origin import Request, Requesting
 from persist.commit.system import jittered
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -51,11 +52,18 @@ CLAIM_NOTHING = (Corruption, PersistError)
 _T = TypeVar("_T")
 
 
+class Asked(NamedTuple):
+    """What is asked for, in words, and of which shard."""
+
+    what: str
+    shard: str
+
+
 def send(transport: Transport, name: str, command: c.Command, retry_s: float, caller: Caller = NOBODY) -> c.Result:
     """Apply a command, retrying what is safe to retry for up to `retry_s` seconds. Raises what `settled` raises."""
     return settled(
         lambda: transport.apply(name, command, caller),
-        f"a command on shard {name!r}",
+        Asked(f"a command on shard {name!r}", name),
         transport,
         retry_s,
         remedy="call again with its token" if isinstance(command, Written) else "look at the shard before you go on",
@@ -64,9 +72,11 @@ def send(transport: Transport, name: str, command: c.Command, retry_s: float, ca
 
 
 def settled(
-    ask: Callable[[], _T], what: str, transport: Transport, retry_s: float, *, remedy: str, lapses: bool = False
+    ask: Callable[[], _T], asked: Asked, transport: Transport, retry_s: float, *, remedy: str, lapses: bool = False
 ) -> _T:
-    """What `ask` returns, which is tried again for up to `retry_s` seconds. `what` is asked, for messages.
+    """What `ask` returns, which is tried again for up to `retry_s` seconds. `asked` is for messages.
+
+    All tries are one request, with one id. Many in a row are one line of the log.
 
     Raises Indeterminate where it may have happened, or may happen yet: the outcome of a try is unknown, and then the
     deadline passed, or a later try was refused. A server that was stopped, or a proxy, may hold the request of that
@@ -75,6 +85,19 @@ def settled(
     will. What changes no data, and lapses by itself (`lapses`), is never Indeterminate: it is asked again. Where the
     call under way has a deadline, that counts if it is earlier, and what comes after it is not asked at all.
     """
+    with Requesting() as request:
+        return _settled(ask, asked, transport, retry_s, request, (remedy, lapses))
+
+
+def _settled(
+    ask: Callable[[], _T],
+    asked: Asked,
+    transport: Transport,
+    retry_s: float,
+    request: Request,
+    how: tuple[str, bool],
+) -> _T:
+    (what, shard), (remedy, lapses) = asked, how
     deadlines.check(what)
     deadline = transport.clock.monotonic() + deadlines.at_most(retry_s)
     unknown = False
@@ -92,8 +115,11 @@ def settled(
                 if unknown and not isinstance(error, Indeterminate):
                     raise Indeterminate(f"{what} may have happened; {remedy} ({error})") from error
                 raise
+            transport.storms.again("client", shard, tries, error, request.id)
             transport.clock.sleep(wait)
         except PersistError as error:
+            if not request.id:  # else a server has told it, under this id
+                transport.storms.corrupted(shard, error, what)
             if not unknown or type(error) in CLAIM_NOTHING or is_final(error):
                 raise
             raise Indeterminate(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from persist.client.arguments import checked, named_once
-from persist.client.retry import settled
+from persist.client.retry import Asked, settled
 from persist.client.transport import Transport
 from persist.client.wall_clock import instant_ms, instant_text, shown_instant
 from persist.core.antichain import Antichain
@@ -59,7 +59,7 @@ def entries_told(transport: Transport, name: str, before: Place | None, limit: i
     while len(found) < limit:
         page = settled(
             partial(transport.history, name, before, limit - len(found), maintenance),
-            f"the commit history of shard {name!r}",
+            Asked(f"the commit history of shard {name!r}", name),
             transport,
             RETRY_S,
             remedy="ask again",

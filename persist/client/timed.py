@@ -15,7 +15,7 @@ from persist.client.arguments import NUMBER_MAX, checked
 from persist.client.deadlines import Deadline, current, within
 from persist.core.errors import InvalidUsage, shown
 
-UNBOUNDED = frozenset({"with_timeout", "new_token"})  # they ask nobody
+UNBOUNDED = frozenset({"with_timeout", "new_token", "metrics"})  # they ask nobody
 INNER = ("_send", "_update_attributes", "_edit")  # what properties and the handles that these give ask by
 HANDLES_MAX = 64  # classes of handles
 _T = TypeVar("_T")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from blob import Blob
 from persist.client.sharing import LeasePool
+from persist.commit.storms import Storms
 from persist.commit.system import Clock
 from persist.core import commands as c
 from persist.core.batch import Run
@@ -17,6 +19,7 @@ from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
+from persist.formats.exposition import Family
 
 # What these come to depends on who holds the shard: nobody may hear of a reader that has ended.
 WAITING_FOR_HOLDS = (c.Drop, c.DowngradeSince, c.CompareAndDowngradeSince, c.ForgetHistory, c.SetSettings, c.Erase)
@@ -64,6 +67,15 @@ class Transport(Protocol):
     @property
     def leases(self) -> LeasePool | None:
         """What small reads share; None: each has a lease of its own."""
+        ...
+
+    @property
+    def storms(self) -> Storms:
+        """Who counts what is tried again, and tells of storms."""
+        ...
+
+    def families(self) -> Iterator[Family]:
+        """What this client has asked for so far, and what that took. Asks nobody."""
         ...
 
     def belongs(self) -> tuple[str, int]:
@@ -166,6 +178,13 @@ class ForwardingTransport:
     @property
     def leases(self) -> LeasePool | None:
         return self.inner.leases
+
+    @property
+    def storms(self) -> Storms:
+        return self.inner.storms
+
+    def families(self) -> Iterator[Family]:
+        return self.inner.families()
 
     def belongs(self) -> tuple[str, int]:
         return self.inner.belongs()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct
 
 from persist.commit.commit_plan import Outcome
+from persist.commit.sight import Origin
 from persist.core import commands as c
 from persist.core.errors import Overloaded
 from persist.core.recorded import NOBODY, Caller
@@ -46,6 +47,7 @@ class Pending(Struct, frozen=True, eq=False):
     lead: Callable[[], None]
     verdict: Verdict = UNCHECKED  # of the parts that the command brings
     caller: Caller = NOBODY
+    origin: Origin | None = None  # None: nobody watches
 
 
 class Waiter:
@@ -90,6 +92,15 @@ class CommandQueue:
         self._queue: deque[Pending] = deque()
         self._leader: Pending | None = None
         self._group: deque[Pending] = deque()  # what the leader commits, until it is answered
+
+    @property
+    def queued(self) -> int:
+        """How many commands wait, or are being committed."""
+        return len(self._queue) + len(self._group)
+
+    @property
+    def queue_max(self) -> int:
+        return self._queue_max
 
     @property
     def is_led(self) -> bool:

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 
 from blob.metrics import Observe
+from persist.commit.durations import Durations
+from persist.commit.tracing import Tracer
 from persist.core import commands as c
 
 
 class StoreCalls:
-    """Calls to the two stores of a location, by store, verb and outcome. Thread-safe."""
+    """Calls to the two stores of a location, by store, verb and outcome. Thread-safe.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._totals: dict[tuple[str, str, str], tuple[int, float, int]] = {}
+    With a tracer each call is a span as well, below the one under way.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self.durations = Durations()
+        self._tracer = tracer
 
     def observer(self, store: str) -> Observe:
         """What counts one call to `store`: called with its verb, its outcome (`ok`, or why not), seconds and bytes."""
-        return partial(self._observe, store)
+        return partial(self._observe if self._tracer is None else self._traced, store)
 
-    def totals(self) -> dict[tuple[str, str, str], tuple[int, float, int]]:
+    def totals(self) -> dict[tuple[str, ...], tuple[int, float, int]]:
         """(store, verb, outcome) -> calls, their seconds, the bytes that they moved."""
-        with self._lock:
-            return dict(self._totals)
+        return self.durations.totals()
 
     def _observe(self, store: str, verb: str, outcome: str, seconds: float, nbytes: int) -> None:
-        key = (store, verb, outcome)
-        with self._lock:
-            calls, total_s, total_bytes = self._totals.get(key, (0, 0.0, 0))
-            self._totals[key] = (calls + 1, total_s + seconds, total_bytes + nbytes)
+        self.durations.observe((store, verb, outcome), seconds, nbytes)
+
+    def _traced(self, store: str, verb: str, outcome: str, seconds: float, nbytes: int) -> None:
+        self._observe(store, verb, outcome, seconds, nbytes)
+        if self._tracer is not None and self._tracer.current() is not None:  # background looks are nobody's
+            told: dict[str, str | int] = {"persist.store": store, "persist.outcome": outcome, "persist.bytes": nbytes}
+            failed = "" if outcome in ("ok", "lost") else outcome
+            self._tracer.passed(f"persist.{store}.{verb}", seconds, told, failed=failed)
 
 
 class MachineMetrics:
@@ -47,6 +54,15 @@ class MachineMetrics:
         self.upkeep_failed = 0
         self.upkeep_refused = 0
         self.group_max = 0
+        self.queued_s = 0.0
+        self.commit_s = 0.0
+        self.upkeep_s = 0.0
+
+    def add(self, other: MachineMetrics) -> None:
+        """Count also what `other` has counted."""
+        for name, count in vars(other).items():
+            mine = getattr(self, name)
+            setattr(self, name, max(mine, count) if name == "group_max" else mine + count)
 
     def committed(self, commands: int, lost: int) -> None:
         self.commits += 1

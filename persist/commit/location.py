@@ -10,7 +10,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobNotFound, BlobNotWritable, open_blob, without_secrets
+from blob.cache import CachedBlob
 from blob.location import is_there
 from blob.metrics import MeteredBlob
 from consensus import Consensus, ConsensusNotWritable, open_consensus
@@ -25,13 +26,15 @@ from consensus.metrics import MeteredConsensus
 from persist.attributes.storage import CACHE_BYTES_MAX, NodeCache
 from persist.commit.aging import age, forget_dropped, forget_tags
 from persist.commit.collector import Collector, GcSettings
-from persist.commit.counters import StoreCalls
+from persist.commit.counters import MachineMetrics, StoreCalls
 from persist.commit.entry_files import EntryFiles
 from persist.commit.identity import Identity
 from persist.commit.machine import Machine, MachineSettings
 from persist.commit.publishing import Publisher, PublishSettings
+from persist.commit.sight import Sight
 from persist.commit.store_clock import CheckedClock
 from persist.commit.system import Background, Clock, OwnProcess, System, SystemClock, SystemIds, ThreadBackground
+from persist.commit.tracing import Tracer
 from persist.commit.versions import Versions
 from persist.core.errors import Corruption, InvalidUsage, PersistError, UnknownShard, UpgradeNeeded
 from persist.core.ids import IdSource
@@ -64,9 +67,10 @@ class LocationSettings:
     collects: bool = False  # whether commits have collected in the background what nobody needs any more
     history: str | None = None  # what new shards keep: `7d`, `none`, …; None: they have no settings
     compares_clock: bool = True  # with the blob store's; else its commits settle no wall clocks
-    metered: bool = False  # whether `Location.store_calls` counts
+    metered: bool = False  # whether calls to the stores, and commits, are counted and timed
     shows_no_copy: bool = False  # it refuses the blob store of an old home that has become a copy of a later one
     publish: PublishSettings | None = None  # what this process commits is published so; None: maintenance does it
+    tracer: Tracer | None = None  # of which spans are asked; None: there are none
 
 
 class Location:
@@ -93,9 +97,15 @@ class Location:
     ) -> None:
         self.settings = settings or LocationSettings()
         self._history = None if self.settings.history is None else HistoryDefaults(self.settings.history)
-        self.store_calls = StoreCalls()
-        if self.settings.metered:
-            blob = MeteredBlob(blob, self.store_calls.observer("blob"))
+        tracer = self.settings.tracer
+        self.store_calls = StoreCalls(tracer)
+        self.blob_cache = blob if isinstance(blob, CachedBlob) else None
+        if self.settings.metered or tracer is not None:
+            observe = self.store_calls.observer("blob")
+            if self.blob_cache is None:
+                blob = MeteredBlob(blob, observe)
+            else:  # what the cache answers is no call to the store
+                self.blob_cache.wrap(lambda store: MeteredBlob(store, observe))
             consensus = MeteredConsensus(consensus, self.store_calls.observer("consensus"))
         self.blob = blob
         self.consensus = consensus
@@ -103,6 +113,7 @@ class Location:
         self.clock = clock or SystemClock()
         self.ids = ids or SystemIds()
         self.background = background or ThreadBackground()
+        self.sight = Sight(self.clock.monotonic, counts=self.settings.metered, tracer=tracer)
         self.identity = Identity(
             blob, consensus, self.ids, self.clock, self.settings.build, shows_no_copy=self.settings.shows_no_copy
         )
@@ -120,6 +131,9 @@ class Location:
         self._retaining = threading.Lock()
         self._lock = threading.Lock()
         self._machines: OrderedDict[str, Machine] = OrderedDict()
+        self._evicted = MachineMetrics()  # what machines had counted that are in the cache no more
+        self.machines_found = 0
+        self.machines_made = 0
         self._unread: OrderedDict[str, None] = OrderedDict()  # names that were new of late
         self._poked: set[str] = set()
         with translated():
@@ -132,12 +146,15 @@ class Location:
         with self._lock:
             machine = self._machines.get(name)
             if machine is None:
+                self.machines_made += 1
                 machine = self._machines[name] = self.new_machine(name)
                 if self.settings.collects:
                     machine.collect_with(self._maintain)
                 if self._retain is not None:
                     machine.retain_with(self._retained)
                 self._make_room(name)
+            else:
+                self.machines_found += 1
             self._machines.move_to_end(name)
             return machine
 
@@ -146,7 +163,7 @@ class Location:
         return Machine(
             name,
             self.versions,
-            System(self.clock, self.ids, self.background, self._stamps, self.publisher),
+            System(self.clock, self.ids, self.background, self._stamps, self.publisher, self.sight),
             policy=self.settings.policy,
             settings=self.settings.machine,
             nodes=self.nodes,
@@ -154,11 +171,13 @@ class Location:
 
     def _maintain(self, name: str) -> None:
         """What an embedded program does for a shard besides its commits: forget what is old, then collect."""
-        with suppress(PersistError):  # no clock can be trusted now: later
+        try:
             machine = self.machine(name)
             forget_tags(machine, self.clock)
             age(machine, self.clock)
             forget_dropped(machine)
+        except PersistError as error:  # no clock can be trusted now: later
+            self.sight.storms.corrupted(name, error, "forgetting what is old")
         self._collector.run(name)
 
     def retain_with(self, retain: Callable[[str], object]) -> None:
@@ -217,19 +236,30 @@ class Location:
         if len(self._unread) > max(1, most // UNREAD_PART):
             found = self._machines.get(self._unread.popitem(last=False)[0])
             if found is not None and found.cached is None and not found.is_watched:
-                del self._machines[found.name]
+                self._evict(found.name)
         for oldest in list(islice(self._machines, min(EVICTIONS_TRIED_MAX, len(self._machines) - 1))):
             if len(self._machines) <= most:
                 return
             if self._machines[oldest].is_watched:
                 self._machines.move_to_end(oldest)
             else:
-                del self._machines[oldest]
+                self._evict(oldest)
+
+    def _evict(self, name: str) -> None:
+        self._evicted.add(self._machines.pop(name).metrics)
 
     def machines(self) -> list[Machine]:
         """The machines in the cache now."""
         with self._lock:
             return list(self._machines.values())
+
+    def counted(self) -> MachineMetrics:
+        """What all machines have counted, also those that have left the cache."""
+        found = MachineMetrics()
+        with self._lock:
+            for metrics in (self._evicted, *(machine.metrics for machine in self._machines.values())):
+                found.add(metrics)
+        return found
 
     def names(self, prefix: str = "", after: str = "", limit: int = 1000, with_dropped: bool = False) -> list[str]:
         """Names of shards, ascending, beyond `after`. Those of dropped shards are among them only if asked for."""

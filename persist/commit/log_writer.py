@@ -22,6 +22,8 @@ from persist.formats.store_errors import translate, translated
 LONG_DIFF_BYTES_MAX = 256 * 1024 * 1024  # about a million parts
 BACKOFF_FIRST_S = 0.004
 BACKOFF_MAX_S = 1.0
+LOST_FIRST_S = 0.001
+LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a machine that waits long keeps losing
 
 
 class TooLarge(InvalidUsage):
@@ -36,6 +38,7 @@ class LogWriter:
         self._versions = versions
         self._system = system
         self._metrics = metrics
+        self.request_id = ""  # of a request that is committed now, for the log
 
     def write(self, change: StateDiff, deadline: float, long_diff: str = "", ends: bool = False) -> bool:
         """Whether this state diff is in the log now. False: plan anew, on the State as of now.
@@ -113,6 +116,7 @@ class LogWriter:
                     raise translate(error) from error  # a full disk is not waited for: who could free it needs us
                 tries += 1
                 self._metrics.retries += 1
+                self._system.sight.storms.again("committer", self._name, tries, error, self.request_id)
                 if self._system.clock.monotonic() > deadline:
                     raise translate(unknown or error) from error
                 self.back_off(tries)
@@ -144,6 +148,14 @@ class LogWriter:
             f"shard {self._name!r} moved far beyond v{change.seqno} before the outcome of a commit could be read; "
             "retry with the same token"
         )
+
+    def lost(self, lost: int, deadline: float) -> None:
+        """`lost` commits in a row have lost the race: sleep before the next. Raises Unavailable after the deadline."""
+        error = Unavailable(f"shard {self._name!r} is contended: {lost} commits in a row lost the race; retry")
+        if self._system.clock.monotonic() > deadline:
+            raise error
+        self._system.sight.storms.again("committer", self._name, lost, error, self.request_id)
+        self.back_off(lost, LOST_FIRST_S, LOST_MAX_S)
 
     def back_off(self, tries: int, first_s: float = BACKOFF_FIRST_S, most_s: float = BACKOFF_MAX_S) -> None:
         """Sleep before the next try: about twice as long after each, at most about `most_s`."""

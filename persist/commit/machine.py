@@ -39,7 +39,7 @@ from persist.commit.inspector import BRINGING, Inspector
 from persist.commit.log_writer import LogWriter, TooLarge
 from persist.commit.outcome_files import OutcomeFiles
 from persist.commit.rollups import dropped
-from persist.commit.store_clock import StoreClock, probed
+from persist.commit.store_clock import StoreClock, checked_ms, probed
 from persist.commit.system import System
 from persist.commit.upkeep import Duty, Upkeep
 from persist.commit.versions import Versions
@@ -63,10 +63,8 @@ from persist.core.transitions.context import HISTORY_LEVEL, SOUND, Context, Verd
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import is_of_the_future
 
-LOST_FIRST_S = 0.001
 FINALISE_STEPS_MAX = 1_000  # commits that take a dropped shard to its tombstone before its name is used again
 LEASE_CLOCK_LEVEL = 3  # of a location, from which on a State has a lease clock
-LOST_MAX_S = 0.02  # a lost race does not mean that the store is slow, and a machine that waits long keeps losing
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +124,11 @@ class Machine(CachedState):
         """Have `retain(name)` called in the background as commits land, now and then, where rows have a policy."""
         self._retain = retain
         self._upkeep.retains = True
+
+    @property
+    def queued(self) -> int:
+        """How many commands wait, or are being committed."""
+        return self._queue.queued
 
     def create(self, state: State, follows: str | None = None) -> State:
         """Commit the first State of a shard, unless the shard exists; the State that is there afterwards.
@@ -214,7 +217,7 @@ class Machine(CachedState):
         if self._queue.is_led:  # the leader should not have to read the index for this command
             self._warm(command)
         waiter = Waiter()
-        pending = Pending(command, waiter.answer, waiter.lead, verdict, caller)
+        pending = Pending(command, waiter.answer, waiter.lead, verdict, caller, self._system.sight.origin())
         try:
             if self._queue.enqueue(pending) or waiter.must_lead():
                 self._lead()
@@ -245,7 +248,7 @@ class Machine(CachedState):
             if once.acquire(blocking=False):
                 run(self._lead)
 
-        if self._queue.enqueue(Pending(command, answered, lead, verdict, caller)):
+        if self._queue.enqueue(Pending(command, answered, lead, verdict, caller, self._system.sight.origin())):
             lead()
 
     def _lead(self) -> None:
@@ -255,7 +258,10 @@ class Machine(CachedState):
         failed: BaseException = self._interrupted()
         upkeep: State | None = None
         try:
-            commit = self._commit_what_fits(group)
+            with self._system.sight.commit(self.name, group, self.metrics) as watch:
+                self._log.request_id = watch.request_id
+                commit = self._commit_what_fits(group)
+                watch.ended(commit.following.seqno, commit.diff is not None)
             outcomes, upkeep = self._told(commit, group), commit.upkeep
         except Exception as error:  # even a bug: nobody may be left waiting
             failed = error
@@ -341,9 +347,7 @@ class Machine(CachedState):
                 return written
             else:
                 lost += 1
-                if self._system.clock.monotonic() > deadline:
-                    raise Unavailable(f"shard {self.name!r} is contended: {lost} commits in a row lost the race; retry")
-                self._log.back_off(lost, LOST_FIRST_S, LOST_MAX_S)
+                self._log.lost(lost, deadline)
                 commit_id = self._system.ids.uuid7()
             commands = commit.commands
             base, is_fresh = self.refresh(), True
@@ -394,7 +398,7 @@ class Machine(CachedState):
             self._versions.level,
             self._store_ms(commands, now_ms),
             read.unread,
-            self._checked_ms(now_ms),
+            checked_ms(self._system.stamps, now_ms) if self._versions.level >= HISTORY_LEVEL else None,
             [pending.caller for pending in group],
         )
         counted_s = self._system.clock.monotonic()
@@ -415,17 +419,6 @@ class Machine(CachedState):
             with contextlib.suppress(PersistError):  # then this machine's clock decides
                 return self._store_clock.now_ms()
         return 0
-
-    def _checked_ms(self, now_ms: int) -> int | None:
-        """This clock, if it may be trusted. It is compared at once where nothing is known, as in a new process."""
-        stamps = self._system.stamps
-        if stamps is None or self._versions.level < HISTORY_LEVEL:
-            return None
-        if stamps.agrees(now_ms):
-            return now_ms
-        if stamps.begins():
-            stamps.compare()
-        return now_ms if stamps.agrees(now_ms) else None
 
     def _supply(self, task: Task) -> Supply:
         self.metrics.reliefs += isinstance(task, Merge)
@@ -477,20 +470,25 @@ class Machine(CachedState):
 
     def _do(self, duty: Duty) -> None:
         try:
-            if isinstance(duty.task, (Collect, Retain)):
-                work = self._collect if isinstance(duty.task, Collect) else self._retain
-                if work is not None:
-                    work(self.name)
-                return
-            command = self._blobs.done(duty.task, self.state())
-            if command is not None:
-                result = self._applied(command, SOUND)  # it has just written the parts itself
-                dropped(self._versions, command, result)
-                self.metrics.upkept(result)
-        except (PersistError, StaleIndex):
+            with self._system.sight.duty(self.name, duty.kind, self.metrics):
+                self._done(duty)
+        except (PersistError, StaleIndex) as error:
             self.metrics.upkeep_failed += 1
+            self._system.sight.storms.corrupted(self.name, error, f"upkeep: {duty.kind}")
         finally:
             self._upkeep.ended(duty)
+
+    def _done(self, duty: Duty) -> None:
+        if isinstance(duty.task, (Collect, Retain)):
+            work = self._collect if isinstance(duty.task, Collect) else self._retain
+            if work is not None:
+                work(self.name)
+            return
+        command = self._blobs.done(duty.task, self.state())
+        if command is not None:
+            result = self._applied(command, SOUND)  # it has just written the parts itself
+            dropped(self._versions, command, result)
+            self.metrics.upkept(result)
 
     def _deadline(self) -> float:
         return self._system.clock.monotonic() + self._settings.retry_s

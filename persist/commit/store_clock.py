@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from blob import Blob
-from persist.commit.system import Clock
+from persist.commit.system import Clock, Stamps
 from persist.core.errors import PersistError
 from persist.core.ids import IdSource
 from persist.formats.store_errors import translated
@@ -42,6 +42,17 @@ class StoreClock:
         if self._now_ms is None or now_s - self._asked_s > KNOWN_FOR_S:
             self._now_ms, self._asked_s = probed(self._blob, self._ids), now_s
         return self._now_ms
+
+
+def checked_ms(stamps: Stamps | None, now_ms: int) -> int | None:
+    """This clock, if it may be trusted. It is compared at once where nothing is known, as in a new process."""
+    if stamps is None:
+        return None
+    if stamps.agrees(now_ms):
+        return now_ms
+    if stamps.begins():
+        stamps.compare()
+    return now_ms if stamps.agrees(now_ms) else None
 
 
 def probed(blob: Blob, ids: IdSource) -> int:

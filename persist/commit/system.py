@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from persist.commit.sight import Sight
 from persist.core.errors import InvalidUsage
 from persist.core.ids import IdSource
 
@@ -130,21 +131,35 @@ class Background(Protocol):
 
 
 class ThreadBackground:
-    """A bounded pool of threads; work beyond `queue_max` is dropped, since maintenance comes round again."""
+    """A bounded pool of threads; work beyond `queue_max` is dropped, since maintenance comes round again.
+
+    `taken`: pieces of work that are queued or run now; `dropped`: those that were dropped.
+    """
 
     def __init__(self, threads: int = 2, queue_max: int = 1000) -> None:
+        self.threads = threads
+        self.queue_max = queue_max
+        self.taken = 0
+        self.dropped = 0
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="persist-background")
-        self._room = threading.Semaphore(queue_max)
+        self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], None]) -> bool:
-        if not self._room.acquire(blocking=False):
-            return False
+        with self._lock:
+            if self.taken >= self.queue_max:
+                self.dropped += 1
+                return False
+            self.taken += 1
         try:
-            self._pool.submit(work).add_done_callback(lambda _: self._room.release())
+            self._pool.submit(work).add_done_callback(lambda _: self._ended())
         except RuntimeError:  # closed meanwhile
-            self._room.release()
+            self._ended()
             return False
         return True
+
+    def _ended(self) -> None:
+        with self._lock:
+            self.taken -= 1
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -182,7 +197,7 @@ class Publishes(Protocol):
 class System:
     """All that a machine needs of its process. `stamps` None: no clock counts as checked.
 
-    `publisher` None: this process publishes nothing.
+    `publisher` None: this process publishes nothing. `sight`: what is told of commits to who watches this process.
     """
 
     clock: Clock
@@ -190,6 +205,7 @@ class System:
     background: Background
     stamps: Stamps | None = None
     publisher: Publishes | None = None
+    sight: Sight = field(default_factory=lambda: Sight(time.monotonic, counts=False))
 
 
 def jittered(ids: IdSource, seconds: float) -> float:

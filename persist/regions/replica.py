@@ -179,7 +179,7 @@ class ReplicaMachine(Machine):
         super().__init__(
             name,
             location.versions,
-            System(location.clock, location.ids, location.background, None, None),
+            System(location.clock, location.ids, location.background, None, None, location.sight),
             policy=location.settings.policy,
             settings=MachineSettings(small_merges=False),
             nodes=location.nodes,

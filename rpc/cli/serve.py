@@ -21,6 +21,7 @@ from persist.cli.where import check_given, where_of
 from persist.client.connect import Connection
 from persist.commit.location import Location, LocationSettings
 from persist.commit.publishing import PublishSettings
+from persist.commit.tracing import open_tracer
 from persist.core.errors import InvalidUsage
 from persist.regions.fencing import HomeWatch
 from persist.regions.index import open_index
@@ -66,7 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-holds", action="store_true", help="with --home: do not hold there what readers here still need"
     )
     parser.add_argument("--no-maintenance", action="store_true", help="run neither compaction nor garbage collection")
+    parser.add_argument(
+        "--maintenance-metrics-port", type=int, metavar="PORT", help="where that tells /metrics (127.0.0.1 only)"
+    )
     parser.add_argument("--access-log", action="store_true", default=None, help="a JSON line for each request")
+    parser.add_argument(
+        "--traces", action="store_true", default=None, help="send spans by OTLP, as OTEL_* variables say"
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="warning")
 
 
@@ -104,6 +111,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "tls_key": arguments.tls_key,
         "insecure": arguments.insecure,
         "access_log": arguments.access_log,
+        "traces": arguments.traces,
         "history": arguments.history,
         "read_only": arguments.read_only,
         "region": arguments.region,
@@ -113,6 +121,7 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
         "self_fence": arguments.self_fence,
         "holds": False if arguments.no_holds else None,
         "maintenance": False if arguments.no_maintenance else None,
+        "maintenance_metrics_port": arguments.maintenance_metrics_port,
     }
     found: dict[str, Any] = from_environment()
     found.update({name: value for name, value in given.items() if value is not None})
@@ -125,7 +134,12 @@ def _serve(
 ) -> int:
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
     served = LocationSettings(
-        policy=settings.policy, history=settings.history, metered=True, publish=publish, shows_no_copy=True
+        policy=settings.policy,
+        history=settings.history,
+        metered=True,
+        publish=publish,
+        shows_no_copy=True,
+        tracer=open_tracer("persist") if settings.traces else None,
     )
     try:
         location = _opened(arguments, settings, served)
@@ -189,6 +203,8 @@ def _maintenance(
     where = where_of(arguments)
     url = None if settings.tls_certificate else local_url_of(listener, settings)
     extra = [f"--{name}={value}" for name in ("region", "index") if (value := getattr(settings, name))]
+    if settings.maintenance_metrics_port:
+        extra.append(f"--metrics-port={settings.maintenance_metrics_port}")
     command = supervise.child_command(
         directory=where.directory, blob=where.blob, consensus=where.consensus, url=url, extra=extra
     )
@@ -247,7 +263,7 @@ def _spawn(
         value = getattr(arguments, name)
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("insecure", "access_log"):
+    for name in ("insecure", "access_log", "traces"):
         if getattr(arguments, name):
             command.append(f"--{name.replace('_', '-')}")
     own = {_FD: str(listener.fileno()), _PEERS: ports, _PARENT: str(os.getpid())}

@@ -8,14 +8,18 @@ import math
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
 
 from persist.client import deadlines
 from persist.client.connect import Connection
-from persist.commit.system import Clock, OwnProcess
+from persist.commit.durations import Durations
+from persist.commit.origin import Requesting
+from persist.commit.storms import Storms
+from persist.commit.system import Clock, OwnProcess, SystemIds
+from persist.commit.tracing import TRACEPARENT, Tracer, open_tracer
 from persist.core.errors import Corruption, Indeterminate, InvalidUsage, Overloaded, PersistError, Unavailable
 from persist.formats.http_messages import PROBLEM_JSON, error_from_json
 from rpc.client.answers import Broken, Reply
@@ -23,6 +27,7 @@ from rpc.client.connections import NotSent, Pool
 from rpc.client.servers import Servers
 
 T = TypeVar("T")
+REQUEST_ID_HEADER = "x-request-id"
 CONNECT_S = 0.8
 BACKOFF_FIRST_S = 0.02
 LEAST_S = 0.01  # with less time left no other server is asked
@@ -66,6 +71,11 @@ class HttpCalls:
         self._was_answered = False
         self._process = OwnProcess("this client")
         self._clock = clock
+        self._ids = SystemIds()  # of requests
+        self.storms = Storms(clock.monotonic)
+        self.durations = Durations()  # by method and what came of it, with the bytes that were sent
+        self.received = 0  # bytes of answers
+        self.tracer: Tracer | None = None
         self._timeout_s = timeout_s
         try:
             self._tls = ssl.create_default_context(cafile=ca_file) if _is_secure(servers) else None
@@ -96,6 +106,24 @@ class HttpCalls:
         A call that is not safe raises Unavailable (it did not happen) or Indeterminate at once.
         """
         self._process.check()
+        with Requesting() as request:
+            asked = request.named(self._ids)
+            return self._call(call, asked) if self.tracer is None else self._traced(call, asked, self.tracer)
+
+    def _traced(self, call: Call, request_id: str, tracer: Tracer) -> Reply:
+        """As `_call`, below a span of which the server is told."""
+        told = {"persist.request_id": request_id, "persist.shard": call.shard}
+        with tracer.span(f"persist.client {call.method}", told, kind="client") as span:
+            headers = {**call.headers, TRACEPARENT: tracer.traceparent()}
+            try:
+                reply = self._call(replace(call, headers=headers), request_id)
+            except PersistError as error:
+                span.failed(error.kind, error.message)
+                raise
+            span.tell("http.response.status_code", reply.status)
+            return reply
+
+    def _call(self, call: Call, request_id: str) -> Reply:
         deadlines.check(f"the request to {self.servers.urls[0]}")
         begun = self._clock.monotonic()
         ends = begun + deadlines.at_most(math.inf)  # whatever it waits for
@@ -105,7 +133,7 @@ class HttpCalls:
             late = min(deadline + call.wait_s, ends)
             for server in self.servers.order(call.shard):
                 try:
-                    return self._ask(server, call, late - self._clock.monotonic())
+                    return self._ask(server, call, late - self._clock.monotonic(), request_id)
                 except (Unavailable, Overloaded) as error:
                     last: PersistError = error
                     # Where one is overloaded, the others are as busy, and would only fight over the shard.
@@ -117,6 +145,7 @@ class HttpCalls:
             pause = min(BACKOFF_FIRST_S * 2**tries, BACKOFF_MAX_S)
             if self._clock.monotonic() + pause > deadline:
                 raise last if self._was_answered else self._nobody(last)
+            self.storms.again("client", call.shard, tries, last, request_id)
             self._clock.sleep(pause)
 
     def _nobody(self, last: PersistError) -> Unavailable:
@@ -145,11 +174,14 @@ class HttpCalls:
         for pool in self._pools.values():
             pool.close()
 
-    def _ask(self, server: str, call: Call, timeout_s: float) -> Reply:
-        headers = {**self._headers, **call.headers} if call.headers else self._headers
+    def _ask(self, server: str, call: Call, timeout_s: float, request_id: str) -> Reply:
+        headers = {**self._headers, **call.headers, REQUEST_ID_HEADER: request_id}
+        begun, outcome = self._clock.monotonic(), "broken"
         try:
             reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s)
+            outcome = f"{reply.status // 100}xx"
         except NotSent as error:
+            outcome = "not_sent"
             self.servers.failed(server)
             raise Unavailable(f"the server {server} cannot be reached: {error}") from error
         except Broken as error:
@@ -158,6 +190,10 @@ class HttpCalls:
             if call.safe:
                 raise Unavailable(said) from error
             raise Indeterminate(f"{said}; it may have happened, retry with the same token") from error
+        finally:
+            sent = 0 if call.body is None else len(call.body)
+            self.durations.observe((call.method, outcome), self._clock.monotonic() - begun, sent)
+        self.received += len(reply.data)
         self.servers.worked(server)
         self._was_answered = True
         if reply.status < 400 or (call.method == "HEAD" and reply.status == 404):
@@ -167,7 +203,7 @@ class HttpCalls:
 
 def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
     """Calls to the servers of a connection that has a `url`, by its token and deadlines. Asks nobody."""
-    return HttpCalls(
+    calls = HttpCalls(
         Servers((connection.url or "").split(","), clock),
         clock,
         token=connection.token,
@@ -175,6 +211,8 @@ def calls_of(connection: Connection, clock: Clock) -> HttpCalls:
         timeout_s=connection.request_s,
         connect_s=connection.connect_s,
     )
+    calls.tracer = open_tracer() if connection.traces else None
+    return calls
 
 
 def _is_secure(servers: Servers) -> bool:

@@ -12,11 +12,15 @@ from urllib.parse import quote, unquote, urlsplit
 from msgspec import Struct
 
 from blob import Blob, BlobError, open_blob
+from blob.metrics import MeteredBlob
 from persist.client import deadlines, identity
 from persist.client.deadlines import Patience
 from persist.client.listen import ListenEvent
-from persist.client.retry import settled
+from persist.client.retry import Asked, settled
 from persist.client.sharing import LeasePool
+from persist.commit.counters import StoreCalls
+from persist.commit.figures import retried, stores
+from persist.commit.storms import Storms
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.core import commands as c
 from persist.core.antichain import Antichain
@@ -27,6 +31,7 @@ from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
 from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import Policy, SchemaRecord
 from persist.core.view import ShardView, ViewRequest
+from persist.formats.exposition import COUNTER, Family, Labelled
 from persist.formats.http_messages import (
     PROTOCOL_VERSION,
     RECORD,
@@ -92,7 +97,8 @@ class HttpTransport:
         self.knows_regions = False
         self.proof = proof  # of the server's blob store, see `persist.client.identity`
         self._calls = calls
-        self._blob = blob
+        self._store_calls = StoreCalls(calls.tracer)
+        self._blob: Blob = MeteredBlob(blob, self._store_calls.observer("blob"))
         self.leases: LeasePool | None = None
         self._patience = Patience()
         self.policy = policy
@@ -116,6 +122,22 @@ class HttpTransport:
         """Whether there is a token. The server decides by its scope: a token for reading moves nobody's since."""
         return self._calls.has_token
 
+    @property
+    def storms(self) -> Storms:
+        return self._calls.storms
+
+    def families(self) -> Iterator[Family]:
+        calls, labels = self._calls, ("method", "outcome")
+        totals = calls.durations.totals()
+        counts: list[Labelled] = [(key, count) for key, (count, _, _) in totals.items()]
+        sent = sum(nbytes for _, _, nbytes in totals.values())
+        moved: list[Labelled] = [(("out",), sent), (("in",), calls.received)]
+        yield Family("persist_client_requests_total", COUNTER, "Requests to servers", labels, counts)
+        yield calls.durations.family("persist_client_request_seconds", "Seconds to the answer", labels)
+        yield Family("persist_client_bytes_total", COUNTER, "Bytes of bodies", ("direction",), moved)
+        yield from retried(self.storms)
+        yield from stores(self._store_calls)
+
     def belongs(self) -> tuple[str, int]:
         found = _location(self._calls.call(_LOCATION))
         if not found.epoch:
@@ -133,7 +155,7 @@ class HttpTransport:
         put = Call("PUT", f"/v1/shards/{_quoted(check_shard_name(name))}{query}", name, body, _CREATE, safe=False)
         reply = settled(
             lambda: self._calls.call(put),
-            f"the creation of shard {name!r}",
+            Asked(f"the creation of shard {name!r}", name),
             self,
             self._calls.timeout_s,
             remedy="look whether the shard is there",
@@ -145,7 +167,7 @@ class HttpTransport:
         post = Call("POST", "/v1/clones", name, json.dumps(wanted).encode(), _CREATE, safe=False)
         reply = settled(
             lambda: self._calls.call(post),
-            f"the clone {name!r}",
+            Asked(f"the clone {name!r}", name),
             self,
             self._calls.timeout_s,
             remedy="look whether the shard is there",

@@ -29,7 +29,7 @@ async def readyz(request: Request) -> dict[str, Any]:
 
 @router.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Of shards that the token does not see there is nothing."""
+    """Of shards that the token does not see there is nothing. A token for some shards sees of tokens itself alone."""
     service, principal = service_of(request), principal_of(request)
     principal.require(READ)
-    return Response(await service.work.run(service.metrics.text, principal.sees), media_type=CONTENT_TYPE)
+    return Response(await service.work.run(service.metrics.text, principal), media_type=CONTENT_TYPE)

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob.file import FileBlob
+from blob.metrics import MeteredBlob
 from persist.client.connect import Client
 from persist.client.shard import HandleSettings, Shard
 from persist.client.write import WriteSettings
@@ -62,7 +64,9 @@ def test_write_and_read_back(shard: Shard) -> None:
 
 
 def test_a_client_on_the_same_machine_uses_the_store_itself(client: Client) -> None:
-    assert type(client.transport.blob).__name__ == "FileBlob"
+    metered = client.transport.blob
+    assert isinstance(metered, MeteredBlob)
+    assert isinstance(metered.inner, FileBlob)
 
 
 def test_rows_too_large_to_travel_with_the_commit(shard: Shard) -> None:
@@ -202,7 +206,9 @@ def far_client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clie
     """A client to which the server's directory looks as if it were on another machine."""
     monkeypatch.setattr("persist.client.identity.is_same", lambda blob, proof: False)
     with persist.connect(server.url) as connected:
-        assert isinstance(connected.transport.blob, HttpBlob)
+        metered = connected.transport.blob
+        assert isinstance(metered, MeteredBlob)
+        assert isinstance(metered.inner, HttpBlob)
         yield connected
 
 

@@ -222,7 +222,7 @@ def test_metrics_tell_how_the_calls_to_the_stores_ended(http: TestClient, locati
         series = (line.partition(labels) for line in http.get("/metrics").text.splitlines())
         found = {name: float(value) for name, _, value in series if value}
         number = found.get("persist_store_calls_total", 0.0)
-        assert (found.get("persist_store_seconds_total", 0.0) > 0) is (number > 0)
+        assert (found.get("persist_store_seconds_sum", 0.0) > 0) is (number > 0)
         return number
 
     def insert() -> float:

@@ -20,6 +20,7 @@ from tests.support.waiting import WAIT_S
 
 LIMITS = Limits(snapshots_max=1, listeners_max=1, bodies_bytes_max=130, rows_bytes_max=90, command_bytes_max=90)
 SCHEMA = pa.schema([("id", pa.string())])
+POOLS = ("commands", "body_bytes", "listeners", "snapshots", "waits")
 TIMES = 4  # more often than there are slots
 
 
@@ -84,10 +85,10 @@ class Scene:
     async def taken(self) -> dict[str, float]:
         """What is in use now, of that which is not nothing."""
         lines = (await self.ask("GET", "/metrics")).data.decode().splitlines()
-        names = {f"persist_{what}" for what in ("commands_queued", "body_bytes", "listeners", "snapshots", "waiting")}
-        counts = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines) if name in names}
-        assert len(counts) == len(names)
-        return {name.removeprefix("persist_"): count for name, count in counts.items() if count}
+        names = {f'persist_pool_used{{pool="{pool}"}}': pool for pool in POOLS}
+        found = {names[name]: float(value) for name, value in (line.rsplit(" ", 1) for line in lines) if name in names}
+        assert len(found) == len(names)
+        return {pool: count for pool, count in found.items() if count}
 
 
 @pytest.fixture

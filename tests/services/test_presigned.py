@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import persist
+from blob.metrics import MeteredBlob
 from persist.client.connect import Client
 from rpc.client.http_blob import HttpBlob
 from tests.support.server import Server
@@ -27,7 +28,9 @@ def server(tmp_path: Path, s3_url: str) -> Iterator[Server]:
 def client(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not the secret")
     with persist.connect(server.url) as connected:
-        assert isinstance(connected.transport.blob, HttpBlob)
+        metered = connected.transport.blob
+        assert isinstance(metered, MeteredBlob)
+        assert isinstance(metered.inner, HttpBlob)
         yield connected
 
 

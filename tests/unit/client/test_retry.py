@@ -8,6 +8,7 @@ import pytest
 
 from blob.memory import MemoryBlob
 from persist.client.retry import BACKOFF_MAX_S, LAPSING, send
+from persist.commit.storms import Storms
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.errors import (
@@ -82,6 +83,7 @@ class Scripted:
         self.ids = AscendingIds()
         self.policy = Policy()
         self.proof = ""
+        self.storms = Storms(self.clock.monotonic)
         self.asked: list[c.Command] = []
         self.times: list[float] = []
         self._answers = answers.split(", ")

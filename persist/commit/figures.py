@@ -1,0 +1,151 @@
+"""The figures of a location: what a server's, a worker's and an embedded program's metrics have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from persist.commit.counters import StoreCalls
+from persist.commit.location import Location
+from persist.commit.machine import Machine
+from persist.commit.storms import Storms
+from persist.commit.system import ThreadBackground
+from persist.core.antichain import Antichain
+from persist.core.state import State, held_since
+from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
+
+COUNTED = {
+    "commits": "Commits that won their compare-and-set",
+    "commands": "Commands in these commits",
+    "races_lost": "Compare-and-sets lost to another server",
+    "retries": "Compare-and-sets repeated because the store gave no definite answer",
+    "spills": "Commands whose inline rows found no room in the State",
+    "flushes": "Small batches merged in the background, inline rows among them",
+    "reliefs": "Such merges that a commit took along, because the background had fallen behind",
+    "upkeep_bytes": "Bytes that small merges wrote",
+    "upkeep_failed": "Rollups, flushes and small merges that could not be written",
+    "upkeep_refused": "Small merges refused, because another had merged an input meanwhile",
+}
+OF_SHARDS = {
+    "commits": "Commits of the shard that won their compare-and-set",
+    "commands": "Commands in these commits",
+    "races_lost": "Compare-and-sets of the shard lost to another server",
+    "retries": "Compare-and-sets of the shard repeated for want of a definite answer",
+    "queued_s": "Seconds that commands of the shard waited for their commit to begin",
+    "commit_s": "Seconds that commits of the shard took",
+    "upkeep_s": "Seconds that the upkeep of the shard took",
+}
+STATES: dict[str, tuple[str, Callable[[State], float]]] = {
+    "upper": ("First time that is not complete (-1: closed)", lambda s: _time(s.upper)),
+    "since": ("Earliest readable time (-1: closed)", lambda s: _time(s.since)),
+    "batches": ("Batches", lambda s: len(s.trace.batches)),
+    "rows": ("Updates in all batches", lambda s: sum(b.rows for b in s.trace.batches)),
+    "bytes": ("Encoded bytes of all batches", lambda s: sum(b.size for b in s.trace.batches)),
+    "inline_bytes": ("Bytes of rows inside the State", lambda s: sum(b.inline_size for b in s.trace.batches)),
+    "readers": ("Leased readers", lambda s: len(s.leased_readers)),
+    "writers": ("Registered writers", lambda s: len(s.writers)),
+    "held_versions": ("Versions of the State that readers still hold", lambda s: s.seqno - s.seqno_since),
+    "held_since": ("Earliest time that a reader holds (-1: none)", lambda s: _time(held_since(s))),
+}
+
+
+def of_location(location: Location) -> Iterator[Family]:
+    """Calls to the stores, commits, upkeep, caches and pools, of all shards together."""
+    yield from stores(location.store_calls)
+    counted = location.counted()
+    for name, text in COUNTED.items():
+        yield one(f"persist_{name}_total", COUNTER, text, getattr(counted, name))
+    yield one("persist_group_commands_max", GAUGE, "Most commands in one commit", counted.group_max)
+    sight = location.sight
+    yield sight.commits.family("persist_commit_seconds", "Seconds that commits of a group took", ("outcome",))
+    yield sight.queues.family("persist_queue_seconds", "Seconds that commands waited for their commit to begin", ())
+    yield sight.upkeep.family("persist_upkeep_seconds", "Seconds that duties of upkeep took", ("kind",))
+    yield from retried(sight.storms)
+    yield one("persist_machines", GAUGE, "Shards with a cached State", len(location.machines()))
+    yield from _caches(location)
+    if isinstance(location.background, ThreadBackground):
+        dropped = location.background.dropped
+        yield one("persist_background_dropped_total", COUNTER, "Pieces of upkeep dropped: too many waited", dropped)
+
+
+def stores(made: StoreCalls) -> Iterator[Family]:
+    """Calls to the stores, how long they took, what they moved."""
+    labels = ("store", "verb", "outcome")
+    totals = made.totals().items()
+    calls: list[Labelled] = [(key, count) for key, (count, _, _) in totals]
+    moved: list[Labelled] = [(key, nbytes) for key, (_, _, nbytes) in totals]
+    yield Family("persist_store_calls_total", COUNTER, "Calls to the stores", labels, calls)
+    yield Family("persist_store_bytes_total", COUNTER, "Bytes that these calls moved", labels, moved)
+    yield made.durations.family("persist_store_seconds", "Seconds that these calls took", labels)
+
+
+def retried(storms: Storms) -> Iterator[Family]:
+    """Tries after the first one, how often there were many in a row, and what was found damaged."""
+    samples: list[Labelled] = [((who,), count) for who, count in storms.retries.items()]
+    text = "Times that somebody tried again more than 5 times in a row"
+    yield Family("persist_tries_again_total", COUNTER, "Tries after the first, by who tried again", ("who",), samples)
+    yield one("persist_retry_storms_total", COUNTER, text, storms.storms)
+    yield one("persist_corruption_total", COUNTER, "Times that something damaged was met", storms.corruptions)
+
+
+def pools(pairs: dict[str, tuple[int, int]]) -> Iterator[Family]:
+    """How much of each bounded pool or queue is in use, and its size."""
+    used: list[Labelled] = [((name,), taken) for name, (taken, _) in pairs.items()]
+    size: list[Labelled] = [((name,), most) for name, (_, most) in pairs.items()]
+    yield Family("persist_pool_used", GAUGE, "What is in use of a bounded pool or queue", ("pool",), used)
+    yield Family("persist_pool_size", GAUGE, "How much of it there is", ("pool",), size)
+
+
+def own_pools(location: Location) -> dict[str, tuple[int, int]]:
+    """The pools of a location: what is in use, and the size."""
+    found = {"machines": (len(location.machines()), location.settings.machines_max)}
+    if isinstance(location.background, ThreadBackground):
+        found["background"] = (location.background.taken, location.background.queue_max)
+    return found
+
+
+def of_shards(location: Location, machines: Sequence[Machine]) -> Iterator[Family]:
+    """The figures of these shards, of which the caller bounds the number: their States, and what was done here."""
+    kept = [(machine.name, state) for machine in machines if (state := machine.cached) is not None]
+    now_ms = location.clock.now_ms()
+    for name, (text, value) in STATES.items():
+        samples: list[Labelled] = [((shard,), value(state)) for shard, state in kept]
+        yield Family(f"persist_shard_{name}", GAUGE, text, ("shard",), samples)
+    lags: list[Labelled] = [((shard,), max(0.0, (now_ms - state.walltime_ms) / 1000)) for shard, state in kept]
+    yield Family("persist_shard_lag_seconds", GAUGE, "Seconds since the last commit", ("shard",), lags)
+    queued: list[Labelled] = [((machine.name,), machine.queued) for machine in machines]
+    yield Family(
+        "persist_shard_commands_queued", GAUGE, "Commands that wait, or are being committed", ("shard",), queued
+    )
+    for name, text in OF_SHARDS.items():
+        counts: list[Labelled] = [((machine.name,), getattr(machine.metrics, name)) for machine in machines]
+        unit = f"{name[:-2]}_seconds" if name.endswith("_s") else name
+        yield Family(f"persist_shard_{unit}_total", COUNTER, text, ("shard",), counts)
+
+
+def newest(machines: Sequence[Machine], most: int) -> list[Machine]:
+    """The `most` that were used last, of machines in the order in which they were used."""
+    return list(islice(machines, max(0, len(machines) - most), None))
+
+
+def _caches(location: Location) -> Iterator[Family]:
+    nodes = location.nodes
+    found: dict[str, tuple[int, int, int, int]] = {
+        "nodes": (nodes.hits, nodes.reads, nodes.bytes_held, nodes.bytes_max)
+    }
+    if (blobs := location.blob_cache) is not None:
+        found["blobs"] = (blobs.hits, blobs.misses, blobs.cached_bytes, blobs.bytes_max)
+    hits: list[Labelled] = [((name,), counts[0]) for name, counts in found.items()]
+    misses: list[Labelled] = [((name,), counts[1]) for name, counts in found.items()]
+    hits.append((("states",), location.machines_found))
+    misses.append((("states",), location.machines_made))
+    held: list[Labelled] = [((name,), counts[2]) for name, counts in found.items()]
+    most: list[Labelled] = [((name,), counts[3]) for name, counts in found.items()]
+    yield Family("persist_cache_hits_total", COUNTER, "Reads that a cache answered", ("cache",), hits)
+    yield Family("persist_cache_misses_total", COUNTER, "Reads that it did not", ("cache",), misses)
+    yield Family("persist_cache_bytes", GAUGE, "Bytes that a cache holds", ("cache",), held)
+    yield Family("persist_cache_size_bytes", GAUGE, "Bytes that it may hold", ("cache",), most)
+
+
+def _time(frontier: Antichain) -> int:
+    return -1 if frontier.element is None else frontier.element

@@ -1,0 +1,108 @@
+"""Spans by OpenTelemetry. Loaded only where traces are switched on: the library is optional."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation import tracecontext
+
+from blob import optional
+from persist.commit.tracing import TRACEPARENT, TRACEPARENT_CHARS_MAX
+from persist.core.errors import InvalidUsage
+
+KINDS = {"client": SpanKind.CLIENT, "server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
+REASON_MAX = 500  # characters of an error's sentence in a span
+EXTRA = "persist-shards[otel]"
+_EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+
+
+class OtelSpan:
+    """A span under way."""
+
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    def tell(self, name: str, value: str | int) -> None:
+        self._span.set_attribute(name, value)
+
+    def failed(self, kind: str, reason: str) -> None:
+        self._span.set_attribute("error.type", kind)
+        self._span.set_status(Status(StatusCode.ERROR, reason[:REASON_MAX]))
+
+
+class OtelTracer:
+    """Implements `persist.commit.tracing.Tracer`. `provider` None: the one that the program has set."""
+
+    def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+        self._provider = provider
+        self._tracer = trace.get_tracer("persist", tracer_provider=provider)
+        self._propagator = tracecontext.TraceContextTextMapPropagator()
+
+    def current(self) -> SpanContext | None:
+        place = trace.get_current_span().get_span_context()
+        return place if place.is_valid else None
+
+    @contextmanager
+    def span(
+        self,
+        name: str,
+        attributes: Mapping[str, str | int],
+        *,
+        kind: str = "internal",
+        below: SpanContext | None = None,
+        links: Sequence[SpanContext] = (),
+    ) -> Iterator[OtelSpan]:
+        context = None if below is None else trace.set_span_in_context(NonRecordingSpan(below))
+        with self._tracer.start_as_current_span(
+            name,
+            context=context,
+            kind=KINDS[kind],
+            attributes=dict(attributes),
+            links=[Link(place) for place in links],
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            yield OtelSpan(span)
+
+    def passed(self, name: str, seconds: float, attributes: Mapping[str, str | int], *, failed: str = "") -> None:
+        ended_ns = time.time_ns()
+        span = self._tracer.start_span(
+            name, kind=SpanKind.CLIENT, attributes=dict(attributes), start_time=ended_ns - int(seconds * 1e9)
+        )
+        if failed:
+            OtelSpan(span).failed(failed, failed)
+        span.end(ended_ns)
+
+    def traceparent(self) -> str:
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier)
+        return carrier.get(TRACEPARENT, "")
+
+    def place_of(self, traceparent: str) -> SpanContext | None:
+        if len(traceparent) > TRACEPARENT_CHARS_MAX:
+            return None
+        found = self._propagator.extract({TRACEPARENT: traceparent})
+        place = trace.get_current_span(found).get_span_context()
+        return place if place.is_valid else None
+
+
+def exporting(service: str) -> OtelTracer:
+    """A tracer of a process that is ours: spans go where the variables `OTEL_EXPORTER_OTLP_*` say, by OTLP over HTTP.
+
+    Where the program was started with a provider of its own, such as by `opentelemetry-instrument`, that counts.
+    Raises InvalidUsage where the exporter is not installed.
+    """
+    if isinstance(trace.get_tracer_provider(), TracerProvider):
+        return OtelTracer()
+    exporter: Any = optional(_EXPORTER, "--traces", EXTRA, InvalidUsage)
+    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    provider.add_span_processor(BatchSpanProcessor(exporter.OTLPSpanExporter()))
+    return OtelTracer(provider)
