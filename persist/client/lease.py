@@ -75,26 +75,7 @@ class ReadLease(Timeable):
     ) -> ReadLease:
         reader = mint(ReaderId, transport.ids)
         command = c.RegisterReader(reader, since, settings.lease_ms, purpose)
-        return cls.of(transport, name, command, settings)
-
-    @classmethod
-    def of(
-        cls, transport: Transport, name: str, command: c.RegisterReader | c.HoldPoint, settings: ReadSettings
-    ) -> ReadLease:
-        """The hold that a command takes. Where it is not answered in time it may land yet: then it is given back."""
-        lease = cls(transport, name, command.reader, settings, SeqNo(0))
-        asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
-        try:
-            result = send(transport, name, command, settings.retry_s)
-        except (Unavailable, Indeterminate):
-            if deadlines.has_passed():
-                lease.close()
-            raise
-        assert isinstance(result, c.ReaderRegistered)
-        lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
-        lease.is_point = isinstance(command, c.HoldPoint)
-        lease.keep()
-        return lease
+        return taken(transport, name, command, settings)
 
     def keep(self) -> None:
         """Renew the lease if a third of it has passed. Call between pieces of work. Raises Expired: it is gone."""
@@ -171,3 +152,25 @@ class ReadLease(Timeable):
     def _send(self, command: c.Command, retry_s: float | None = None) -> c.Result:
         longest = self._settings.retry_s
         return send(self._transport, self._name, command, longest if retry_s is None else min(retry_s, longest))
+
+
+def taken(
+    transport: Transport, name: str, command: c.RegisterReader | c.HoldPoint, settings: ReadSettings
+) -> ReadLease:
+    """The hold that a command takes. Where it is not answered in time it may land yet: then it is given back.
+
+    Raises what the command does.
+    """
+    lease = ReadLease(transport, name, command.reader, settings, SeqNo(0))
+    asked_s = transport.clock.monotonic()  # the first try may have landed long before a later one is answered
+    try:
+        result = send(transport, name, command, settings.retry_s)
+    except (Unavailable, Indeterminate):
+        if deadlines.has_passed():
+            lease.close()
+        raise
+    assert isinstance(result, c.ReaderRegistered)
+    lease.seqno, lease.since, lease._renewed_s = result.seqno, result.since, asked_s
+    lease.is_point = isinstance(command, c.HoldPoint)
+    lease.keep()
+    return lease

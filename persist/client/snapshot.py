@@ -21,6 +21,7 @@ from persist.client.complete import latest as latest
 from persist.client.expanding import expanded, limited
 from persist.client.lease import ReadLease as ReadLease
 from persist.client.lease import ReadSettings as ReadSettings
+from persist.client.lease import taken
 from persist.client.part_reading import part_reader as part_reader
 from persist.client.rows import Rows
 from persist.client.show import html_table
@@ -271,7 +272,7 @@ def _lease_point(transport: Transport, name: str, at: Tagged | int, purpose: str
     """A hold on one time alone, that of a tag or `at` itself: since does not wait for it. Raises NotReadable."""
     reader = mint(ReaderId, transport.ids)
     tag, time = (at.name, 0) if isinstance(at, Tagged) else ("", at)
-    return ReadLease.of(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings)
+    return taken(transport, name, c.HoldPoint(reader, settings.lease_ms, purpose, tag, time), settings)
 
 
 def _lease_at(transport: Transport, name: str, as_of: int, purpose: str, settings: ReadSettings) -> ReadLease:
