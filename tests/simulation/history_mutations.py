@@ -10,7 +10,6 @@ import persist.commit.commit_plan
 import persist.core.transitions.readers
 from persist.attributes.marks import Marks
 from persist.attributes.tree import entries
-from persist.commit.machine import Machine
 from persist.core import commands as c
 from persist.core.antichain import EMPTY, Antichain
 from persist.core.attribute import AttributeKey
@@ -80,7 +79,7 @@ def mark_with_the_commit_itself() -> Broken:
 
 def sealed_by_any_clock() -> Broken:
     """Every clock counts as checked."""
-    return patch.object(Machine, "_checked_ms", lambda self, now_ms: now_ms)
+    return patch("persist.commit.machine.checked_ms", lambda stamps, now_ms: now_ms)
 
 
 def history_aged_by_any_clock() -> Broken:
