@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from persist.cli.process import JsonFormatter
 
 pytest_plugins = ["tests.services.plugin"]
 
@@ -40,6 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
         print_blob=in_ci,
     )
     settings.load_profile("persist")
+
+
+@pytest.fixture(autouse=True)
+def no_logs_of_a_command_stay() -> Iterator[None]:
+    """A command that runs within a test sends logs to the standard error of just that test."""
+    yield
+    root = logging.getLogger()
+    root.handlers[:] = [one for one in root.handlers if not isinstance(one.formatter, JsonFormatter)]
 
 
 class SeededIds:
