@@ -60,8 +60,11 @@ class Storms:
             self._told.move_to_end(key)
             if len(self._told) > TROUBLES_MAX:
                 self._told.popitem(last=False)
-        fields = {"who": who, "shard": shard or None, "kind": kind, "tries": tries, "reason": str(error)[:REASON_MAX]}
-        _log.warning("retry storm", extra={**fields, "request_id": request_id or None, "left_out": left_out})
+        reason = str(error)[:REASON_MAX]
+        fields = {"who": who, "shard": shard or None, "kind": kind, "tries": tries, "reason": reason}
+        more = {"request_id": request_id or None, "left_out": left_out}
+        about = f" of shard {shard!r}" if shard else ""
+        _log.warning("retry storm: try %d of the %s%s: %s", tries, who, about, reason, extra={**fields, **more})
 
     def corrupted(self, shard: str, error: BaseException, doing: str) -> None:
         """Count, and log, that a shard or a part of it is damaged, where no answer tells of it. `doing`: what met it.
@@ -70,8 +73,9 @@ class Storms:
         """
         if isinstance(error, Corruption):
             self.count_corruption()
-            fields = {"shard": shard, "kind": error.kind, "reason": str(error)[:REASON_MAX], "doing": doing}
-            _corrupt.error("corruption", extra=fields)
+            reason = str(error)[:REASON_MAX]
+            fields = {"shard": shard, "kind": error.kind, "reason": reason, "doing": doing}
+            _corrupt.error("corruption, met by %s: %s", doing, reason, extra=fields)
 
     def count_corruption(self) -> None:
         """Count one that is told elsewhere."""

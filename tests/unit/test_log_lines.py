@@ -40,7 +40,7 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 
 def lines(caplog: pytest.LogCaptureFixture, message: str) -> list[dict[str, Any]]:
-    return [vars(record) for record in caplog.records if record.message == message]
+    return [vars(record) for record in caplog.records if record.message.startswith(message)]
 
 
 def storm(storms: Storms, shard: str = "orders", tries: int = STORM_TRIES + 4) -> None:
