@@ -23,6 +23,7 @@ from persist.parts import DIFF, current_schema
 from persist.spark import executors, planning
 from persist.spark.options import Options, PastOptions, Target
 from persist.spark.outliving import carrying, lighter, outliving, past_again
+from persist.spark.saving import FORMAT, save
 from persist.spark.schemas import arrow_schema, batches, spark_schema
 
 _OF_READS = ("numpartitions", "memorybytes", "leaseseconds")
@@ -109,8 +110,8 @@ def restore(spark: SparkSession, shard: str, as_of: int | datetime, **options: s
     reads |= {"readChanges": "true", "start": str(upper - 1), "end": str(to)}
     writes = {name: value for name, value in options.items() if name.lower() not in _OF_READS}
     writes |= {"restoreTo": str(to), "expectedUpper": str(upper)}
-    changes = spark.read.format("persist").options(**reads).load(shard)
-    changes.write.format("persist").mode("append").options(**writes).save(shard)
+    changes = spark.read.format(FORMAT).options(**reads).load(shard)
+    save(spark, changes, "append", shard, writes)
 
 
 def _opened(target: Target) -> OneShard:

@@ -30,13 +30,13 @@ from persist.spark.batch_read import MULTIPLICITY
 from persist.spark.merging import RETRIES, Condition, Merge, Values, as_condition, begun, deleted, quoted, updated
 from persist.spark.options import WAIT_S, Options, Target
 from persist.spark.plainly import plainly
+from persist.spark.saving import FORMAT, save
 from persist.spark.schemas import spark_schema
 from persist.spark.telling import transaction_told
 from persist.spark.written import Written
 
 ENTRIES_AT_ONCE = 50
 ENTRIES_LOOKED_MAX = 1_000  # of the commit history, in which a write is looked for
-FORMAT = "persist"
 _WRITES = ("partbytes",)
 _READS = ("leaseseconds", "memorybytes", "numpartitions", "batchrows")
 
@@ -447,7 +447,7 @@ class ShardTable:
             if jobs.is_taken(home, executors.view_of(home).shard_id, txn):
                 return self._skipped(name, number)
         with plainly():
-            df.write.format(FORMAT).mode(mode).options(**options).save(self.name)
+            save(self._spark, df, mode, self.name, options)
         done = self.written(write_id)
         if done is None and txn is not None:  # another run of it has landed meanwhile
             return self._skipped(*txn)

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -90,12 +91,12 @@ def run(arguments: argparse.Namespace) -> int:
         listener = socket.socket(fileno=int(inherited))
         peers = tuple(int(port) for port in os.environ[_PEERS].split(","))
         end_with_parent(int(os.environ[_PARENT]), settings.shutdown_s + CHILD_STOP_EXTRA_S)
-        return _serve(arguments, replace(settings, peers=peers), listener)
+        return _serve(arguments, replace(settings, peers=peers), listener, maintains=False)
     ports = [settings.port + n if settings.port else 0 for n in range(settings.workers)]
     listeners = [bind(settings.host, port) for port in ports]
     if settings.workers == 1:
         port = listeners[0].getsockname()[1]
-        return _serve(arguments, replace(settings, peers=(port,)), listeners[0], announce=True)
+        return _serve(arguments, replace(settings, peers=(port,)), listeners[0])
     return _supervise(arguments, settings, listeners)
 
 
@@ -130,8 +131,9 @@ def settings_of(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def _serve(
-    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, announce: bool = False
+    arguments: argparse.Namespace, settings: ServerSettings, listener: socket.socket, *, maintains: bool = True
 ) -> int:
+    """Serve until a signal comes. Its URL goes to standard output once it answers."""
     publish = PublishSettings(float(settings.publish_every)) if settings.publish_every else None
     served = LocationSettings(
         policy=settings.policy,
@@ -152,8 +154,8 @@ def _serve(
     def ready() -> None:
         if watch is not None:
             watch.start()
-        if announce:
-            print(url_of(listener, settings), flush=True)
+        print(url_of(listener, settings), flush=True)
+        if maintains:
             children.extend(_maintenance(arguments, settings, listener))
 
     try:
@@ -243,6 +245,7 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
     try:
         for listener in listeners:
             children.append(_spawn(arguments, settings, listener, ports))
+        _wait_until_ready(children, stopping)
         maintenance = _maintenance(arguments, settings, listeners[0])
         print(url_of(listeners[0], settings), flush=True)
         while not stopping.wait(RESTART_PAUSE_S):
@@ -253,6 +256,14 @@ def _supervise(arguments: argparse.Namespace, settings: ServerSettings, listener
     finally:
         _stop([*children, *maintenance], settings)
     return 0
+
+
+def _wait_until_ready(children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> None:
+    """Wait until each child has told its URL, or ended, or a signal has come."""
+    for child in children:
+        assert child.stdout is not None
+        while not stopping.is_set() and not select.select([child.stdout], [], [], RESTART_PAUSE_S)[0]:
+            pass
 
 
 def _spawn(
@@ -275,7 +286,8 @@ def _spawn(
     }
     if settings.maintenance_token is not None:
         own["PERSIST_MAINTENANCE_TOKEN"] = settings.maintenance_token
-    return subprocess.Popen(command, pass_fds=(listener.fileno(),), env={**_environment(arguments), **own})
+    environment = {**_environment(arguments), **own}
+    return subprocess.Popen(command, pass_fds=(listener.fileno(),), env=environment, stdout=subprocess.PIPE)
 
 
 def _stop(children: list[subprocess.Popen[bytes]], settings: ServerSettings) -> None:

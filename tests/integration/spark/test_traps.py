@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.datasource import DataSourceReader
 
+from persist.spark import ShardTable
 from persist.spark.batch_read import SnapshotReader
 from persist.spark.batch_write import BatchWriter
 from persist.spark.options import Options, Target, WriteOptions
@@ -104,3 +108,20 @@ def test_trap_8_the_package_that_spark_discovers_imports_without_a_word() -> Non
     ignored = ["-W", "error", "-W", "ignore::FutureWarning:pyspark"]
     done = subprocess.run([sys.executable, *ignored, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("persist\n", "", 0)
+
+
+def test_trap_a_thread_of_the_program_has_no_session_to_write_in(spark: Any, client: Any, save: Any, url: str) -> None:
+    """So `ShardTable` makes its own the active one, as the page tells users to."""
+    frame = spark.createDataFrame([("thread", 1)], "k string, n bigint")
+    shard = client.create_shard("orders", SCHEMA, ["k"])
+
+    def in_a_thread(work: Callable[[], Any]) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work).result()
+
+    with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+        in_a_thread(lambda: save(frame, "orders"))
+    in_a_thread(lambda: [spark.createDataFrame([], "nothing int"), save(frame, "orders")])
+    assert in_a_thread(lambda: ShardTable.for_name(spark, "orders", url=url).append(frame).time) == 1
+    in_a_thread(lambda: ShardTable.for_name(spark, "orders", url=url).restore(0))
+    assert shard.snapshot().to_arrow(expand=True).num_rows == 1
