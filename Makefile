@@ -18,6 +18,8 @@ SECONDS ?= 600
 MAKEFLAGS += --no-print-directory
 export PYSPARK_PYTHON := $(abspath $(PY))
 export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
+# Hundreds of processes are started by the tests, and Spark starts more: each would compile our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test proof check format format-check lint types imports docs wheel soak clean $(BENCHES:%=bench-%)
