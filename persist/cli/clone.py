@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.wall_clock import read_point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="the shard to clone")
     parser.add_argument("name", metavar="NAME", help="of the clone")
-    add_where(parser)
+    add_client_arguments(parser)
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--at", metavar="TIME", help="the contents of a time such as 416, or of a wall clock")
     when.add_argument("--tag", metavar="TAG", help="the contents of a tag of the source")
@@ -24,14 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     as_of = None if arguments.at is None else read_point("--at", arguments.at)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        client = Client(EmbeddedTransport(location))
+    with client_of(arguments) as client:
         made = client.clone(
             arguments.source, arguments.name, as_of=as_of, tag=arguments.tag, keep_policies=arguments.keep_policies
         )
         since, upper = made.since().to_json(), made.upper().to_json()
-    finally:
-        location.close()
     print(json.dumps({"shard": arguments.name, "source": arguments.source, "since": since, "upper": upper}))
     return 0

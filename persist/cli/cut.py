@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.wall_clock import read_instant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="the shards; or give --prefix")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--prefix", help="the shards whose names begin with this")
     parser.add_argument("--at", metavar="INSTANT", help="what was there by 2026-11-20T12:00:00Z; else by now")
     parser.add_argument(
@@ -23,11 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     at = None if arguments.at is None else read_instant("--at", arguments.at)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        client = Client(EmbeddedTransport(location))
+    with client_of(arguments) as client:
         cut = client.cut(arguments.names or None, prefix=arguments.prefix, at=at, cursors=arguments.cursor or ())
-    finally:
-        location.close()
     print(cut.to_json())
     return 0

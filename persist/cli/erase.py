@@ -7,17 +7,14 @@ import json
 import sys
 from decimal import Decimal
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
+from persist.cli.where import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
 from persist.parts.given import keys_of_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the shard")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument(
         "--keys", metavar="FILE", help='keys as a JSON list, such as [["ann"], ["bob"]]; - is the input'
     )
@@ -34,9 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     if sum((arguments.keys is not None, arguments.where is not None, arguments.gone)) != 1:
         raise InvalidUsage("give one of --keys, --where and --gone")
     keys = None if arguments.keys is None else _keys(arguments.keys)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
         done = shard.erase(
             keys=keys_of_json(shard.schema, keys),
             where=arguments.where,
@@ -44,8 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
             reason=arguments.reason,
             tags=arguments.tags,
         )
-    finally:
-        location.close()
     print(json.dumps({"shard": arguments.name, **done.to_json()}))
     return 0
 

@@ -8,11 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
-from persist.client.erased_before import erased_before
+from persist.cli.where import add_client_arguments, client_of
 from persist.core.errors import InvalidUsage
 
 LEFT = 3
@@ -20,7 +16,7 @@ LEFT = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the shard")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--id", metavar="ID", help="this erasure; else all of the shard")
     parser.add_argument("--before", metavar="TIME", type=int, help="rows that were retracted or truncated before it")
 
@@ -28,16 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.id is not None and arguments.before is not None:
         raise InvalidUsage("give --id or --before, not both")
-    location = where_of(arguments).open(must_exist=True)
-    try:
+    with client_of(arguments) as client:
         if arguments.before is not None:
-            told = [erased_before(location, arguments.name, arguments.before)]
+            told = [client.shard(arguments.name).erased(before=arguments.before)]
         else:
-            shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+            shard = client.shard(arguments.name)
             found = shard.erasures().values() if arguments.id is None else [shard.erased(arguments.id)]
             told = [{"shard": arguments.name, **status.to_json()} for status in found]
-    finally:
-        location.close()
     for one in told:
         print(json.dumps(one))
     return 0 if all(one["phase"] == "erased" for one in told) else LEFT

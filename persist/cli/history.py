@@ -9,8 +9,7 @@ import argparse
 import json
 from typing import Any
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
@@ -26,7 +25,7 @@ from persist.core.transitions.history import check_forgettable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the shard")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--keep", metavar="AGE", help="keep so much from now on: 7d, none, forever")
     parser.add_argument("--forget", metavar="TIME", type=int, help="let history before this time be forgotten now")
     parser.add_argument("--at", metavar="INSTANT", help="which times were complete by 2026-11-20T12:00:00Z")
@@ -38,11 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
-        _check(arguments, location, shard.name)
-        if arguments.repair_clock:
+    with client_of(arguments) as client:
+        shard, location = client.shard(arguments.name), _location(client)
+        _check(arguments, shard, location)
+        if arguments.repair_clock and location is not None:
             _tell(_repaired(location, shard.name))
         if arguments.keep is not None:
             shard.configure(history=arguments.keep)
@@ -58,18 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.commits is not None:
             for entry in shard.history(arguments.commits, before=arguments.before, maintenance=arguments.maintenance):
                 _tell(entry_json(entry))
-        _tell(_settings(location, shard))
-    finally:
-        location.close()
+        _tell(_settings(shard, location))
     return 0
 
 
-def _check(arguments: argparse.Namespace, location: Location, name: str) -> None:
+def _location(client: Client) -> Location | None:
+    """The location that is open in this process; None: a server is asked."""
+    transport = client.transport
+    return transport.location if isinstance(transport, EmbeddedTransport) else None
+
+
+def _check(arguments: argparse.Namespace, shard: Shard, location: Location | None) -> None:
     """Raises InvalidUsage before anything is changed: of two changes one must not be made alone."""
+    if arguments.repair_clock and location is None:
+        raise InvalidUsage("--repair-clock needs the stores themselves: give --dir, or --blob and --consensus")
     if arguments.keep is not None:
         history_ms(arguments.keep, "--keep")
     if arguments.forget is not None:
-        check_forgettable(location.machine(name).refresh(), frontier(arguments.forget))
+        _check_forgettable(arguments.forget, shard, location)
     if arguments.at is not None:
         read_instant("--at", arguments.at)
     if arguments.commits is not None:
@@ -79,17 +83,29 @@ def _check(arguments: argparse.Namespace, location: Location, name: str) -> None
         raise InvalidUsage("--before and --maintenance say which commits are shown: give --commits too")
 
 
-def _settings(location: Location, shard: Shard) -> dict[str, Any]:
-    state = location.machine(shard.name).refresh()
-    settings, sealed_ms = state.settings, state.seal.sealed_ms
-    return {
+def _check_forgettable(time: int, shard: Shard, location: Location | None) -> None:
+    if location is not None:
+        check_forgettable(location.machine(shard.name).refresh(), frontier(time))
+    elif not frontier(time) < (upper := shard.upper()):  # the server says the same, but later
+        raise InvalidUsage(
+            f"--forget {time} lies beyond the latest complete time of {shard.name!r}, its upper is {upper}"
+        )
+
+
+def _settings(shard: Shard, location: Location | None) -> dict[str, Any]:
+    """What is kept. Until when wall clocks are settled is told by the stores alone."""
+    settings = shard.settings
+    told = {
         "shard": shard.name,
         "history": history_text(settings.history_ms) if settings.version else None,
         "mark_every_ms": settings.mark_every_ms,
         "version": settings.version,
-        "since": state.since.to_json(),
-        "settled": instant_text(sealed_ms) if sealed_ms else None,
+        "since": shard.since().to_json(),
     }
+    if location is not None:
+        sealed_ms = location.machine(shard.name).refresh().seal.sealed_ms
+        told["settled"] = instant_text(sealed_ms) if sealed_ms else None
+    return told
 
 
 def _repaired(location: Location, name: str) -> dict[str, Any]:

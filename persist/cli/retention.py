@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.retaining import read_policy
 from persist.core.errors import InvalidUsage
 
@@ -19,7 +16,7 @@ LIMITS = ("age", "bytes", "rows", "cut_every", "consumers", "consumers_max_age",
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("do", choices=("show", "set", "run"), help="what to do; every answer is a line of JSON")
     parser.add_argument("name", help="the shard")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--age", metavar="AGE", help="rows that are older go: 90d")
     parser.add_argument("--bytes", metavar="SIZE", help="about so much stays: 500GiB")
     parser.add_argument("--rows", metavar="N", type=int, help="at least so many rows stay")
@@ -56,16 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidUsage("--dry-run is for `persist retention run`")
     if wanted:
         read_policy(wanted)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
         if arguments.do == "run":
             told = shard.run_retention(dry_run=arguments.dry_run).to_json()
         elif sets:
             told = shard.retain(wanted or None, confirm=arguments.confirm).to_json()
         else:
             told = shard.retention().to_json()
-    finally:
-        location.close()
     print(json.dumps({"shard": arguments.name, **told}))
     return 0

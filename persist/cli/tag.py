@@ -8,17 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
-from persist.client.embedded import EmbeddedTransport
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.wall_clock import instant_ms, instant_text, read_instant
 from persist.core.errors import InvalidUsage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="the shard")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--set", metavar="TAG", help="set this tag, at the latest time unless one is given")
     parser.add_argument("--at", metavar="TIME", help="at this time, or at an instant such as 2026-11-20T12:00:00Z")
     parser.add_argument("--keep", metavar="AGE", help="for so long: 400d; else until it is taken away")
@@ -31,9 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     at = arguments.at
     if at is not None:
         at = int(at) if at.isdecimal() and len(at) < 20 else read_instant("--at", at)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        shard = Client(EmbeddedTransport(location)).shard(arguments.name)
+    with client_of(arguments) as client:
+        shard = client.shard(arguments.name)
         if arguments.set is not None:
             shard.tag(arguments.set, at, keep=arguments.keep)
         if arguments.remove is not None and not shard.untag(arguments.remove):
@@ -41,6 +37,4 @@ def run(arguments: argparse.Namespace) -> int:
         for tag, found in shard.tags().items():
             until = None if found.until is None else instant_text(instant_ms("until", found.until))
             print(json.dumps({"shard": shard.name, "tag": tag, "time": found.time, "until": until}))
-    finally:
-        location.close()
     return 0

@@ -10,11 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import where_of
-from persist.client.connect import Client
+from persist.cli.where import add_client_arguments, client_of
 from persist.client.cut import TEXT_CHARS_MAX, Cut
-from persist.client.embedded import EmbeddedTransport
 from persist.client.truncate import DROP, RETRACT, mode_of
 from persist.client.wall_clock import read_point
 from persist.core.errors import InvalidUsage
@@ -22,7 +19,7 @@ from persist.core.errors import InvalidUsage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="the shard; without it, give --cut")
-    add_where(parser)
+    add_client_arguments(parser)
     parser.add_argument("--before", metavar="POINT", help="a time, or an instant: 2026-11-20T12:00:00Z")
     parser.add_argument("--cut", metavar="FILE", help="what `persist cut` printed (-: standard input): all its shards")
     parser.add_argument("--mode", choices=(RETRACT, DROP), default=RETRACT, help="drop: read and write no row")
@@ -38,9 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidUsage(f"--mode {arguments.mode} is for one shard; a cut is truncated by retractions")
     cut = read_cut(arguments.cut) if by_cut else None
     before = None if by_cut else read_point("--before", arguments.before)
-    location = where_of(arguments).open(must_exist=True)
-    try:
-        client = Client(EmbeddedTransport(location))
+    with client_of(arguments) as client:
         if cut is not None:
             found = client.truncate(cut, dry_run=arguments.dry_run, retries=arguments.retries)
             for outcome in found.outcomes:
@@ -50,8 +45,6 @@ def run(arguments: argparse.Namespace) -> int:
         done = client.shard(arguments.name).truncate(
             before, mode=mode_of(arguments.mode), dry_run=arguments.dry_run, retries=arguments.retries
         )
-    finally:
-        location.close()
     print(json.dumps({"shard": arguments.name, **done.to_json()}))
     return 0
 
