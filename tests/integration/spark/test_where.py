@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
     ]
 )
 FLOATS = [0.0, -0.0, 1.5, -2.25, 0.1, 16777216.0, float("inf"), float("-inf"), float("nan")]
-TEXTS = ["", "a", "ab", "abc", "b", "ß", "日本", "z%"]
+TEXTS = ["", "a", "ab", "abc", "b", "ß", "日本", "z%", "it's"]
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
@@ -69,7 +69,7 @@ def literal(rng: random.Random, column: str) -> str:
         return "NULL"
     return {
         "id": lambda: str(rng.randrange(-5, 300)),
-        "s": lambda: f"'{rng.choice(TEXTS)}'",
+        "s": lambda: "'{}'".format(rng.choice(TEXTS).replace("'", "''")),
         "i": lambda: str(rng.choice([-3, 0, 2, 99, 2**31, -(2**40)])),
         "tiny": lambda: str(rng.choice([-128, 0, 127, 300])),
         "f": lambda: rng.choice(["0", "1.5", "-2.25", "0.1", "1e3", "-1"]),
@@ -177,7 +177,6 @@ def _statistics(group: Any) -> Iterator[tuple[str, Any]]:
         ("s = 1", "cannot compare column 's', which is string, with integer '1' exactly"),
         ("s LIKE '%a'", "takes LIKE 'prefix%' only"),
         ("s LIKE 'a_b%'", "takes LIKE 'prefix%' only"),
-        ("s = 'it''s'", "a quote inside a string"),
         ("upper(s) = 'A'", r"has '\(' where it should have AND, OR or the end"),
         ("i + 1 = 2", "cannot be read from"),
         ("at > TIMESTAMP '2024-01-01 00:00:00'", "cannot compare column 'at'"),
