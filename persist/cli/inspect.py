@@ -49,6 +49,7 @@ WHATS = {
     "claims": "what workers are merging",
     "tags": "times that stay readable",
     "loans": "what is lent to clones, and what is borrowed",
+    "erasures": "rows that are to go for good, and how far that is",
     "attributes": "attributes and their values",
     "attribute-tree": "levels, nodes, chunks and garbage of the index of attributes",
     "usage": "what takes room",
@@ -116,7 +117,11 @@ def add_arguments(parser: Parser) -> None:
         one.add_argument("--json", action="store_true", help="print JSON; docs/inspect.md has its schema")
         if what in WITH_KEYS:
             one.add_argument("--keys", action="store_true", help="show keys of rows, which are data; else hashes")
-        if what == "state":
+        if what == "part":
+            one.add_argument(
+                "--rows", metavar="N", type=int, default=0, help="show its first N updates, which are data"
+            )
+        elif what == "state":
             one.add_argument("--at", metavar="VERSION", default="", help="such as v12; without it the newest")
             one.add_argument("--timestamp", metavar="INSTANT", default="", help="as of 2026-11-20T12:00:00Z")
         elif what == "log":
@@ -177,7 +182,8 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     texts = {name: given.get(name) or "" for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper")}
     whole = arguments.what == "state" and arguments.json
     keys, dropped = bool(given.get("keys")), bool(given.get("dropped"))
-    return Asked(arguments.what, arguments.name, **texts, keys=keys, whole=whole, dropped=dropped)
+    rows = int(given.get("rows") or 0)
+    return Asked(arguments.what, arguments.name, **texts, keys=keys, rows=rows, whole=whole, dropped=dropped)
 
 
 def _look(arguments: argparse.Namespace) -> Look:

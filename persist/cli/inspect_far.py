@@ -52,6 +52,7 @@ def path_of(asked: Asked) -> str:
         if value := getattr(asked, name):
             given[_OPTIONS.get(name, name)] = value
     given |= {name: "true" for name in ("keys", "whole", "dropped") if getattr(asked, name)}
+    given |= {"rows": str(asked.rows)} if asked.rows else {}
     if asked.what in OF_MANY:
         given |= {"pattern": asked.name} if asked.name else {}
         path = f"/v1/inspect/{asked.what}"

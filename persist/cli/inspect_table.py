@@ -16,13 +16,21 @@ Row = Mapping[str, Any]
 
 def lines(about: Row | None, rows: Iterable[Row]) -> Iterator[str]:
     """What is told of the whole, a line a field, then the table. Columns that are empty in all rows are left out."""
-    for name, value in _flat(about or {}):
+    about = dict(about or {})
+    shown = about.pop("shown", ())
+    for name, value in _flat(about):
         yield f"{name}: {value}"
+    yield from _table(rows, follows=bool(about))
+    yield from _table(shown, follows=True)
+
+
+def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
+    """A table, after an empty line where it `follows` something. Of no rows there is none."""
     upcoming = iter(rows)
     first = [dict(_flat(row)) for row in islice(upcoming, ALIGNED_ROWS_MAX)]
     if not first:
         return
-    if about:
+    if follows:
         yield ""
     more = next(upcoming, None)
     names = [name for name in first[0] if more is not None or any(row[name] not in ("-", "") for row in first)]

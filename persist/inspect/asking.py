@@ -13,7 +13,7 @@ from persist.inspect.digests import digest_document
 from persist.inspect.listing import shards_document
 from persist.inspect.log import Span, log_document
 from persist.inspect.looking import Look
-from persist.inspect.part_file import part_document
+from persist.inspect.part_file import SHOWN_MAX, part_document
 from persist.inspect.records import Document, KeyShower
 from persist.inspect.states import seqno_of
 from persist.inspect.tree import state_document
@@ -25,7 +25,8 @@ from persist.inspect.words import diff_document
 class Asked:
     """One question, with its options as texts; "": not given. `name` is the shard, a pattern, or the key of a part.
 
-    `keys`: keys of rows are shown. `whole`: the whole State, not its outline alone. `dropped`: dropped shards too.
+    `keys`: keys of rows are shown. `rows`: so many updates of a part are shown. `whole`: the whole State, not its
+    outline alone. `dropped`: dropped shards too.
     """
 
     what: str
@@ -38,6 +39,7 @@ class Asked:
     lower: str = ""
     upper: str = ""
     keys: bool = False
+    rows: int = 0
     whole: bool = False
     dropped: bool = False
 
@@ -54,6 +56,8 @@ def inspected(look: Look, asked: Asked) -> Document:
             check_shard_name(asked.name)
         elif not asked.name:
             raise InvalidUsage("give the key of a part; `persist inspect parts NAME` lists them")
+        if not 0 <= asked.rows <= SHOWN_MAX:
+            raise InvalidUsage(f"rows is {asked.rows}; it must be from 0 to {SHOWN_MAX}")
     return ANSWERS[asked.what](look, asked)
 
 
@@ -95,13 +99,14 @@ ANSWERS: Mapping[str, Answer] = {
     "batches": lambda look, asked: pieces.batches_document(look, asked.name),
     "runs": lambda look, asked: pieces.runs_document(look, asked.name, KeyShower(asked.keys)),
     "parts": lambda look, asked: pieces.parts_document(look, asked.name, KeyShower(asked.keys)),
-    "part": lambda look, asked: part_document(look, asked.name, KeyShower(asked.keys)),
+    "part": lambda look, asked: part_document(look, asked.name, KeyShower(asked.keys), asked.rows),
     "readers": lambda look, asked: holders.readers_document(look, asked.name),
     "writers": lambda look, asked: holders.writers_document(look, asked.name),
     "cursors": lambda look, asked: holders.cursors_document(look, asked.name),
     "claims": lambda look, asked: holders.claims_document(look, asked.name, KeyShower(asked.keys)),
     "tags": lambda look, asked: holders.tags_document(look, asked.name),
     "loans": lambda look, asked: holders.loans_document(look, asked.name),
+    "erasures": lambda look, asked: holders.erasures_document(look, asked.name),
     "attributes": lambda look, asked: indexed.attributes_document(
         look, asked.name, asked.lower or None, asked.upper or None
     ),

@@ -1,4 +1,4 @@
-"""Who holds what of a shard: readers, cursors, writers, claims, tags, loans.
+"""Who holds what of a shard: readers, cursors, writers, claims, tags, loans; and what is to go for good.
 
 Leases are told by the State's own clock of leases, so they are the same whoever looks, and whenever.
 """
@@ -98,6 +98,27 @@ class LoanTold(Told):
     list_key: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class ErasureTold(Told):
+    """An erasure: rows before the time `at` are to go for good. `persist erased` tells for whom it waits.
+
+    `phase` is `retracted`, `rewritten` or `erased`. `doomed_blobs` are the blobs that showed the rows until the version
+    `rewritten` (0: they still do). `left`: what the consensus store may keep.
+    """
+
+    id: str
+    phase: str
+    at: int
+    reason: str
+    requested: str | None
+    deadline: str | None
+    rewritten: int
+    doomed_blobs: int
+    doomed_bytes: int
+    erased: str | None
+    left: str | None
+
+
 def readers_document(look: Look, name: str) -> Document:
     seen = newest(look, name)
     state = seen.known()
@@ -152,6 +173,28 @@ def tags_document(look: Look, name: str) -> Document:
     state = seen.known()
     rows = [TagTold(key, tag.time, instant(tag.until_ms), tag.laddered) for key, tag in sorted(state.tags.items())]
     return Document("tags", seen.findings, name, int(state.seqno), rows=rows)
+
+
+def erasures_document(look: Look, name: str) -> Document:
+    seen = newest(look, name)
+    state = seen.known()
+    rows = [
+        ErasureTold(
+            id=key,
+            phase=one.phase,
+            at=one.at,
+            reason=one.reason,
+            requested=instant(one.requested_ms),
+            deadline=instant(one.deadline_ms),
+            rewritten=int(one.rewritten),
+            doomed_blobs=one.doomed.blobs,
+            doomed_bytes=one.doomed.size,
+            erased=None if one.proof is None else instant(one.proof.at_ms),
+            left=None if one.proof is None else one.proof.left or None,
+        )
+        for key, one in sorted(state.erasures.items())
+    ]
+    return Document("erasures", seen.findings, name, int(state.seqno), rows=rows)
 
 
 def loans_document(look: Look, name: str) -> Document:

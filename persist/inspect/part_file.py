@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from persist.parts import DIFF, TIME, sound_schemas
 from persist.parts.files import Files, PartFile
 
 PIECE_BYTES = 8 * 1024 * 1024
+SHOWN_MAX = 1_000  # updates of a part
 UNNAMED_BYTES_MAX = 64 * 1024 * 1024  # of a blob that no State names, which is read whole
 
 
@@ -31,7 +33,8 @@ UNNAMED_BYTES_MAX = 64 * 1024 * 1024  # of a blob that no State names, which is 
 class PartFileTold(Told):
     """A part's blob. `named`: whether the newest State names it; else nothing tells its checksums, and they are null.
 
-    `whole`, `footer`: whether the checksum of all bytes, and that of the footer, hold.
+    `whole`, `footer`: whether the checksum of all bytes, and that of the footer, hold. `shown`: its first updates as
+    they lie there, as many as were asked for; what JSON has no value for is a text, and bytes are in hex.
     """
 
     key: str
@@ -45,6 +48,7 @@ class PartFileTold(Told):
     row_groups: int | None
     whole: bool | None
     footer: bool | None
+    shown: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,11 @@ class RowGroupTold(Told):
     statistics: list[ColumnStatistics]
 
 
-def part_document(look: Look, key: str, keys: KeyShower) -> Document:
-    """The blob of a part by its key. Raises InvalidUsage: it is none, or not there and nothing names it."""
+def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Document:
+    """The blob of a part by its key, with so many of its updates.
+
+    Raises InvalidUsage: it is none, or nothing names it and it is not there, or its updates are asked for.
+    """
     if not belongs_to(key, shard_of(key)) or not (is_part_key(key) or is_bundle_key(key)):
         raise InvalidUsage(f"{key!r:.120} is no key of a part's blob; `persist inspect parts NAME` lists them")
     if is_bundle_key(key):
@@ -93,11 +100,13 @@ def part_document(look: Look, key: str, keys: KeyShower) -> Document:
         findings.note(f"the blob {key} is not there", key)
         part, state = found
         nothing = (None, None, None, None)
-        about = PartFileTold(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing)
+        about = PartFileTold(key, str(part.id), True, 0, part.rows, part.schema_id, [], *nothing, [])
         return Document("part", findings, name, int(state.seqno), about)
+    if found is None and rows:
+        raise InvalidUsage(f"nothing names {key}, so that its updates cannot be shown")
     if found is None:
         return _unnamed(look, key, stat.size, name, findings, keys)
-    return _as_named(look, *found, stat.size, findings, keys)
+    return _as_named(look, found, stat.size, findings, keys, rows)
 
 
 def _named(look: Look, state: State, key: str, findings: Findings) -> tuple[Part, State] | None:
@@ -109,7 +118,10 @@ def _named(look: Look, state: State, key: str, findings: Findings) -> tuple[Part
     return next(((part, state) for part in done if part.key == key), None)
 
 
-def _as_named(look: Look, part: Part, state: State, size: int, findings: Findings, keys: KeyShower) -> Document:
+def _as_named(
+    look: Look, found: tuple[Part, State], size: int, findings: Findings, keys: KeyShower, shown: int
+) -> Document:
+    part, state = found
     if size != part.size:
         findings.note(f"the blob {part.key} has {size} bytes, not {part.size}", part.key)
     whole = _holds_whole(look, part, size)
@@ -136,9 +148,42 @@ def _as_named(look: Look, part: Part, state: State, size: int, findings: Finding
         row_groups=None if metadata is None else metadata.num_row_groups,
         whole=whole,
         footer=file is not None,
+        shown=[] if file is None else _shown(file, shown, findings),
     )
     rows = [] if file is None else list(_groups(look, file, findings, keys))
     return Document("part", findings, state.name, int(state.seqno), about, rows)
+
+
+def _shown(file: PartFile, rows: int, findings: Findings) -> list[dict[str, Any]]:
+    """The first updates of a part."""
+    groups, before = [], 0
+    for number, group in enumerate(file.groups):
+        if before < rows:
+            groups.append(number)
+        before += group.rows
+    if not groups:
+        return []
+    try:
+        table = file.read(groups, [*file.schema.arrow.names, TIME, DIFF])
+    except Corruption as error:
+        findings.note(error.message, file.part.key)
+        return []
+    return [{name: _plain(value) for name, value in row.items()} for row in table.slice(0, rows).to_pylist()]
+
+
+def _plain(value: Any) -> Any:
+    """A value of a row as JSON."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    return str(value)
 
 
 class _Ranged(Files):
@@ -219,6 +264,7 @@ def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findin
         row_groups=None if metadata is None else metadata.num_row_groups,
         whole=None,
         footer=None,
+        shown=[],
     )
     rows = []
     for number in range(0 if metadata is None else metadata.num_row_groups):

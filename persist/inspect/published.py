@@ -45,6 +45,7 @@ PARTS: dict[str, tuple[type[Told] | None, type[Told] | None]] = {
     "claims": (None, holders.ClaimTold),
     "tags": (None, holders.TagTold),
     "loans": (None, holders.LoanTold),
+    "erasures": (None, holders.ErasureTold),
     "attributes": (None, indexed.AttributeTold),
     "attribute-tree": (indexed.TreeTold, indexed.TreeRow),
     "usage": (LocationUsage, UsageTold),

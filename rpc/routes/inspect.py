@@ -17,6 +17,7 @@ from persist.core.keys import shard_of as shard_of_key
 from persist.inspect.asking import OF_ONE, Asked, inspected
 from persist.inspect.listing import prefix_of
 from persist.inspect.looking import look_into
+from persist.inspect.part_file import SHOWN_MAX
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
 
@@ -28,12 +29,13 @@ _Keys = Annotated[bool, Query(description="Show keys of rows, which are data; el
 
 
 @router.get("/inspect/{what}", summary="The shards of a location, what takes room, or one part")
-async def of_location(
+async def of_location(  # noqa: PLR0913 - a query parameter each
     request: Request,
     what: str,
     pattern: Annotated[str, Query(description="Names that match, such as eu/*.", max_length=256)] = "",
     key: Annotated[str, Query(description="Of part: the key of its blob.", max_length=512)] = "",
     keys: _Keys = False,
+    rows: Annotated[int, Query(description="Of part: show its first updates, which are data.", ge=0, le=SHOWN_MAX)] = 0,
     dropped: Annotated[bool, Query(description="Of shards: also those that were dropped.")] = False,
 ) -> Response:
     """`what` is shards, usage or part. The document is that of `persist inspect WHAT --json`."""
@@ -45,7 +47,8 @@ async def of_location(
         await service.work.run(service.shard_ids.find, shard_of_key(key), principal)
     else:
         principal.require_prefix(prefix_of(pattern) if pattern else "")
-    return await _answer(service, Asked(what, key if what == "part" else pattern, keys=keys, dropped=dropped))
+    asked = Asked(what, key if what == "part" else pattern, keys=keys, rows=rows, dropped=dropped)
+    return await _answer(service, asked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,13 @@ def bundle(place: Path) -> str:
     return str(first.relative_to(place / "blob"))
 
 
+def orphan(place: Path) -> str:
+    """A part's blob that no State names."""
+    key = PART.replace("6b.", "7b.")
+    (place / "blob" / key).write_bytes((place / "blob" / PART).read_bytes())
+    return key
+
+
 def emptied(place: Path) -> list[str]:
     shutil.rmtree(place)
     place.mkdir()
@@ -104,6 +111,8 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "a part's key that is none": lambda p: at(p, "part", "abc"),
     "a part's key that is a bundle's": lambda p: at(p, "part", bundle(p)),
     "a part that is not there, and that nothing names": lambda p: at(p, "part", PART.replace("6b.", "7b.")),
+    "`--rows` below 0, or above 1,000": lambda p: at(p, "part", PART, "--rows", "1001"),
+    "`--rows` of a part that nothing names": lambda p: at(p, "part", orphan(p), "--rows", "1"),
     "`--lower` or `--upper` that is no key of an attribute": lambda p: at(p, "attributes", "orders", "--lower", "abc"),
     "`--lower` that comes after `--upper`": lambda p: at(
         p, "attributes", "orders", "--lower", "8" * 32, "--upper", "7" * 32
