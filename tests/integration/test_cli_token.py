@@ -1,0 +1,89 @@
+"""`persist token`: tokens are minted, listed and revoked, and what cannot be done changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from persist.core.errors import Unauthorized
+from tests.support.pages import page
+from tests.support.server import Server
+from tests.support.waiting import wait_until
+
+FILE = ["--file", "tokens.json"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def token(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["token", *words, *FILE]) == 0
+    return capsys.readouterr().out.strip()
+
+
+def is_let_in(url: str, bearer: str) -> bool:
+    try:
+        with persist.connect(url, token=bearer) as client:
+            return client.shards(prefix="eu/") == []
+    except Unauthorized:
+        return False
+
+
+def test_a_token_is_listed_without_its_hash_and_revoked_while_a_server_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    etl = token(capsys, "etl", "--scope", "write", "--prefix", "eu/", "--expires", "2099-01-01")
+    other = token(capsys, "other")
+    assert [json.loads(line) for line in token(capsys, "--list").splitlines()] == [
+        {"id": "etl", "scopes": ["write"], "prefixes": ["eu/"], "expires": "2099-01-01", "expired": False},
+        {"id": "other", "scopes": ["read"], "prefixes": None, "expires": None, "expired": False},
+    ]
+    with Server(tmp_path / "data", "--tokens", "tokens.json") as server:
+        assert is_let_in(server.url, etl)
+        assert token(capsys, "etl", "--revoke") == ""
+        wait_until(lambda: not is_let_in(server.url, etl), "the server has read the file again")
+        with persist.connect(server.url, token=other) as client:
+            assert client.shards() == []
+
+
+def broken() -> list[str]:
+    Path("tokens.json").write_text("[]")
+    return ["--list", *FILE]
+
+
+WRONG = {
+    "neither an id nor `--list`, or both": lambda: ["etl", "--list", *FILE],
+    "an id that the file has already": lambda: ["etl", *FILE],
+    "`--revoke` of an id that the file does not have": lambda: ["another", "--revoke", *FILE],
+    "`--list` or `--revoke` of a file that is not there": lambda: ["--list", "--file", "no.json"],
+    "`--list` or `--revoke` with `--scope`, `--prefix` or `--expires`": lambda: [
+        "etl",
+        "--revoke",
+        "--scope",
+        "read",
+        *FILE,
+    ],
+    "`--expires` that is no date, or past": lambda: ["late", "--expires", "2000-01-01", *FILE],
+    "a file that cannot be read, or holds no tokens": broken,
+}
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_wrong_words_change_nothing(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    token(capsys, "etl")
+    words = WRONG[given]()
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    assert main(["token", *words]) == 1
+    assert capsys.readouterr().err.startswith("persist token: ")
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    table = page("docs/http.md").partition("| input of `persist token` |")[2].partition("\n\n")[0]
+    assert [row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()[2:]] == list(WRONG)
