@@ -7,7 +7,7 @@ import pytest
 from tests.support.rivals import STEPS, Rivals, caught_within
 
 SEEDS = range(20)
-PROOF_SEEDS = range(20, 120)
+PROOF_SEEDS = range(20, 80)
 
 
 def check(seed: int) -> Rivals:
