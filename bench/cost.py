@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
@@ -34,6 +33,9 @@ import pyarrow as pa
 import persist
 from bench.bars import bar
 from bench.cost_peers import Delta, Slate
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.commit.location import open_stores
 from persist.cost.document import cost_document
 from persist.cost.prices import GB, built_in
 from persist.cost.tally import PUT_KINDS
@@ -47,10 +49,10 @@ SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("s", pa.string())])
 DAY_S, YEAR_DAYS = 86_400, 365
 SETTLE_S = 60.0  # that maintenance has after the last write
 LOOK_S = 5.0
+QUIET_LOOKS, QUIET_REQUESTS = 6, 10  # so many looks one after the other with so few requests: it has settled
 CREATORS = 8
 SLATE_IDLE_S = 120.0
 SPARK_TASKS = 8
-BEATS_S = 5  # how often a server publishes at most, as it does by itself
 IDLE_USD_MAX = 1.0
 
 
@@ -105,14 +107,13 @@ def rows(number: int, count: int = ROWS) -> pa.Table:
 
 
 def settle(proxy: MeteringProxy, seconds: float) -> None:
-    """Wait until nothing but publications goes up, at least one look, at most so long."""
+    """Wait until there were few requests for a while, or so long."""
     end = time.monotonic() + seconds
-    before = proxy.counts()
-    while time.monotonic() < end:
+    quiet, before = 0, proxy.counts()
+    while time.monotonic() < end and quiet < QUIET_LOOKS:
         time.sleep(LOOK_S)
         now = proxy.counts()
-        if (now - before).requests["put"] <= LOOK_S / BEATS_S and (now - before).requests["get"] == 0:
-            return
+        quiet = quiet + 1 if (now - before).requests.total() <= QUIET_REQUESTS else 0
         before = now
 
 
@@ -173,9 +174,10 @@ def _told(server: Ours, proxy: MeteringProxy) -> None:
         found = cost_document(look, None, 1.0, built_in()).location
     assert found is not None
     assert found.beside is not None
-    puts = sum(getattr(found.written, kind).requests for kind in PUT_KINDS) + found.beside.written.requests
-    least = "" if found.whole_shards == found.shards else "at least "
-    print(f"  persist cost counts {least}{puts} PUTs, the proxy {seen.requests['put']}", flush=True)
+    beside = found.beside.written.requests
+    puts = sum(getattr(found.written, kind).requests for kind in PUT_KINDS) + beside
+    about = found.puts + beside
+    print(f"  persist cost: at least {puts} PUTs, about {about}; the proxy: {seen.requests['put']}", flush=True)
     print(f"  {found.written.commits} commits to the log store are not priced", flush=True)
 
 
@@ -210,7 +212,7 @@ def spark(place: Place, arguments: argparse.Namespace) -> None:
         start = time.monotonic()
         found = Delta(proxy, place.bucket, "delta-whole").appended([whole])
         theirs = per_gb("deltalake, one write without Spark", found, whole.nbytes, time.monotonic() - start)
-    bar("cost.gb_by_spark_usd", ours, "<= 0.01")
+    bar("cost.gb_by_spark_usd", ours, f"<= {built_in().gb_month}")  # what keeping it for a month costs
     print(f"  {ours / theirs:.2f} times deltalake's")
 
 
@@ -218,15 +220,18 @@ def idle(place: Place, arguments: argparse.Namespace) -> None:
     """Shards that were written to once, with maintenance running; then nobody does anything."""
     count, seconds = arguments.shards, arguments.idle_seconds
     print(f"{count:,} shards, idle for {seconds:.0f} s (a day is extrapolated: times {DAY_S / seconds:.0f})")
+    start = time.monotonic()
+    stores = (f"s3://{place.bucket}/idle?endpoint=http://{place.host}:{place.port}", f"sqlite:///{place.root}/idle.db")
+    with Client(EmbeddedTransport(open_stores(*stores))) as client, ThreadPoolExecutor(CREATORS) as threads:
+        list(threads.map(lambda number: _made(client, number), range(count)))
+    print(f"  made in {time.monotonic() - start:.0f} s, past the proxy", flush=True)
     with place.proxy() as proxy, closing(Ours(place, proxy, "idle")) as server:
-        start = time.monotonic()
-        with persist.connect(server.url) as client, ThreadPoolExecutor(CREATORS) as threads:
-            list(threads.map(lambda number: _made(client, number), range(count)))
         settle(proxy, arguments.settle_seconds)
-        made = proxy.counts()
-        print(f"  made and settled in {time.monotonic() - start:.0f} s: {made}: ${dollars(made):.3f}", flush=True)
+        settled = proxy.counts()
+        told = f"${dollars(settled):.3f}"
+        print(f"  {server.url} has settled after {time.monotonic() - start:.0f} s: {settled}: {told}", flush=True)
         time.sleep(seconds)
-        ours = _day(f"persist, {count:,} shards", proxy.counts() - made, seconds)
+        ours = _day(f"persist, {count:,} shards", proxy.counts() - settled, seconds)
     theirs_s = min(seconds, SLATE_IDLE_S)
     with place.proxy() as proxy:
         slate = _day("SlateDB, one open database", Slate(proxy, place.bucket, "idle-slate").idle(theirs_s), theirs_s)
@@ -235,7 +240,7 @@ def idle(place: Place, arguments: argparse.Namespace) -> None:
     bar("cost.idle_day_of_a_shard_vs_a_slatedb_database", ours / count / slate, "<= 1")
 
 
-def _made(client: Any, number: int) -> None:
+def _made(client: Client, number: int) -> None:
     client.create_shard(f"s{number:06}", SCHEMA, ["k"]).insert(rows(number, 1))
 
 

@@ -25,7 +25,19 @@ from persist.cost.tally import PUT_KINDS
 GAP = "  "
 FIGURES = 3  # of a sum of money
 PLACES_MAX = 9
-SHARD_HEADS = ("shard", "a month", "commits", "rows", "bytes added", "PUTs", "bytes put", "deleted", "cost", "whole")
+SHARD_HEADS = (
+    "shard",
+    "a month",
+    "commits",
+    "rows",
+    "bytes added",
+    "PUTs",
+    "bytes put",
+    "deleted",
+    "cost",
+    "whole",
+    "PUTs, about",
+)
 
 
 def lines(document: CostDocument, *, by_day: bool) -> Iterator[str]:
@@ -106,16 +118,16 @@ def _puts(written: WrittenTold) -> tuple[str, str, str]:
 
 def _shards(shards: Sequence[ShardCost], prices: Prices, by_day: bool) -> Iterator[str]:
     if not by_day:
-        rows = [_shard(one.shard, one.held, one.written, one.is_whole, prices) for one in shards]
-        yield from _table(SHARD_HEADS, rows)
+        yield from _table(SHARD_HEADS, [_shard(one, prices) for one in shards])
         return
     days = [(one.shard, day) for one in shards for day in one.days]
-    heads = (SHARD_HEADS[0], "day", *SHARD_HEADS[2:])
+    heads = (SHARD_HEADS[0], "day", *SHARD_HEADS[2:-1])
     yield from _table(heads, [_day(name, day, prices) for name, day in days])
 
 
-def _shard(name: str, held: HeldTold, written: WrittenTold, whole: bool, prices: Prices) -> tuple[str, ...]:
-    return (name, money(held.month_cost, prices), *_did(written, prices), "yes" if whole else "at least")
+def _shard(one: ShardCost, prices: Prices) -> tuple[str, ...]:
+    month = money(one.held.month_cost, prices)
+    return (one.shard, month, *_did(one.written, prices), "yes" if one.is_whole else "at least", str(one.puts))
 
 
 def _day(name: str, day: DayTold, prices: Prices) -> tuple[str, ...]:
@@ -130,7 +142,7 @@ def _did(written: WrittenTold, prices: Prices) -> tuple[str, ...]:
 
 def _sums(location: LocationCost, prices: Prices) -> Iterator[str]:
     part = location.whole_shards < location.shards
-    least = "at least " if part else ""
+    least = "about " if part else ""
     yield from _rates(location.gb, prices)
     yield from _compaction(location.compaction, prices)
     yield f"a day without work costs {money(location.kept_day_cost, prices)} for what is kept"
@@ -138,10 +150,9 @@ def _sums(location: LocationCost, prices: Prices) -> Iterator[str]:
     yield f"a day as in the window costs {least}{day}, a year {year}"
     yield from _hundred(location.hundred, prices)
     if part:
-        yield (
-            f"{location.shards - location.whole_shards} of {location.shards} shards did at least what is told: what "
-            "was collected leaves no trace; --json says since when each is whole"
-        )
+        count, puts = location.shards - location.whole_shards, money(location.puts_cost, prices)
+        yield f"{count} of {location.shards} shards did at least what is counted: what was collected leaves no trace"
+        yield f"by their commit history it was about {location.puts} PUTs ({puts})"
 
 
 def _hundred(found: BudgetTold, prices: Prices) -> Iterator[str]:

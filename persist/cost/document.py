@@ -10,7 +10,7 @@ from typing import cast
 from persist.cost import priced
 from persist.cost.priced import DayTold, LocationCost, MeteredTold, ShardCost
 from persist.cost.prices import Prices
-from persist.cost.tally import DAY_MS, Puts, Tally, tally_of
+from persist.cost.tally import DAY_MS, PUT_KINDS, Puts, Tally, tally_of
 from persist.cost.watching import Did, RestWatcher, ShardWatcher, Window
 from persist.inspect.looking import Look
 from persist.inspect.records import Findings, Told, instant
@@ -99,6 +99,8 @@ def _shard(usage: UsageTold, did: Did, window: Window, prices: Prices) -> _Shard
             is_whole=did.whole_from_ms <= window.from_ms,
             held=priced.held_told(usage, prices),
             written=priced.written_told(written, prices),
+            puts=did.puts,
+            puts_cost=priced.told(prices.requests("put", did.puts)),
             compaction=priced.compaction_told(written, read, prices),
             gb=priced.rates_told(did.whole, usage.live, prices),
             days=days,
@@ -115,7 +117,9 @@ def _location(usage: LocationUsage, shards: list[_Shard], rest: Tally, days: flo
     beside = priced.beside_told(usage, rest, prices)
     month = held.month_cost + prices.log_month + (0.0 if beside is None else beside.month_cost)
     kept_day = month * priced.MONTHS / priced.YEAR_DAYS
-    did = priced.written_cost(written, prices) + (0.0 if beside is None else beside.written.cost)
+    puts = sum(one.told.puts for one in shards)
+    more = prices.requests("put", puts - written.of(*PUT_KINDS).requests)
+    did = priced.written_cost(written, prices) + more + (0.0 if beside is None else beside.written.cost)
     gb = priced.rates_told(whole, held.live, prices)
     year = (kept_day + did / days) * priced.YEAR_DAYS
     return LocationCost(
@@ -126,6 +130,8 @@ def _location(usage: LocationUsage, shards: list[_Shard], rest: Tally, days: flo
         log_entries=usage.log_entries,
         log_bytes=usage.log_bytes,
         written=priced.written_told(written, prices),
+        puts=puts,
+        puts_cost=priced.told(prices.requests("put", puts)),
         compaction=priced.compaction_told(written, sum((one.read for one in shards), Puts()), prices),
         gb=gb,
         month_cost=priced.told(month),

@@ -113,13 +113,19 @@ class RatesTold(Told):
 
 @dataclass(frozen=True, slots=True)
 class ShardCost(Told):
-    """A shard. `whole_from` is from when on what it wrote is counted as a whole; before that, at least so much."""
+    """A shard. `whole_from` is from when on what it wrote is counted as a whole; before that, at least so much.
+
+    `puts` are the PUTs of the window: those that are counted, and where something is left out those that are worked out
+    of the commit history as well. `puts_cost` is theirs.
+    """
 
     shard: str
     whole_from: str | None
     is_whole: bool
     held: HeldTold
     written: WrittenTold
+    puts: int
+    puts_cost: float
     compaction: CompactionTold
     gb: RatesTold
     days: list[DayTold]
@@ -153,7 +159,7 @@ class LocationCost(Told):
     """All shards together, and what lies beside them (null: a pattern was given).
 
     `kept_day_cost` is what a day costs in which nobody does anything: storage and log store. `day_cost` adds what was
-    written, as in the window. `year_cost` is 365 of them. `whole_shards` of the `shards` are counted as a whole.
+    written (`puts`), as in the window. `year_cost` is 365 of them. `whole_shards` are counted as a whole.
     """
 
     shards: int
@@ -163,6 +169,8 @@ class LocationCost(Told):
     log_entries: int
     log_bytes: int
     written: WrittenTold
+    puts: int
+    puts_cost: float
     compaction: CompactionTold
     gb: RatesTold
     month_cost: float

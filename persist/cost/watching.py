@@ -18,9 +18,9 @@ from persist.core.errors import Corruption
 from persist.core.ids import family_of, shard_id_of
 from persist.core.keys import belongs_to, born_ms, is_bundle_key, is_of_maintenance, is_part_key, shard_of
 from persist.core.recorded import MAINTENANCE, MERGE, PAGE_MAX, Entry
-from persist.core.state import State
+from persist.core.state import Policy, State
 from persist.core.state_diff import StateDiff
-from persist.cost.tally import DAY_MS, Tally, kind_of, put_of
+from persist.cost.tally import DAY_MS, PUT_KINDS, Tally, kind_of, put_of, tally_of
 from persist.inspect.log import Logged
 from persist.inspect.looking import Look
 from persist.inspect.records import Findings
@@ -28,6 +28,7 @@ from persist.inspect.states import Rechecked, Seen
 
 PAGES_MAX = 100_000  # of the commit history of one shard, which are read for one answer
 CACHE_BYTES_MAX = 1024 * 1024
+POLICY = Policy()  # by which a commit takes rows along, and rollups are made, unless a location says otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,38 @@ class Did:
     """What a shard did. `days` are by days since 1970. `whole_from_ms` is from when on nothing is left out.
 
     `whole` is what it did from then on. `merged` are the blobs that merges took the place of, with their sizes (None:
-    not known).
+    not known). `puts` are the PUTs of the window: counted, or where something is left out worked out besides.
     """
 
     days: Mapping[int, Tally]
     whole_from_ms: int
     whole: Tally
     merged: Mapping[str, int | None]
+    puts: int
+
+
+@dataclass(slots=True)
+class _History:
+    """What the commit history tells of the window: appends too large for the State, and the versions that it spans."""
+
+    staged: int = 0
+    first: int = 0
+    last: int = 0
+
+    def saw(self, seqno: int, entry: Entry) -> None:
+        self.first, self.last = seqno, self.last or seqno
+        self.staged += entry.operation not in MAINTENANCE and entry.size > POLICY.inline_part_bytes_max
+
+    def puts(self, counted: Tally) -> int:
+        """PUTs of which at least these were made: one for such an append, for a merge, and for so many versions."""
+        rollups = (self.last - self.first + 1) // POLICY.rollup_every if self.last else 0
+        merged = counted.of("flushed", "compacted").requests
+        return (
+            max(counted.of("parts").requests, self.staged)
+            + max(merged, counted.merges)
+            + max(counted.of("rollups").requests, rollups)
+            + counted.of("bundles", "index").requests
+        )
 
 
 @dataclass(slots=True)
@@ -104,7 +130,8 @@ class ShardWatcher:
             return [day, whole] if at_ms >= whole_from_ms else [day]
 
         # The history may begin later than the log. Then nothing of it lies before, and only blobs have to be left out.
-        whole_from_ms = max(whole_from_ms, self._count_commits(look, both, findings))
+        history = _History()
+        whole_from_ms = max(whole_from_ms, self._count_commits(look, both, history, findings))
         for key, size in self._known():
             if self.window.has(at_ms := born_ms(key)):
                 for one in both(at_ms):
@@ -119,9 +146,14 @@ class ShardWatcher:
             if key not in self.sizes:
                 for one in both(at_ms):
                     one.deleted += 1
-        return Did(dict(sorted(days.items())), whole_from_ms, whole, merged)
+        counted = tally_of(list(days.values()))
+        is_whole = whole_from_ms <= self.window.from_ms
+        puts = counted.of(*PUT_KINDS).requests if is_whole else history.puts(counted)
+        return Did(dict(sorted(days.items())), whole_from_ms, whole, merged, puts)
 
-    def _count_commits(self, look: Look, both: Callable[[int], list[Tally]], findings: Findings) -> int:
+    def _count_commits(
+        self, look: Look, both: Callable[[int], list[Tally]], history: _History, findings: Findings
+    ) -> int:
         """Count the commits of the window by their history; since when that is whole (0: all of the window).
 
         What cannot be read is noted.
@@ -135,6 +167,7 @@ class ShardWatcher:
                 if at_ms < self.window.from_ms:
                     return 0
                 if self.window.has(at_ms):
+                    history.saw(found, entry)
                     for one in both(at_ms):
                         one.commits += found != seqno
                         one.merges += entry.operation == MERGE

@@ -65,12 +65,12 @@ class Place:
         )
         self.client = Client(EmbeddedTransport(self.location))
 
-    def work(self, name: str, compacts: bool = True) -> None:
-        shard = self.client.create_shard(name, SCHEMA, ["id"], history="none")
+    def work(self, name: str, history: str = "none") -> None:
+        shard = self.client.create_shard(name, SCHEMA, ["id"], history=history)
         for number in range(INSERTS):
             ids = range(number * ROWS, (number + 1) * ROWS)
             shard.insert(pa.table({"id": ids, "note": [f"{number}"] * ROWS}, SCHEMA))
-        while compacts and Worker(self.location, WorkerSettings()).run(name, idle=True):
+        while Worker(self.location, WorkerSettings()).run(name, idle=True):
             pass
 
     def cost(self) -> CostDocument:
@@ -114,6 +114,7 @@ def test_until_something_is_collected_every_put_and_every_byte_is_counted(place:
     assert (requests + len(untold), nbytes + size) == place.puts()
     for shard in document.shards:
         assert shard.is_whole
+        assert shard.puts == puts_of(shard.written)[0]
         assert shard.written.rows == INSERTS * ROWS
         assert shard.written.commits > INSERTS
         assert shard.written.merges >= 1
@@ -132,6 +133,7 @@ def test_once_something_was_collected_what_is_not_counted_was_deleted(place: Pla
     assert not shard.is_whole
     without_trace = len(place.seen.deleted) - shard.written.deleted
     assert counted(document)[0] + without_trace == place.puts()[0]
+    assert puts_of(shard.written)[0] <= shard.puts <= place.puts()[0]
 
 
 def test_since_its_counts_are_whole_a_shard_tells_every_put(place: Place) -> None:
@@ -146,6 +148,19 @@ def test_since_its_counts_are_whole_a_shard_tells_every_put(place: Place) -> Non
     late = [key for key in place.seen.puts if _is_of_a_shard(key) and born_ms(key) >= first.walltime_ms]
     added = _added_since(look, first.walltime_ms)
     assert shard.gb.written == pytest.approx(len(late) * 0.005 / 1_000 / added * GB)
+
+
+def test_once_all_was_collected_the_commit_history_tells_about_how_many_puts_there_were() -> None:
+    """One for each merge and for so many versions: more than half of what a meter saw, and never more than all."""
+    place = Place(Policy())
+    for _ in range(5):
+        place.work("a", "7d")
+        Collector(place.location).run("a")
+    [shard] = place.cost().shards
+    place.client.close()
+    seen = sum(_is_of_a_shard(key) for key in place.seen.puts)
+    assert puts_of(shard.written)[0] < shard.puts <= seen
+    assert shard.puts > seen / 2
 
 
 def test_a_collection_is_counted_as_deletes_while_the_log_tells_them(place: Place) -> None:
