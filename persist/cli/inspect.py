@@ -173,7 +173,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
             raise InvalidUsage("give --url, or the stores, not both")
         far = inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
         return _shown(far.ask, asked, arguments)
-    with closing(_look(arguments)) as look:
+    with closing(look_of(arguments)) as look:
         return _shown(lambda one: Near(inspected(look, one)), asked, arguments)
 
 
@@ -186,7 +186,8 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     return Asked(arguments.what, arguments.name, **texts, keys=keys, rows=rows, whole=whole, dropped=dropped)
 
 
-def _look(arguments: argparse.Namespace) -> Look:
+def look_of(arguments: argparse.Namespace) -> Look:
+    """The stores that are meant, to be looked at. Raises InvalidUsage, Unavailable."""
     where = where_of(arguments)
     if where.blob or where.consensus:
         if where.directory or not (where.blob and where.consensus):

@@ -16,6 +16,7 @@ from persist.inspect.asking import OF_MANY, Asked
 
 ANSWER_S = 60.0  # that a server may be silent
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024  # that is shown as a table; JSON is passed on as it comes
+METRICS_BYTES_MAX = 64 * 1024 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
 PROBLEM_BYTES_MAX = 1024 * 1024
 PIECE_BYTES = 1024 * 1024
@@ -35,9 +36,23 @@ class Server:
 
     def ask(self, asked: Asked) -> Far:
         """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
-        request = urllib.request.Request(self._url + path_of(asked), headers=self._headers)
+        return Far(self._opened(path_of(asked)), asked.what, self._url)
+
+    def metrics(self) -> str:
+        """The text of `GET /metrics`, which maintenance answers too. Raises as `ask`."""
+        with self._opened("/metrics") as answer:
+            try:
+                data: bytes = answer.read(METRICS_BYTES_MAX + 1)
+            except (OSError, http.client.HTTPException) as error:
+                raise Unavailable(f"the answer of {self._url} was cut off: {_said(error)}; ask again") from error
+        if len(data) > METRICS_BYTES_MAX:
+            raise Unavailable(f"{self._url} does not answer as a server of persist: it tells too much")
+        return data.decode("utf-8", "replace")
+
+    def _opened(self, path: str) -> Any:
+        request = urllib.request.Request(self._url + path, headers=self._headers)
         try:
-            return Far(urllib.request.urlopen(request, timeout=ANSWER_S), asked.what, self._url)
+            return urllib.request.urlopen(request, timeout=ANSWER_S)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error, self._url) from error

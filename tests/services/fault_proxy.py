@@ -10,6 +10,7 @@
 `half_close` ends one direction of every open connection; the other goes on. `hang` and then `cut` is a connection
 reset before the server saw the request; `swallow` and then `cut` is one reset after the server carried it out.
 `upload_limit` resets a connection that has sent more bytes than that. `rewrite` changes what the server says.
+`watch` hears what is passed on (`metering_proxy` counts requests by it).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from tests.services.process import free_ports
 
@@ -31,11 +33,28 @@ CUT_S = 60.0
 DELAY_S = 0.05
 
 
-class FaultProxy:
-    """Listens on `port` and forwards to the loopback port `target`. All threads end at `close`."""
+class Watch(Protocol):
+    """Hears the bytes of one connection, before they are passed on."""
 
-    def __init__(self, target: int) -> None:
+    def sent(self, data: bytes) -> None:
+        """By the client."""
+        ...
+
+    def received(self, data: bytes) -> None:
+        """By the client."""
+        ...
+
+
+class FaultProxy:
+    """Listens on `port` and forwards to the port `target` of `host`. All threads end at `close`.
+
+    `watch` makes what hears one connection.
+    """
+
+    def __init__(self, target: int, *, host: str = "127.0.0.1", watch: Callable[[], Watch] | None = None) -> None:
         self.target = target
+        self.host = host
+        self._watch = watch
         self.port = free_ports(1)[0]
         self.upload_limit: int | None = None
         self.held = False  # whether something came since it hangs, and was not passed on
@@ -114,7 +133,7 @@ class FaultProxy:
         server: socket.socket | None = None
         try:
             if self._mode != "reset":
-                server = socket.create_connection(("127.0.0.1", self.target), timeout=CUT_S)
+                server = socket.create_connection((self.host, self.target), timeout=CUT_S)
                 for each in (client, server):
                     each.settimeout(None)
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -131,6 +150,7 @@ class FaultProxy:
 
     def _forward(self, client: socket.socket, server: socket.socket, born: int) -> None:
         sent = 0
+        watch = None if self._watch is None else self._watch()
         half_closes = len(self._half_closes)
         ended: set[socket.socket] = set()  # what would go to these is thrown away
         while self._cuts == born:
@@ -150,6 +170,8 @@ class FaultProxy:
                     return
                 if self._mode == "delay":
                     self._pause(DELAY_S)
+                if watch is not None:
+                    (watch.sent if source is client else watch.received)(data)
                 if source is client:
                     sent += len(data)
                     if self.upload_limit is not None and sent > self.upload_limit:

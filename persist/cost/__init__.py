@@ -1,0 +1,1 @@
+"""What a location costs: what it holds and what it did, counted from both stores and priced by a table."""
