@@ -164,12 +164,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
     span_of(asked)
     if arguments.url is not None:
-        if arguments.dir or arguments.blob or arguments.consensus:
-            raise InvalidUsage("give --url, or the stores, not both")
-        far = inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
-        return _shown(far.ask, asked, arguments)
-    with closing(_look(arguments)) as look:
+        return _shown(server_of(arguments).ask, asked, arguments)
+    with closing(look_of(arguments)) as look:
         return _shown(lambda one: Near(inspected(look, one)), asked, arguments)
+
+
+def server_of(arguments: argparse.Namespace) -> inspect_far.Server:
+    """The server that --url names, with the token of the environment. Raises InvalidUsage."""
+    if arguments.dir or arguments.blob or arguments.consensus:
+        raise InvalidUsage("give --url, or the stores, not both")
+    return inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:
@@ -180,7 +184,8 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     return Asked(arguments.what, arguments.name, **texts, keys=keys, whole=whole, dropped=dropped)
 
 
-def _look(arguments: argparse.Namespace) -> Look:
+def look_of(arguments: argparse.Namespace) -> Look:
+    """The stores that the arguments of `where` name, opened to be looked at. Raises InvalidUsage, Unavailable."""
     where = where_of(arguments)
     if where.blob or where.consensus:
         if where.directory or not (where.blob and where.consensus):

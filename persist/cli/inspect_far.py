@@ -35,9 +35,25 @@ class Server:
 
     def ask(self, asked: Asked) -> Far:
         """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
-        request = urllib.request.Request(self._url + path_of(asked), headers=self._headers)
+        return Far(self._opened(path_of(asked), ANSWER_S), asked.what, self._url)
+
+    def document(self, path: str, silent_s: float) -> Any:
+        """The JSON at a path; the server may be silent for so long. Raises as `ask` does."""
+        with self._opened(path, silent_s) as answer:
+            try:
+                data = answer.read(DOCUMENT_BYTES_MAX + 1)
+                if len(data) > DOCUMENT_BYTES_MAX:
+                    raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; ask for fewer shards")
+                return json.loads(data)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise Unavailable(
+                    f"{self._url} does not answer as a server of persist, or its answer was cut off"
+                ) from error
+
+    def _opened(self, path: str, silent_s: float) -> Any:
+        request = urllib.request.Request(self._url + path, headers=self._headers)
         try:
-            return Far(urllib.request.urlopen(request, timeout=ANSWER_S), asked.what, self._url)
+            return urllib.request.urlopen(request, timeout=silent_s)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error, self._url) from error
