@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from persist.core.errors import InvalidUsage
+from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.doctor import beside, clocks, forgetting, holding, intact, location, upkeep
 from persist.doctor.beside import NOTHING_BESIDE, Beside
 from persist.doctor.clocks import ClocksSeen
@@ -90,9 +90,10 @@ def examined(
     as a whole).
     """
     limits = limits or Limits()
+    is_name = pattern is not None and _NAME.fullmatch(pattern) is not None
     if pattern is not None:
         prefix_of(pattern)
-        if _NAME.fullmatch(pattern):
+        if is_name:
             check_named(look, pattern)
     now_ms = look.clock.now_ms()
     wrong = Findings()
@@ -104,6 +105,8 @@ def examined(
         if one is not None:
             found += one.found
             looked.append(one)
+    if is_name and not looked:
+        raise UnknownShard(f"shard {pattern!r} was dropped; `persist inspect shards` lists those that are there")
     found += location.mispaired(wrong.told())
     if looked:  # a location gets its level with the first shard
         found += location.level_old(look, told)
@@ -128,9 +131,17 @@ def _examined(look: Look, name: str, now_ms: int, limits: Limits) -> _Looked | N
     seen = seen_of(look, name, now_ms, limits)
     if seen is None or (seen.state is not None and seen.state.tombstone):
         return None
-    found = [one for check in OF_SHARD for one in check(seen)]
+    found = [one for check in OF_SHARD for one in _found(check, seen)]
     committed_ms = 0 if seen.state is None else seen.state.walltime_ms
     return _Looked(name, found, clocks.clocks_of(seen), committed_ms, seen.log.first_ms)
+
+
+def _found(check: Check, seen: Seen) -> list[Diagnosis]:
+    """What a check finds. One that meets damage which another check tells of hides no other finding."""
+    try:
+        return list(check(seen))
+    except (Corruption, UpgradeNeeded) as error:
+        return list(intact.met(seen, error))
 
 
 def _beside(

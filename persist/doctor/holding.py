@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from persist.core.antichain import Antichain
 from persist.core.errors import PersistError, UnknownShard
 from persist.core.ids import CriticalReaderId, ReaderId, critical_reader_id_of
-from persist.core.keys import born_ms
+from persist.core.keys import born_ms, is_rollup_key
 from persist.core.state import LeasedReader, State, latest_time
 from persist.doctor.diagnosis import Diagnosis, diagnosis
-from persist.doctor.limits import DAY_MS, LAPSES_MANY, READERS_MANY, WRITERS_MANY
+from persist.doctor.limits import DAY_MS, HELD_ENTRIES_MANY, LAPSES_MANY, READERS_MANY, WRITERS_MANY
 from persist.doctor.saying import age, at, many, size
 from persist.doctor.seen import Seen
 from persist.inspect.states import newest
 from persist.regions.holding import PURPOSE as REGION
 
+DATA_FRAMES = "spark "  # what reads of PySpark say: nobody knows when a DataFrame is done with, so their leases lapse
 READERS_TOLD_MAX = 100  # of a shard, by one kind of finding
 
 
@@ -135,12 +136,15 @@ def gc_held(seen: Seen) -> Iterator[Diagnosis]:
         if began_ms is None or seen.now_ms - began_ms < seen.limits.held_ms:
             continue
         left = [key for key, seqno in seen.log.gone.items() if seqno > held.seqno and key in seen.listed]
+        entries = seen.head - int(held.seqno)
+        if all(map(is_rollup_key, left)) and entries < HELD_ENTRIES_MANY:
+            continue  # a listener of a shard at rest: its own renewals are all that came since
         kept = sum(seen.listed[key].size for key in left)
         yield diagnosis(
             "gc-held",
             seen.name,
             f"{_reader_name(reader, held)} has read v{held.seqno} for {age(seen.now_ms - began_ms)}: it keeps "
-            f"{many(len(left), 'blob')} of {size(kept)} and {many(seen.head - int(held.seqno), 'log entry')}",
+            f"{many(len(left), 'blob')} of {size(kept)} and {many(entries, 'log entry')}",
             cause=f"it was opened {_opened(seen, reader)}; {_lives(seen, held)}",
             remedy=_reader_remedy(seen, held),
             command=_reader_command(seen, held),
@@ -195,7 +199,9 @@ def many_holders(seen: Seen) -> Iterator[Diagnosis]:
 
 def lease_lapses(seen: Seen) -> Iterator[Diagnosis]:
     """Leases that ended because nobody renewed them, within a day, as far as the live log tells."""
-    lapses = [one for one in seen.log.lapses if seen.now_ms - one.at_ms < DAY_MS]
+    lapses = [
+        one for one in seen.log.lapses if seen.now_ms - one.at_ms < DAY_MS and not one.purpose.startswith(DATA_FRAMES)
+    ]
     if len(lapses) < LAPSES_MANY:
         return
     names = [f"reader {one.purpose!r}" if one.kind == "reader" else "a writer" for one in lapses]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from persist.core.errors import PersistError
 from persist.core.keys import is_bundle_key
 from persist.core.state import State, auxiliary_blob_keys
 from persist.doctor.diagnosis import Diagnosis, diagnosis
@@ -30,6 +31,18 @@ def shard_unreadable(seen: Seen) -> Iterator[Diagnosis]:
         cause=why,
         remedy="stop what deletes (persist gc, and maintenance of servers); bring back the blobs, or the log",
         command=f"persist inspect log {seen.name}",
+    )
+
+
+def met(seen: Seen, error: PersistError) -> Iterator[Diagnosis]:
+    """Something damaged was met on the way."""
+    yield diagnosis(
+        "blob-damaged",
+        seen.name,
+        f"something that the shard names cannot be read: {error.message}",
+        cause="the bytes in the store are not those that were written, or a newer persist has written them",
+        remedy=f"{MENDS}; persist verify --deep reads every byte",
+        command=f"persist verify {seen.name}",
     )
 
 

@@ -18,6 +18,7 @@ ROLLUP_ENTRIES_MAX = 256  # state diffs after the newest rollup, all of which ar
 BATCHES_MANY = 256  # with so many batches a merge that is due is late
 CLAIM_SILENT_LEASES = 10  # after so many leases without a word the worker is gone
 CLAIM_SILENT_MS = HOUR_MS
+HELD_ENTRIES_MANY = 1_000  # log entries that a reader keeps, where it keeps no part
 LAPSES_MANY = 5  # leases of one shard that lapsed within a day
 READERS_MANY = 1_000
 WRITERS_MANY = 1_000

@@ -16,7 +16,7 @@ from persist.core.state import Leased, LeasedReader, State
 from persist.core.state_diff import StateDiff
 from persist.doctor.limits import LOG_ENTRIES_READ_MAX, Limits
 from persist.formats.store_errors import translated
-from persist.inspect.log import walked
+from persist.inspect.log import first_live, walked
 from persist.inspect.looking import Look
 from persist.inspect.records import Findings
 from persist.inspect.states import newest
@@ -155,13 +155,16 @@ def _log_seen(look: Look, name: str, wanted: set[int]) -> LogSeen:
     """One walk through the live log. `wanted` are the versions of which the wall clock is asked for."""
     seen = LogSeen()
     leases: dict[str, Leased] = {}
-    lease_clock_ms = upper = 0
+    lease_clock_ms = upper = before = 0
     for logged in walked(look, name):
         if seen.entries >= LOG_ENTRIES_READ_MAX:
             seen.is_whole = False
             break
         seen.entries += 1
         seen.bytes += logged.size
+        if before and logged.seqno != before + 1 and first_live(look, name) < logged.seqno:
+            seen.wrong.append(f"entries v{before + 1} to v{logged.seqno - 1} are missing")  # not collected meanwhile
+        before = logged.seqno
         if logged.change is None:
             seen.wrong.append(logged.wrong or f"the log entry v{logged.seqno} cannot be read")
             continue

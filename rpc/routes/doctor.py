@@ -31,10 +31,10 @@ class _Limits:
 
 
 def _limits(
-    held: Annotated[str, Query(description=AGES["held"], max_length=20)] = "",
-    behind: Annotated[str, Query(description=AGES["behind"], max_length=20)] = "",
-    token_age: Annotated[str, Query(description=AGES["token_age"], max_length=20)] = "",
-    free: Annotated[str, Query(description=FREE, max_length=3)] = "",
+    held: Annotated[str, Query(description=AGES["held"], max_length=32)] = "",
+    behind: Annotated[str, Query(description=AGES["behind"], max_length=32)] = "",
+    token_age: Annotated[str, Query(description=AGES["token_age"], max_length=32)] = "",
+    free: Annotated[str, Query(description=FREE, max_length=32)] = "",
 ) -> _Limits:
     return _Limits(held, behind, token_age, free)
 

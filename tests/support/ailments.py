@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from persist.cli.__main__ import main
 from persist.client.connect import Client
 from persist.client.embedded import EmbeddedTransport
 from persist.client.shard import Shard
+from persist.commit.identity import LOG_KEY
 from persist.commit.location import Location, LocationSettings
 from persist.commit.machine import MachineSettings
 from persist.commit.published import Published
@@ -30,12 +32,13 @@ from persist.inspect.looking import Look, look_at_directory
 from rpc.auth import read_ending
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
-from tests.support.inspected import PART, copied, spoil_entry
+from tests.support.inspected import PART, copied, everything, spoil_entry
 from tests.support.location import InlineBackground
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
 CALM = Limits(free_percent=0)  # whatever else fills the disk of the machine on which tests run
 NAME = "orders"
+SHARED = ("-shm",)  # memory that all connections to one SQLite file share
 AILMENTS: dict[str, list[Ailment]] = {}
 
 
@@ -65,17 +68,30 @@ def of(found: str) -> Callable[[Ailment], Ailment]:
 
 
 def examine(world: World, limits: Limits = CALM, around: Beside | None = None) -> Report:
-    """By a machine whose clock is right."""
+    """By a machine whose clock is right. Both stores are the same after it."""
+    before = stored(world)
     look = Look(world.blob, world.consensus, clock=Clock(world, 0))
-    return examined(look, None, limits, around or Beside())
+    found = examined(look, None, limits, around or Beside())
+    assert stored(world) == before, "nothing is written"
+    return found
+
+
+def stored(world: World) -> dict[str, object]:
+    """All that both stores hold."""
+    found: dict[str, object] = {stat.key: (stat, world.blob.get(stat.key)) for stat in world.blob.list("")}
+    keys = [*world.consensus.keys("", "", 1_000, True), LOG_KEY]
+    return found | {f"log of {key}": world.consensus.scan(key, 1, 10_000) for key in keys}
 
 
 def at(place: Path, limits: Limits = CALM, around: Beside | None = None) -> Report:
+    """Of a directory, which is byte for byte the same after it."""
+    before = everything(place)
     look = look_at_directory(place)
     try:
         return examined(look, None, limits, around or Beside())
     finally:
         look.close()
+        assert everything(place, but=SHARED) == {key: told for key, told in before.items() if not key.endswith(SHARED)}
 
 
 def made(machine: Machine, rows: int = 3, history: str | None = "forever") -> Shard:
@@ -120,6 +136,15 @@ def unreadable(place: Path) -> Told:
 def spoilt_entry(place: Path) -> Told:
     spoil_entry(copied(place), NAME, 20)
     return Told(at(place), ("v20 cannot be read",))
+
+
+@of("log-damaged")
+def entries_gone(place: Path) -> Told:
+    connection = sqlite3.connect(copied(place) / "consensus.db")
+    with connection:
+        connection.execute("DELETE FROM consensus_log WHERE key = ? AND seqno IN (7, 8)", (NAME,))
+    connection.close()
+    return Told(at(place), ("entries v7 to v8 are missing",))
 
 
 @of("blob-missing")
