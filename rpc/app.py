@@ -21,6 +21,7 @@ from rpc.openapi import declare_path_parameters
 from rpc.routes import (
     blobs,
     cuts,
+    doctor,
     erasures,
     health,
     history,
@@ -108,6 +109,7 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
         erasures,
         maintenance,
         inspect,
+        doctor,
         rows,
         listen,
         blobs,

@@ -92,6 +92,11 @@ class Tokens:
         self._version = self._stamp()
         self._by_id = _read(path)
 
+    def ending(self) -> dict[str, float]:
+        """The tokens that end, by their ids: when, in seconds since 1970."""
+        self._look()
+        return _ending(self._by_id)
+
     def principal(self, authorization: str | None) -> Principal:
         """Who sends this Authorization header. Raises Unauthorized, without saying what was wrong with the secret."""
         self._look()
@@ -133,6 +138,15 @@ class Tokens:
         except InvalidUsage:
             found = {}
         self._by_id, self._version = found, stamp
+
+
+def read_ending(path: str) -> dict[str, float]:
+    """The tokens of a file that end, by their ids: when, in seconds since 1970. Raises InvalidUsage."""
+    return _ending(_read(path))
+
+
+def _ending(known: dict[str, tuple[bytes, Principal]]) -> dict[str, float]:
+    return {name: one.expires_s for name, (_, one) in known.items() if one.expires_s is not None}
 
 
 def _read(path: str) -> dict[str, tuple[bytes, Principal]]:

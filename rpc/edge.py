@@ -218,7 +218,15 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
         return f"{method.lower()}-blob"
     if path.startswith("/v1/inspect/"):
         return "inspect"
-    if path in ("/v1/location", "/v1/regions", "/v1/shards", "/v1/cuts", "/v1/truncate", "/v1/shards:delete"):
+    if path in (
+        "/v1/location",
+        "/v1/regions",
+        "/v1/shards",
+        "/v1/cuts",
+        "/v1/truncate",
+        "/v1/shards:delete",
+        "/v1/doctor",
+    ):
         return str(path.rpartition("/")[2])
     name = path[1:]
     return name if name in _VERBS_OF_PATHS else "other"

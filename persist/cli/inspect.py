@@ -169,12 +169,16 @@ def _inspect(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
     span_of(asked)
     if arguments.url is not None:
-        if arguments.dir or arguments.blob or arguments.consensus:
-            raise InvalidUsage("give --url, or the stores, not both")
-        far = inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
-        return _shown(far.ask, asked, arguments)
+        return _shown(server_of(arguments).ask, asked, arguments)
     with closing(look_of(arguments)) as look:
         return _shown(lambda one: Near(inspected(look, one)), asked, arguments)
+
+
+def server_of(arguments: argparse.Namespace) -> inspect_far.Server:
+    """The server that --url names, with the token of the environment. Raises InvalidUsage."""
+    if arguments.dir or arguments.blob or arguments.consensus:
+        raise InvalidUsage("give --url, or the stores, not both")
+    return inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:
@@ -187,7 +191,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 
 
 def look_of(arguments: argparse.Namespace) -> Look:
-    """The stores that are meant, to be looked at. Raises InvalidUsage, Unavailable."""
+    """The stores that the arguments of `where` name, opened to be looked at. Raises InvalidUsage, Unavailable."""
     where = where_of(arguments)
     if where.blob or where.consensus:
         if where.directory or not (where.blob and where.consensus):

@@ -36,11 +36,24 @@ class Server:
 
     def ask(self, asked: Asked) -> Far:
         """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
-        return Far(self._opened(path_of(asked)), asked.what, self._url)
+        return Far(self._opened(path_of(asked), ANSWER_S), asked.what, self._url)
+
+    def document(self, path: str, silent_s: float) -> Any:
+        """The JSON at a path; the server may be silent for so long. Raises as `ask` does."""
+        with self._opened(path, silent_s) as answer:
+            try:
+                data = answer.read(DOCUMENT_BYTES_MAX + 1)
+                if len(data) > DOCUMENT_BYTES_MAX:
+                    raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; ask for fewer shards")
+                return json.loads(data)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                raise Unavailable(
+                    f"{self._url} does not answer as a server of persist, or its answer was cut off"
+                ) from error
 
     def metrics(self) -> str:
         """The text of `GET /metrics`, which maintenance answers too. Raises as `ask`."""
-        with self._opened("/metrics") as answer:
+        with self._opened("/metrics", ANSWER_S) as answer:
             try:
                 data: bytes = answer.read(METRICS_BYTES_MAX + 1)
             except (OSError, http.client.HTTPException) as error:
@@ -49,10 +62,10 @@ class Server:
             raise Unavailable(f"{self._url} does not answer as a server of persist: it tells too much")
         return data.decode("utf-8", "replace")
 
-    def _opened(self, path: str) -> Any:
+    def _opened(self, path: str, silent_s: float) -> Any:
         request = urllib.request.Request(self._url + path, headers=self._headers)
         try:
-            return urllib.request.urlopen(request, timeout=ANSWER_S)
+            return urllib.request.urlopen(request, timeout=silent_s)
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error, self._url) from error

@@ -261,6 +261,11 @@ class Location:
                 found.add(metrics)
         return found
 
+    @property
+    def clock_agrees(self) -> bool | None:
+        """Whether this process' clock and the blob store's agreed when they were compared last. None: they were not."""
+        return None if self._stamps is None else self._stamps.agreed
+
     def names(self, prefix: str = "", after: str = "", limit: int = 1000, with_dropped: bool = False) -> list[str]:
         """Names of shards, ascending, beyond `after`. Those of dropped shards are among them only if asked for."""
         self._process.check()

@@ -99,6 +99,12 @@ class CheckedClock:
         passed_s = self._clock.monotonic() - compared.at_s
         return passed_s <= COUNTS_FOR_S and abs(now_ms - compared.now_ms - passed_s * 1000) <= JUMP_MS_MAX
 
+    @property
+    def agreed(self) -> bool | None:
+        """Whether the two clocks agreed when they were compared last. None: they were not yet."""
+        compared = self._compared
+        return None if compared is None else compared.agreed
+
     def is_due(self) -> bool:
         """Whether so long has passed since the clocks were compared that `begins` is to be asked.
 

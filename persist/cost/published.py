@@ -12,7 +12,7 @@ from typing import Any
 from persist.cost.document import VERSION, WindowTold
 from persist.cost.priced import LocationCost, MeteredTold, ShardCost
 from persist.cost.prices import Prices
-from persist.inspect.published import DIALECT, record_schema
+from persist.inspect.published import DIALECT, object_schema
 from persist.inspect.records import Finding
 
 FILE = Path(__file__).with_name("schema.json")
@@ -23,17 +23,17 @@ def schema() -> dict[str, Any]:
     definitions: dict[str, Any] = {}
 
     def maybe(record: Any) -> dict[str, Any]:
-        return {"oneOf": [record_schema(record, definitions), {"type": "null"}]}
+        return {"oneOf": [object_schema(record, definitions), {"type": "null"}]}
 
     properties = {
         "persist": {"const": "cost"},
         "version": {"const": VERSION},
-        "prices": record_schema(Prices, definitions),
+        "prices": object_schema(Prices, definitions),
         "window": maybe(WindowTold),
         "location": maybe(LocationCost),
         "metered": maybe(MeteredTold),
-        "shards": {"type": "array", "items": record_schema(ShardCost, definitions)},
-        "findings": {"type": "array", "items": record_schema(Finding, definitions)},
+        "shards": {"type": "array", "items": object_schema(ShardCost, definitions)},
+        "findings": {"type": "array", "items": object_schema(Finding, definitions)},
     }
     return {
         "$schema": DIALECT,

@@ -57,7 +57,7 @@ def schema() -> dict[str, Any]:
     """The schema of what `persist inspect … --json` prints: of a document, or of a line of `log`."""
     definitions: dict[str, Any] = {}
     documents = [_document(command, *parts, definitions) for command, parts in PARTS.items()]
-    line = record_schema(LogEntry, definitions, inline=True)
+    line = object_schema(LogEntry, definitions, inline=True)
     heads = {"version": {"const": VERSION}, "command": {"const": "log"}}
     line = {**line, "properties": {**heads, **line["properties"]}, "required": [*heads, *line["required"]]}
     return {
@@ -77,10 +77,10 @@ def _document(
         "command": {"const": command},
         "shard": {"type": ["string", "null"]},
         "seqno": {"type": ["integer", "null"]},
-        "about": {"type": "null"} if about is None else record_schema(about, definitions),
+        "about": {"type": "null"} if about is None else object_schema(about, definitions),
         "state": {"type": ["object", "null"]} if command == "state" else {"type": "null"},
-        "rows": {"type": "array", **({"maxItems": 0} if row is None else {"items": record_schema(row, definitions)})},
-        "findings": {"type": "array", "items": record_schema(Finding, definitions)},
+        "rows": {"type": "array", **({"maxItems": 0} if row is None else {"items": object_schema(row, definitions)})},
+        "findings": {"type": "array", "items": object_schema(Finding, definitions)},
     }
     return {
         "title": f"persist inspect {command}",
@@ -91,7 +91,7 @@ def _document(
     }
 
 
-def record_schema(record: type[Told], definitions: dict[str, Any], *, inline: bool = False) -> dict[str, Any]:
+def object_schema(record: type[Told], definitions: dict[str, Any], *, inline: bool = False) -> dict[str, Any]:
     """The schema of a record: a reference to its definition, unless it is wanted here."""
     if not inline and record.__name__ in definitions:
         return {"$ref": f"#/$defs/{record.__name__}"}
@@ -125,7 +125,7 @@ def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": _of(inner[0], definitions)}
     if origin is dict:
         return {"type": "object"}
-    return record_schema(hint, definitions)
+    return object_schema(hint, definitions)
 
 
 def text() -> str:

@@ -1,0 +1,1 @@
+"""What a location suffers from: one sentence a finding, with its cause and its remedy. Nothing is written for it."""

@@ -1,0 +1,179 @@
+"""An examination: every shard whose name matches is looked at once, then the location, then what lies beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.doctor import beside, clocks, forgetting, holding, intact, location, upkeep
+from persist.doctor.beside import NOTHING_BESIDE, Beside
+from persist.doctor.clocks import ClocksSeen
+from persist.doctor.diagnosis import Diagnosis, ranked
+from persist.doctor.limits import Limits
+from persist.doctor.seen import Seen, seen_of
+from persist.inspect.listing import READERS, check_named, matching, prefix_of
+from persist.inspect.looking import LocationTold, Look, location_told
+from persist.inspect.records import Findings, Told, instant
+from persist.parts.ahead import in_order
+
+VERSION = 1  # of what `--json` prints
+TOLD_MAX = 10_000  # findings that one answer tells; the others are counted
+_NAME = re.compile(r"[A-Za-z0-9._/-]*")
+
+Check = Callable[[Seen], Iterator[Diagnosis]]
+
+# What is asked of each shard.
+OF_SHARD: tuple[Check, ...] = (
+    intact.shard_unreadable,
+    intact.log_damaged,
+    intact.blobs,
+    forgetting.history_behind,
+    forgetting.retention_behind,
+    forgetting.retention_held,
+    forgetting.erasure_late,
+    upkeep.compaction_behind,
+    upkeep.claim_stuck,
+    upkeep.rollup_old,
+    upkeep.log_long,
+    upkeep.orphans_many,
+    holding.since_held,
+    holding.gc_held,
+    holding.cursor_still,
+    holding.loan_stuck,
+    holding.many_holders,
+    holding.lease_lapses,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Told):
+    """What an examination came to. `at` is the clock by which ages are counted. `pattern` null: all shards.
+
+    `shards` is how many were looked at. `findings` has the worst first; `left_out` more were found than it tells.
+    """
+
+    persist: str
+    version: int
+    at: str | None
+    pattern: str | None
+    location: LocationTold
+    shards: int
+    findings: list[Diagnosis]
+    left_out: int
+
+    def text(self) -> str:
+        """The report as JSON on one line, with its line feed."""
+        return json.dumps(self.to_json()) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What is kept of a shard that was looked at. `first_ms`: when its log begins."""
+
+    name: str
+    found: list[Diagnosis]
+    clocks: ClocksSeen
+    committed_ms: int
+    first_ms: int
+
+
+def examined(
+    look: Look, pattern: str | None = None, limits: Limits | None = None, around: Beside = NOTHING_BESIDE
+) -> Report:
+    """Examine the shards whose names match (None: all), and the location. Nothing is written.
+
+    Raises InvalidUsage (UnknownShard: no such shard, where one was named), Unavailable, Corruption (a store is damaged
+    as a whole).
+    """
+    limits = limits or Limits()
+    is_name = pattern is not None and _NAME.fullmatch(pattern) is not None
+    if pattern is not None:
+        prefix_of(pattern)
+        if is_name:
+            check_named(look, pattern)
+    now_ms = look.clock.now_ms()
+    wrong = Findings()
+    told = location_told(look, wrong)
+    looked: list[_Looked] = []
+    found: list[Diagnosis] = []
+    names = matching(look, pattern, with_dropped=False)
+    for one in in_order(lambda name: _examined(look, name, now_ms, limits), names, READERS):
+        if one is not None:
+            found += one.found
+            looked.append(one)
+    if is_name and not looked:
+        raise UnknownShard(f"shard {pattern!r} was dropped; `persist inspect shards` lists those that are there")
+    found += location.mispaired(wrong.told())
+    if looked:  # a location gets its level with the first shard
+        found += location.level_old(look, told)
+    found += location.disk_full(look, limits)
+    found += location.maintenance_away(look, max((one.committed_ms for one in looked), default=0))
+    found += clocks.clock_off(one.clocks for one in looked)
+    found += _beside(around, told, looked, now_ms, limits)
+    return report(pattern, told, len(looked), found, now_ms)
+
+
+def report(
+    pattern: str | None, told: LocationTold, shards: int, found: list[Diagnosis], now_ms: int, left_out: int = 0
+) -> Report:
+    """The findings, ranked."""
+    best = ranked(iter(found))
+    more = max(0, len(best) - TOLD_MAX)
+    return Report("doctor", VERSION, instant(now_ms), pattern, told, shards, best[:TOLD_MAX], left_out + more)
+
+
+def _examined(look: Look, name: str, now_ms: int, limits: Limits) -> _Looked | None:
+    """None: the shard was dropped meanwhile."""
+    seen = seen_of(look, name, now_ms, limits)
+    if seen is None or (seen.state is not None and seen.state.tombstone):
+        return None
+    found = [one for check in OF_SHARD for one in _found(check, seen)]
+    committed_ms = 0 if seen.state is None else seen.state.walltime_ms
+    return _Looked(name, found, clocks.clocks_of(seen), committed_ms, seen.log.first_ms)
+
+
+def _found(check: Check, seen: Seen) -> list[Diagnosis]:
+    """What a check finds. One that meets damage which another check tells of hides no other finding."""
+    try:
+        return list(check(seen))
+    except (Corruption, UpgradeNeeded) as error:
+        return list(intact.met(seen, error))
+
+
+def _beside(
+    around: Beside, told: LocationTold, looked: list[_Looked], now_ms: int, limits: Limits
+) -> Iterator[Diagnosis]:
+    names = frozenset(one.name for one in looked)
+    if around.backups is not None:
+        beside.check_location(around.backups, told.id)
+        yield from beside.backups(around.backups, now_ms, limits)
+        yield from beside.lacking(around.backups, [(one.name, one.first_ms) for one in looked])
+    if around.tokens is not None:
+        yield from beside.tokens(around.tokens, now_ms, limits)
+    if around.served is not None:
+        yield from beside.races_lost(around.served, names)
+        yield from beside.store_failing(around.served)
+        yield from beside.server_clock(around.served)
+
+
+# --- the report of a server, to which what lies beside is added here
+
+
+def report_of(document: Any) -> Report:
+    """The report that a server has answered. Raises InvalidUsage: it is none, or of a later version."""
+    try:
+        if document["persist"] != "doctor" or document["version"] != VERSION:
+            raise InvalidUsage(
+                "the answer is no report of this version of the doctor: ask with the persist that made it"
+            )
+        known = {name: document[name] for name in ("persist", "version", "at", "pattern", "shards", "left_out")}
+        names = [one.name for one in fields(Diagnosis)]
+        found = [Diagnosis(**{name: one[name] for name in names}) for one in document["findings"]]
+        where = {one.name: document["location"][one.name] for one in fields(LocationTold)}
+        return Report(**known, location=LocationTold(**where), findings=found)
+    except (KeyError, TypeError) as error:
+        raise InvalidUsage(f"the answer is no report of the doctor: {error!r:.100}") from error

@@ -1,0 +1,125 @@
+"""The location as a whole: both stores, the mark of a directory, the level, the disks, and whether maintenance runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from persist.core.publications import BEATS, is_beat_key
+from persist.doctor.diagnosis import Diagnosis, diagnosis
+from persist.doctor.limits import HOUR_MS, Limits
+from persist.doctor.saying import age, at, size
+from persist.formats.store_errors import translated
+from persist.inspect.looking import LocationTold, Look
+from persist.inspect.records import Finding
+
+SQLITE = "sqlite:///"
+BEAT_MS = 60_000  # a beat tells the minute
+
+
+def mispaired(found: list[Finding]) -> Iterator[Diagnosis]:
+    """What does not fit together, of a location as `location_told` tells it."""
+    for one in found:
+        if one.what.startswith("persist.json"):
+            yield diagnosis(
+                "marker-wrong",
+                None,
+                one.what,
+                cause="the directory was copied without it, or something else wrote it",
+                remedy="copy persist.json from a backup of the directory, or from one of the same version",
+            )
+        elif "upgrade" in one.what:
+            yield diagnosis(
+                "level-newer",
+                None,
+                one.what,
+                cause="a newer persist has raised the level of the location",
+                remedy="upgrade this program",
+            )
+        else:
+            yield diagnosis(
+                "stores-mispaired",
+                None,
+                one.what,
+                cause="one of the two URLs is wrong, a store was restored without the other, or another home took over",
+                remedy="give two stores that belong together; where the log is lost, begin it anew from the blob store",
+                command="persist recover --dry-run",
+            )
+
+
+def level_old(look: Look, told: LocationTold) -> Iterator[Diagnosis]:
+    """Newer builds can write what older ones cannot read, once somebody says so."""
+    newest = max(look.build.levels)
+    if told.level is not None and told.level < newest:
+        yield diagnosis(
+            "level-old",
+            None,
+            f"the location has level {told.level}, and this persist can write level {newest}: newer features are off",
+            cause="it was made by an older persist, and nobody has raised it since",
+            remedy="raise it, once no program is left that is older",
+            command="persist upgrade",
+        )
+
+
+def maintenance_away(look: Look, newest_commit_ms: int) -> Iterator[Diagnosis]:
+    """Maintenance says each minute that it is at work. Commits that came long after that had none."""
+    with translated():
+        beats = [stat.key for stat in look.blob.list(BEATS) if is_beat_key(stat.key)]
+    if not beats:
+        return
+    beat_ms = max(int(key.rpartition("/")[2]) for key in beats) * BEAT_MS
+    away_ms = newest_commit_ms - beat_ms
+    if away_ms > HOUR_MS:
+        yield diagnosis(
+            "maintenance-away",
+            None,
+            f"maintenance was last at work {at(beat_ms)}, and shards were written {age(away_ms)} after that",
+            cause="no server with maintenance, and no persist compactor, has run since",
+            remedy="start a server, or persist compactor --gc; look at its log if one runs",
+            command="persist compactor --gc --once",
+        )
+
+
+def disk_full(look: Look, limits: Limits) -> Iterator[Diagnosis]:
+    """The disks of stores that are files here. Of other stores nobody can ask."""
+    places = [("the blob store", look.blob.url), ("the consensus store", look.consensus.url)]
+    found: dict[int, tuple[str, Path]] = {}
+    for what, url in places:
+        path = path_of(url)
+        if path is None or not path.exists():
+            continue
+        device = path.stat().st_dev
+        both = f"{found[device][0]} and {what}" if device in found else what
+        found[device] = (both, path)
+    for what, path in found.values():
+        usage = shutil.disk_usage(path)
+        free, unit = usage.free * 100 / max(1, usage.total), size(usage.free)
+        inodes = _free_inodes_percent(path)
+        if inodes is not None and inodes < free:
+            free, unit = inodes, "of its inodes"
+        if free < limits.free_percent:
+            yield diagnosis(
+                "disk-full",
+                None,
+                f"the disk of {what} has {free:.1f}% free ({unit}): soon nothing can be written",
+                cause="something fills the disk, persist or another program",
+                remedy="make room; persist inspect usage says what takes it, and persist gc deletes without writing",
+                command="persist inspect usage",
+            )
+
+
+def _free_inodes_percent(path: Path) -> float | None:
+    if not hasattr(os, "statvfs"):
+        return None
+    told = os.statvfs(path)
+    return told.f_favail * 100 / told.f_files if told.f_files else None
+
+
+def path_of(url: str) -> Path | None:
+    """Where a store lies on a disk of this machine. None: it does not."""
+    if url.startswith("file:"):
+        return Path(unquote(urlsplit(url).path))
+    return Path(url.removeprefix(SQLITE)) if url.startswith(SQLITE) else None

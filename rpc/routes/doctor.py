@@ -1,0 +1,76 @@
+"""What is wrong with a location, as `persist doctor` tells it, and as the server itself knows besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response
+
+from persist.core.commands import ADMIN
+from persist.doctor.beside import Beside, TokenSeen, served_by
+from persist.doctor.examining import examined
+from persist.doctor.limits import AGES, FREE, Limits, read_limits
+from persist.inspect.listing import prefix_of
+from persist.inspect.looking import look_into
+from rpc.auth import Principal
+from rpc.service import Service, principal_of, service_of
+
+router = APIRouter(prefix="/v1", tags=["doctor"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """The limits as texts; "": the default."""
+
+    held: str
+    behind: str
+    token_age: str
+    free: str
+
+
+def _limits(
+    held: Annotated[str, Query(description=AGES["held"], max_length=32)] = "",
+    behind: Annotated[str, Query(description=AGES["behind"], max_length=32)] = "",
+    token_age: Annotated[str, Query(description=AGES["token_age"], max_length=32)] = "",
+    free: Annotated[str, Query(description=FREE, max_length=32)] = "",
+) -> _Limits:
+    return _Limits(held, behind, token_age, free)
+
+
+@router.get("/doctor", summary="What is wrong with the location and its shards, why, and what helps")
+async def doctor(
+    request: Request,
+    limits: Annotated[_Limits, Depends(_limits)],
+    pattern: Annotated[str, Query(description="Shards whose names match, such as eu/*.", max_length=256)] = "",
+) -> Response:
+    """The document is that of `persist doctor --json`; docs/doctor.md has a paragraph for each `id` of a finding.
+
+    The server adds what it knows: races that it lost, calls to the stores that failed, its clock, tokens that end. A
+    token that is good for some prefixes only is told nothing of other tokens, of disks and of calls. It counts as a
+    snapshot while it is made.
+    """
+    service, principal = service_of(request), principal_of(request)
+    principal.require(ADMIN)
+    principal.require_prefix(prefix_of(pattern) if pattern else "")
+    chosen = read_limits(limits.held, limits.behind, "", limits.token_age, limits.free)
+    with service.snapshots:
+        text = await service.work.run(_examined, service, principal, pattern, chosen)
+    return Response(text, media_type="application/json")
+
+
+def _examined(service: Service, principal: Principal, pattern: str, limits: Limits) -> str:
+    if not principal.is_unlimited:
+        limits = replace(limits, free_percent=0)
+    return examined(look_into(service.location), pattern or None, limits, _beside(service, principal)).text()
+
+
+def _beside(service: Service, principal: Principal) -> Beside:
+    """What the server knows: all of it for who may see all, else what is of the shards."""
+    served = served_by(service.location)
+    if not principal.is_unlimited:
+        return Beside(served=replace(served, calls={}))
+    ending = {} if service.tokens is None else service.tokens.ending()
+    tokens = [TokenSeen(name, int(at_s * 1000)) for name, at_s in sorted(ending.items())]
+    return Beside(tokens=tokens, served=served)

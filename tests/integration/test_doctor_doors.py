@@ -1,0 +1,311 @@
+"""`persist doctor` through a server, beside writers, with stores that are away, and with the right to read alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+import persist
+from blob import BlobUnavailable
+from blob.forwarding import ForwardingBlob
+from blob.memory import MemoryBlob
+from consensus.memory import MemoryConsensus
+from persist.cli.__main__ import main
+from persist.cli.inspect import FOUND, HEALTHY, UNREACHABLE
+from persist.commit.location import open_location
+from persist.core.errors import Unavailable
+from persist.doctor.examining import examined
+from persist.doctor.seen import seen_of
+from persist.inspect.looking import Look
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.integration.test_inspect_http import Served, answering, served
+from tests.integration.test_inspect_writes_nothing import AS_NOBODY, open_to_all
+from tests.support.ailments import CALM, NAME, made
+from tests.support.clocks import World
+from tests.support.inspected import copied, everything
+from tests.support.location import memory_location
+from tests.support.waiting import WAIT_S
+
+SCHEMA = pa.schema([("id", pa.int64())])
+CALMLY = ["--free", "0"]
+OF_SERVERS = {"store-failing", "races-lost", "token-expires", "clock-off"}
+assert open_to_all  # a fixture
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+def ended(place: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main(["doctor", *words, *CALMLY, "--json"])
+    told = capsys.readouterr()
+    assert told.err == ""
+    document: dict[str, Any] = json.loads(told.out)
+    return code, document
+
+
+# --- through a server
+
+
+def test_a_server_tells_what_the_stores_tell(
+    here: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for ages, which are counted from now on, and for what the server alone knows."""
+    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["admin"])
+    told = []
+    for where in (["--dir", str(here.place)], ["--url", here.server.url]):
+        code, document = ended(here.place, capsys, *where)
+        assert code == FOUND
+        named = [(one["id"], one["shard"], one["command"]) for one in document["findings"]]
+        told.append((document["location"], document["shards"], [one for one in named if one[0] not in OF_SERVERS]))
+    assert told[0] == told[1]
+
+
+def test_limits_are_passed_on(
+    here: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["admin"])
+    at = ["--url", here.server.url]
+    ids = [
+        {one["id"] for one in ended(here.place, capsys, *at, *more)[1]["findings"]}
+        for more in ([], ["--held", "9999w"])
+    ]
+    assert "since-held" in ids[0]
+    assert "since-held" not in ids[1]
+
+
+def test_a_token_that_is_good_for_a_prefix_is_told_of_its_shards_alone(
+    here: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["eu"])
+    _, document = ended(here.place, capsys, "eu/*", "--url", here.server.url)
+    assert document["shards"] == 1
+    assert {one["shard"] for one in document["findings"]} <= {None, "eu/copies"}
+    for words in ([], ["*"], ["o*"], ["orders"]):
+        assert main(["doctor", *words, "--url", here.server.url]) == 2
+        assert "the token 'eu'" in capsys.readouterr().err
+
+
+def test_only_who_may_administer_is_answered(
+    here: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, said in (("write", "has no scope 'admin'"), ("", "wants a token")):
+        monkeypatch.setenv("PERSIST_TOKEN", here.tokens.get(given, ""))
+        assert main(["doctor", "--url", here.server.url]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_lies_beside_is_looked_at_from_here(
+    here: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_TOKEN", here.tokens["admin"])
+    file, url = tmp_path / "tokens.json", f"file://{tmp_path}/backups"
+    assert main(["token", "etl", "--file", str(file), "--expires", "2020-01-31"]) == 0
+    assert main(["backup", "create", "--to", url, "--dir", str(here.place)]) == 0
+    at = ["--url", here.server.url, "--tokens", str(file), "--backup", url]
+    _, document = ended(here.place, capsys, *at, "--backup-age", "1ms")
+    found = {one["id"]: one for one in document["findings"]}
+    assert {"token-expires", "backup-old"} <= found.keys()
+    assert "'etl' has ended" in found["token-expires"]["what"]
+    ranks = [("critical", "warning", "note").index(one["severity"]) for one in document["findings"]]
+    assert ranks == sorted(ranks)
+
+
+def test_a_server_tells_of_tokens_of_its_file_and_counts_the_requests(tmp_path: Path) -> None:
+    token, digest = mint("boss")
+    ending = {"id": "etl", "sha256": digest, "scopes": ["read"], "expires": "1970-01-05"}  # by the clock of the test
+    limited, other = mint("eu")
+    entries = [
+        {"id": "boss", "sha256": digest, "scopes": ["admin"]},
+        ending,
+        {"id": "eu", "sha256": other, "scopes": ["admin"], "prefixes": ["eu/"]},
+    ]
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps({"tokens": entries}))
+    location = memory_location()
+    with TestClient(create_app(location, ServerSettings(tokens_file=str(file)))) as http:
+        answer = http.get("/v1/doctor?free=0", headers={"authorization": f"Bearer {token}"})
+        assert answer.status_code == 200
+        told = [one["what"] for one in answer.json()["findings"]]
+        assert told == ["the token 'etl' ends in 3 days, 1970-01-05T00:00:00Z"]
+        few = http.get("/v1/doctor?pattern=eu/*", headers={"authorization": f"Bearer {limited}"}).json()
+        assert few["findings"] == []
+        assert 'verb="doctor"' in http.get("/metrics", headers={"authorization": f"Bearer {token}"}).text
+    location.close()
+
+
+def test_what_cannot_be_asked_is_refused() -> None:
+    location = memory_location()
+    with TestClient(create_app(location, ServerSettings(insecure=True))) as http:
+        for query in ("held=x", "free=1000", "more=1", "backup_age=1d", "held=1d&held=2d", f"pattern={'x' * 200}%20"):
+            answer = http.get(f"/v1/doctor?{query}")
+            assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), query
+        assert http.post("/v1/doctor").status_code == 405
+        assert http.get("/v1/doctor?free=0").json()["findings"] == []
+    location.close()
+
+
+def test_more_at_once_than_there_is_room_for_are_refused() -> None:
+    location = memory_location()
+    app = create_app(location, ServerSettings(insecure=True))
+    with TestClient(app) as http:
+        snapshots = app.state.service.snapshots
+        snapshots.take(snapshots.most)
+        assert http.get("/v1/doctor").status_code == 429
+        snapshots.give_back(snapshots.most)
+        assert http.get("/v1/doctor").status_code == 200
+        assert snapshots.taken == 0
+    location.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "length", "code"),
+    [
+        (b"<html>", 200, None, 3),
+        (b'{"persist": "doctor"', 200, 1000, 3),
+        (b"[]", 200, None, 2),
+        (b'{"persist": "inspect", "version": 1}', 200, None, 2),
+        (b"<html>", 502, None, 3),
+        (b'{"kind": "unavailable", "detail": "later"}', 503, None, 3),
+        (b'{"kind": "overloaded", "detail": "slow down"}', 429, None, 3),
+    ],
+)
+def test_an_answer_that_is_none_is_told(
+    body: bytes, status: int, length: int | None, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(body, status, length) as url:
+        assert main(["doctor", "--url", url]) == code
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# --- stores
+
+
+def test_credentials_that_may_only_read_are_enough(open_to_all: Path) -> None:
+    place = copied(open_to_all / "location")
+    for path in [*place.rglob("*"), place]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = everything(place)
+    command = [sys.executable, "-c", AS_NOBODY, str(place)]
+    lines = f"doctor --dir {place}\ndoctor eu/* --json --dir {place}"
+    ran = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines()[-1] == f"codes {[FOUND] * 2}"
+    assert everything(place) == before
+
+
+def test_backups_are_looked_at_without_writing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, backups = tmp_path / "location", tmp_path / "backups"
+    with persist.connect(f"persist://{place}") as client:
+        client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
+    assert main(["backup", "create", "--to", f"file://{backups}", "--dir", str(place)]) == 0
+    before = everything(tmp_path)
+    code, document = ended(place, capsys, "--backup", f"file://{backups}", "--dir", str(place))
+    assert (code, document["findings"]) == (HEALTHY, [])
+    assert everything(tmp_path) == before
+
+
+def test_a_location_that_was_never_bound_is_not_bound() -> None:
+    blob, consensus = MemoryBlob(), MemoryConsensus()
+    assert examined(Look(blob, consensus), None, CALM).findings == []
+    assert list(blob.list("")) == []
+    assert consensus.keys("", "", 10, True) == []
+    assert consensus.head("\x7fbinding") is None
+
+
+class Leaving(ForwardingBlob):
+    """A store that is away from its n-th call on."""
+
+    calls = 0
+    most = 0
+
+    def list(self, prefix: str) -> Any:
+        self._count()
+        return super().list(prefix)
+
+    def get(self, key: str) -> bytes:
+        self._count()
+        return super().get(key)
+
+    def stat(self, key: str) -> Any:
+        self._count()
+        return super().stat(key)
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls > self.most:
+            raise BlobUnavailable("the store is away")
+
+
+def test_a_store_that_goes_away_is_told_and_no_half_a_report() -> None:
+    world = World()
+    made(world.machine())
+    blob = Leaving(world.blob)
+    blob.most = 1_000
+    assert examined(Look(blob, world.consensus), None, CALM).shards == 1
+    calls = blob.calls
+    for most in range(calls):
+        away = Leaving(world.blob)
+        away.most = most
+        with pytest.raises(Unavailable, match="the store is away"):
+            examined(Look(away, world.consensus), None, CALM)
+
+
+def test_a_server_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--url", "http://127.0.0.1:1"]) == UNREACHABLE
+    assert "does not answer" in capsys.readouterr().err
+
+
+# --- beside others
+
+
+def test_a_shard_that_is_dropped_meanwhile_is_left_out() -> None:
+    world = World()
+    machine = world.machine()
+    made(machine)
+    look = Look(world.blob, world.consensus)
+    assert seen_of(look, "nowhere", 1, CALM) is None
+    machine.shard(NAME).drop()
+    assert examined(look, None, CALM).shards == 0
+    with pytest.raises(persist.UnknownShard):
+        examined(look, NAME, CALM)
+
+
+def test_beside_writers_and_collections_nothing_is_found_that_is_not_there(tmp_path: Path) -> None:
+    place = tmp_path / "location"
+    location = open_location(f"persist://{place}")
+    client = persist.connect(f"persist://{place}")
+    shard = client.create_shard("orders", SCHEMA, ["id"], history="none")
+    ends = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not ends.is_set():
+            shard.insert([{"id": number}])
+            number += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        look = Look(location.blob, location.consensus, owns=False)
+        for _ in range(25):
+            assert examined(look, None, CALM).findings == []
+    finally:
+        ends.set()
+        thread.join()
+        client.close()
+        location.close()

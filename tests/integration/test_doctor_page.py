@@ -1,0 +1,271 @@
+"""docs/doctor.md: a heading for every finding, its examples are run, and each row of what is refused is provoked."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from starlette.testclient import TestClient
+
+import persist
+from persist.cli.__main__ import main
+from persist.commit.location import open_location
+from persist.core import errors
+from persist.doctor.diagnosis import IDS
+from persist.doctor.examining import Report
+from persist.doctor.limits import AGES, Limits
+from persist.inspect import looking
+from rpc.app import create_app
+from rpc.auth import mint
+from rpc.settings import ServerSettings
+from tests.support.disaster import free_port
+from tests.support.inspected import FixedClock, copied, everything, undated
+from tests.support.pages import blocks, page
+from tests.test_pages import anchors
+
+PAGE = "docs/doctor.md"
+GOLDEN = Path(__file__).parent / "doctored"
+EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh"]
+SCHEMA = pa.schema([("id", pa.int64())])
+FOUND = 1
+
+
+# --- headings
+
+
+def headings() -> list[str]:
+    return re.findall(r"^### (.+)$", page(PAGE), re.MULTILINE)
+
+
+def test_every_finding_has_its_heading_and_every_heading_a_finding() -> None:
+    assert headings() == list(IDS)
+    assert set(IDS) <= anchors(page(PAGE))
+
+
+def test_every_heading_says_something() -> None:
+    sections = re.split(r"^##.*$", page(PAGE).partition("## Findings")[2], flags=re.MULTILINE)
+    assert all(len(section.split()) > 10 for section in sections[1 : len(IDS) + 1])
+
+
+def test_the_page_tells_every_field_and_every_option() -> None:
+    text = page(PAGE)
+    assert all(f"`{name}`" in text for name in Report.__slots__)
+    assert all(f"--{name.replace('_', '-')}" in text for name in (*AGES, "free", "backup", "tokens", "url", "json"))
+    assert Limits().held_ms == Limits().behind_ms == 24 * 3600 * 1000
+
+
+# --- examples, and what is printed of a frozen location
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_an_example_of_the_page_prints_what_it_says(
+    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "SystemClock", FixedClock)
+    place, example = undated(copied(tmp_path / "location")), EXAMPLES[number]
+    [line] = example.text.splitlines()
+    words = [str(place) if word == "DIR" else word for word in shlex.split(line)]
+    assert main(words[1:]) == FOUND
+    assert capsys.readouterr().out == example.prints
+
+
+@pytest.mark.parametrize("form", ["txt", "json"])
+def test_of_a_frozen_location_it_prints_what_it_did(
+    form: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    pytestconfig: pytest.Config,
+) -> None:
+    """`pytest --rewrite` renews the files: read the difference."""
+    monkeypatch.setattr(looking, "SystemClock", FixedClock)
+    place, file = undated(copied(tmp_path / "location")), GOLDEN / f"frozen.{form}"
+    before = everything(place)
+    words = ["doctor", "--held", "12h", "--free", "0", "--dir", str(place), *(["--json"] if form == "json" else [])]
+    assert main(words) == FOUND
+    assert everything(place) == before
+    told = capsys.readouterr()
+    assert told.err == ""
+    if pytestconfig.getoption("--rewrite"):
+        file.write_text(told.out, encoding="utf-8")
+    assert told.out == file.read_text(encoding="utf-8")
+
+
+def test_where_nothing_is_wrong_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "location"
+    with persist.connect(f"persist://{place}") as client:
+        client.create_shard("orders", SCHEMA, ["id"]).insert([{"id": 1}])
+    assert main(["doctor", "--free", "0", "--dir", str(place)]) == 0
+    assert capsys.readouterr().out == "1 shard looked at, nothing is wrong\n"
+    assert main(["doctor", "orders", "--free", "0", "--json", "--dir", str(place)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["pattern"], document["shards"], document["findings"]) == ("orders", 1, [])
+
+
+def test_a_pattern_names_the_shards_that_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = undated(copied(tmp_path / "location"))
+    for pattern, shards in (("eu/*", 1), ("t*", 3), ("none*", 0)):
+        main(["doctor", pattern, "--json", "--free", "0", "--dir", str(place)])
+        document = json.loads(capsys.readouterr().out)
+        assert document["shards"] == shards
+        names = {one["shard"] for one in document["findings"]} - {None}
+        assert all(name.startswith(pattern.rstrip("*")) for name in names)
+
+
+# --- what is refused
+
+
+def at(place: Path, *words: str) -> list[str]:
+    return [*words, "--dir", str(place)]
+
+
+def emptied(place: Path) -> list[str]:
+    shutil.rmtree(place)
+    place.mkdir()
+    return at(place)
+
+
+def without(place: Path, name: str) -> list[str]:
+    if (place / name).is_dir():
+        shutil.rmtree(place / name)
+    else:
+        (place / name).unlink()
+    return at(place)
+
+
+def spoilt(place: Path) -> list[str]:
+    (place / "consensus.db").write_bytes(b"x" * 5000)
+    return at(place)
+
+
+def backups_of_another(place: Path) -> list[str]:
+    other, url = place.parent / "other", f"file://{place.parent}/backups"
+    with persist.connect(f"persist://{other}", collect=False) as client:
+        client.create_shard("orders", SCHEMA, ["id"])
+    assert main(["backup", "create", "--to", url, "--dir", str(other)]) == 0
+    return at(place, "--backup", url)
+
+
+def no_backups(place: Path) -> list[str]:
+    (place.parent / "notes").mkdir()
+    (place.parent / "notes" / "a.txt").write_text("")
+    return at(place, "--backup", f"file://{place.parent}/notes")
+
+
+WRONG: dict[str, Callable[[Path], list[str]]] = {
+    "a pattern with characters that no name has": lambda p: at(p, "a b*"),
+    "a name that is no shard": lambda p: at(p, "nowhere"),
+    "`--held`, `--behind` or `--token-age` that is no age": lambda p: at(p, "--held", "long"),
+    "`--free` that is no number in [0, 100]": lambda p: at(p, "--free", "101"),
+    "`--backup-age` that is no age": lambda p: at(p, "--backup-age", "1 day"),
+    "`--backup` that is empty": lambda p: at(p, "--backup", ""),
+    "`--backup` of a kind that is not known": lambda p: at(p, "--backup", "ftp://host/a"),
+    "`--backup` that is no store of backups": no_backups,
+    "`--backup` that has backups of another location": backups_of_another,
+    "`--backup` that is not there": lambda p: at(p, "--backup", f"file://{p.parent}/nowhere"),
+    "`--tokens` that cannot be read": lambda p: at(p, "--tokens", str(p / "nowhere.json")),
+    "`--dir` that is not there": lambda p: at(p / "nowhere"),
+    "`--dir` without anything of persist": emptied,
+    "`--dir` whose log, or blobs, are not there": lambda p: without(p, "consensus.db"),
+    "`--blob` without `--consensus`": lambda p: ["--blob", f"file://{p}/blob"],
+    "`--blob` of a kind that is not known": lambda p: [
+        "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
+    ],
+    "`--url` and `--dir`": lambda p: at(p, "--url", "http://127.0.0.1:1"),
+    "`--url` that is none": lambda p: ["--url", "host:8787"],
+    "`--url` where nobody answers": lambda p: ["--url", f"http://127.0.0.1:{free_port()}"],
+    "a consensus store that is damaged as a whole": spoilt,
+}  # fmt: skip
+MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
+    ("a pattern with characters that no name has", lambda p: at(p, "x" * 300)),
+    ("`--held`, `--behind` or `--token-age` that is no age", lambda p: at(p, "--behind", "forever")),
+    ("`--held`, `--behind` or `--token-age` that is no age", lambda p: at(p, "--token-age", "0d")),
+    ("`--held`, `--behind` or `--token-age` that is no age", lambda p: at(p, "--held", "9" * 30 + "d")),
+    ("`--free` that is no number in [0, 100]", lambda p: at(p, "--free", "1.5")),
+    ("`--free` that is no number in [0, 100]", lambda p: at(p, "--free", "٣")),
+    ("`--backup-age` that is no age", lambda p: at(p, "--backup-age", "none")),
+    ("`--dir` whose log, or blobs, are not there", lambda p: without(p, "blob")),
+    ("`--url` that is none", lambda p: ["--url", "http://"]),
+]
+OVER_HTTP: dict[str, str] = {
+    "a pattern with characters that no name has": "?pattern=a%20b*",
+    "a name that is no shard": "?pattern=nowhere",
+    "`--held`, `--behind` or `--token-age` that is no age": "?behind=long",
+    "`--free` that is no number in [0, 100]": "?free=101",
+    "no token": "",
+    "a token without the scope `admin`": "",
+    "a token with prefixes, and no pattern within them": "?pattern=us/*",
+}
+ROW = re.compile(r"^\| (.+?) \| `(\w+)` \| (\d) \| (\S+) \|$", re.MULTILINE)
+
+
+def documented() -> dict[str, tuple[str, int, str]]:
+    table = page(PAGE).partition("| what is asked |")[2]
+    return {row: (kind, int(code), status) for row, kind, code, status in ROW.findall(table)}
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    table = documented()
+    assert set(table) == {*WRONG, *OVER_HTTP}
+    assert {row for row, (_, _, status) in table.items() if status.isdecimal()} == set(OVER_HTTP)
+
+
+@pytest.mark.parametrize(("row", "wrong"), [*WRONG.items(), *MORE])
+def test_what_is_wrong_is_one_sentence_with_its_exit_code(
+    row: str,
+    wrong: Callable[[Path], list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = wrong(copied(tmp_path / "location"))
+    capsys.readouterr()
+    kinds: list[str] = []
+    made = errors.PersistError.__init__
+
+    def noted(self: errors.PersistError, *args: str, **details: object) -> None:
+        made(self, *args, **details)
+        kinds.append(self.kind)
+
+    monkeypatch.setattr(errors.PersistError, "__init__", noted)
+    code = main(["doctor", *arguments])
+    monkeypatch.undo()
+    told = capsys.readouterr()
+    assert (kinds[-1], code) == documented()[row][:2], told.err
+    assert told.err.startswith("persist doctor: ")
+    assert len(told.err.splitlines()) == 1
+    assert told.out == ""
+
+
+@pytest.mark.parametrize("row", OVER_HTTP)
+def test_what_is_wrong_has_its_status_over_http(row: str, tmp_path: Path) -> None:
+    entries, tokens = [], {}
+    for name, scope, prefixes in (("admin", "admin", []), ("write", "write", []), ("eu", "admin", ["eu/"])):
+        tokens[name], digest = mint(name)
+        entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps({"tokens": entries}))
+    who = {"no token": None, "a token without the scope `admin`": "write"}.get(
+        row, "eu" if "prefixes" in row else "admin"
+    )
+    headers = {} if who is None else {"authorization": f"Bearer {tokens[who]}"}
+    location = open_location(f"persist://{copied(tmp_path / 'location')}")
+    with TestClient(create_app(location, ServerSettings(tokens_file=str(file)))) as http:
+        answer = http.get(f"/v1/doctor{OVER_HTTP[row]}", headers=headers)
+    location.close()
+    kind, _, status = documented()[row]
+    assert (answer.json()["kind"], answer.status_code) == (kind, int(status))
+
+
+def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["a", "b"], ["--more"], ["--held"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", *words])
+        assert ended.value.code == 2
+    assert "usage: persist doctor" in capsys.readouterr().err

@@ -1,0 +1,573 @@
+"""Every finding of the doctor, provoked for real: how a location comes to it, and what is to be told of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+import persist
+from persist.cli.__main__ import main
+from persist.client.connect import Client
+from persist.client.embedded import EmbeddedTransport
+from persist.client.shard import Shard
+from persist.commit.identity import LOG_KEY
+from persist.commit.location import Location, LocationSettings
+from persist.commit.machine import MachineSettings
+from persist.commit.published import Published
+from persist.commit.system import SystemClock
+from persist.core import commands as c
+from persist.core.ids import ReaderId, WriterId
+from persist.core.state import Policy
+from persist.doctor.beside import Beside, TokenSeen, look_at_backups, served_by
+from persist.doctor.examining import Report, examined
+from persist.doctor.limits import Limits
+from persist.inspect.looking import Look, look_at_directory
+from rpc.auth import read_ending
+from tests.support.blob_faults import FaultPlan, FaultyBlob
+from tests.support.clocks import DAY_MS, HOUR_MS, Clock, Ids, Machine, World
+from tests.support.inspected import PART, copied, everything, spoil_entry
+from tests.support.location import InlineBackground
+
+SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
+CALM = Limits(free_percent=0)  # whatever else fills the disk of the machine on which tests run
+NAME = "orders"
+SHARED = ("-shm",)  # memory that all connections to one SQLite file share
+AILMENTS: dict[str, list[Ailment]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an examination told, and which words are to be in the finding that was provoked. `shard`: which it is of."""
+
+    report: Report
+    words: tuple[str, ...]
+    shard: str | None = NAME
+
+
+Ailment = Callable[[Path], Told]
+
+
+def of(found: str) -> Callable[[Ailment], Ailment]:
+    """Says that a function provokes the finding of this id."""
+
+    def noted(ailment: Ailment) -> Ailment:
+        AILMENTS.setdefault(found, []).append(ailment)
+        return ailment
+
+    return noted
+
+
+# --- two kinds of places: stores in memory with clocks of their own, and directories
+
+
+def examine(world: World, limits: Limits = CALM, around: Beside | None = None) -> Report:
+    """By a machine whose clock is right. Both stores are the same after it."""
+    before = stored(world)
+    look = Look(world.blob, world.consensus, clock=Clock(world, 0))
+    found = examined(look, None, limits, around or Beside())
+    assert stored(world) == before, "nothing is written"
+    return found
+
+
+def stored(world: World) -> dict[str, object]:
+    """All that both stores hold."""
+    found: dict[str, object] = {stat.key: (stat, world.blob.get(stat.key)) for stat in world.blob.list("")}
+    keys = [*world.consensus.keys("", "", 1_000, True), LOG_KEY]
+    return found | {f"log of {key}": world.consensus.scan(key, 1, 10_000) for key in keys}
+
+
+def at(place: Path, limits: Limits = CALM, around: Beside | None = None) -> Report:
+    """Of a directory, which is byte for byte the same after it."""
+    before = everything(place)
+    look = look_at_directory(place)
+    try:
+        return examined(look, None, limits, around or Beside())
+    finally:
+        look.close()
+        assert everything(place, but=SHARED) == {key: told for key, told in before.items() if not key.endswith(SHARED)}
+
+
+def made(machine: Machine, rows: int = 3, history: str | None = "forever") -> Shard:
+    """A shard into which rows came, a minute apart."""
+    shard = machine.client.create_shard(NAME, SCHEMA, key=["id"], history=history)
+    return filled(machine, shard, rows)
+
+
+def filled(machine: Machine, shard: Shard, rows: int) -> Shard:
+    for number in range(rows):
+        shard.insert([{"id": number, "note": "x"}])
+        machine.world.pass_ms(60_000)
+    return shard
+
+
+def bare(world: World, policy: Policy | None = None) -> Location:
+    """A process that commits, and does nothing besides: as one whose background has no time."""
+    clock = Clock(world, 0)
+    world.machines += 1
+    return Location(
+        world.blob,
+        world.consensus,
+        settings=LocationSettings(policy or Policy(), MachineSettings(small_merges=False)),
+        clock=clock,
+        ids=Ids(clock, world.machines),
+        background=InlineBackground(),
+    )
+
+
+# --- damage
+
+
+@of("shard-unreadable")
+def unreadable(place: Path) -> Told:
+    copied(place)
+    shutil.rmtree(place / "blob" / PART.split("/")[0])
+    spoil_entry(place, NAME, 1)
+    return Told(at(place), ("nobody can read or write the shard", "ends at v33"))
+
+
+@of("log-damaged")
+def spoilt_entry(place: Path) -> Told:
+    spoil_entry(copied(place), NAME, 20)
+    return Told(at(place), ("v20 cannot be read",))
+
+
+@of("log-damaged")
+def entries_gone(place: Path) -> Told:
+    connection = sqlite3.connect(copied(place) / "consensus.db")
+    with connection:
+        connection.execute("DELETE FROM consensus_log WHERE key = ? AND seqno IN (7, 8)", (NAME,))
+    connection.close()
+    return Told(at(place), ("entries v7 to v8 are missing",))
+
+
+@of("blob-missing")
+def part_gone(place: Path) -> Told:
+    (copied(place) / "blob" / PART).unlink()
+    return Told(at(place), ("1 blob that the shard needs is not there", PART))
+
+
+@of("blob-missing")
+def part_gone_before_the_shard_moved_on(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    shard = made(world.machine())
+    part = next(stat.key for stat in world.blob.list("") if stat.key.endswith(".parquet"))
+    world.blob.delete([part])
+    shard.insert([{"id": 9, "note": "x"}])
+    return Told(examine(world), ("is not there", part))
+
+
+@of("blob-damaged")
+def part_cut(place: Path) -> Told:
+    blob = copied(place) / "blob" / PART
+    blob.write_bytes(blob.read_bytes()[:-7])
+    return Told(at(place), ("has 2224 bytes, not 2231",))
+
+
+@of("blob-damaged")
+def rollup_flipped(place: Path) -> Told:
+    newest = max((copied(place) / "blob" / PART.split("/")[0]).rglob("*.rollup"))
+    newest.write_bytes(b"x" * newest.stat().st_size)
+    return Told(at(place), ("cannot be read",))
+
+
+# --- the location
+
+
+@of("stores-mispaired")
+def other_blobs(place: Path) -> Told:
+    copied(place)
+    other = place.parent / "other"
+    with persist.connect(f"persist://{other}", collect=False) as client:
+        client.create_shard("elsewhere", SCHEMA, ["id"])
+    shutil.rmtree(place / "blob")
+    shutil.copytree(other / "blob", place / "blob")
+    return Told(at(place), ("store",), None)
+
+
+@of("marker-wrong")
+def no_marker(place: Path) -> Told:
+    (copied(place) / "persist.json").unlink()
+    return Told(at(place), ("persist.json is not there",), None)
+
+
+@of("level-newer")
+def later_level(place: Path) -> Told:
+    levels = copied(place) / "blob" / "level"
+    for level in range(3, 100):
+        (levels / str(level)).touch()
+    return Told(at(place), ("this location has level 99",), None)
+
+
+@of("level-old")
+def earlier_level(place: Path) -> Told:
+    return Told(at(copied(place, "v3")), ("the location has level 3",), None)
+
+
+@of("disk-full")
+def full(place: Path) -> Told:
+    """Every disk has less than all of it free: so the system is asked for real, and only the limit is another one."""
+    persist.connect(f"persist://{place}", collect=False).close()
+    return Told(at(place, Limits(free_percent=100)), ("the blob store and the consensus store has", "% free"), None)
+
+
+@of("maintenance-away")
+def nobody_maintains(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine)
+    assert Published(machine.location).round()
+    world.pass_ms(5 * HOUR_MS)
+    shard.insert([{"id": 9, "note": "x"}])
+    return Told(examine(world), ("shards were written 5 hours after that",), None)
+
+
+@of("clock-off")
+def writer_ahead(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    made(world.machine(off_ms=3 * HOUR_MS))
+    return Told(examine(world), ("a writer's clock is 3 hours ahead of the blob store's",))
+
+
+@of("clock-off")
+def commit_in_the_future(place: Path) -> Told:
+    world = World()
+    made(world.machine(off_ms=3 * HOUR_MS))
+    return Told(examine(world), ("a commit is 2 hours in the future",))
+
+
+@of("clock-off")
+def store_ahead(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    world.store_off_ms = HOUR_MS
+    made(world.machine(), rows=1)
+    return Told(examine(world), ("the blob store's clock is 59 minutes ahead of this machine's",))
+
+
+@of("clock-off")
+def server_off(place: Path) -> Told:
+    world = World()
+    machine = world.machine(off_ms=-HOUR_MS)
+    made(machine)
+    told = examine(world, around=Beside(served=served_by(machine.location)))
+    return Told(told, ("the clocks of this server and of the blob store do not agree",), None)
+
+
+# --- who holds
+
+
+@of("since-held")
+def reader_left(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine, history="none")
+    shard.open_reader(0, purpose="billing")
+    world.pass_ms(3 * DAY_MS)
+    filled(machine, shard, 2)
+    return Told(examine(world), ("reader 'billing'", "from time 0 on", "which is 3 days old", "would begin at 4"))
+
+
+@of("since-held")
+def cursor_left(place: Path) -> Told:
+    world = World()
+    shard = made(world.machine(), history="none")
+    shard.critical_reader("nightly")
+    world.pass_ms(2 * DAY_MS)
+    return Told(examine(world), ("critical reader 'nightly'", "holds all history", "is 2 days old"))
+
+
+@of("gc-held")
+def old_version(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    machine = world.machine()
+    shard = made(machine)
+    shard.open_reader(purpose="export")
+    filled(machine, shard, 10)  # small merges take parts away
+    world.pass_ms(2 * DAY_MS)
+    return Told(examine(world), ("reader 'export'", "has read v", "for 2 days", "log entries"))
+
+
+@of("cursor-still")
+def cursor_stands(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine)
+    cursor = shard.critical_reader("nightly")
+    cursor.downgrade_since(1)
+    filled(machine, shard, 2)
+    world.pass_ms(9 * DAY_MS)
+    return Told(examine(world), ("critical reader 'nightly'", "has stood at time 1 for 9 days, 3 times behind"))
+
+
+@of("readers-many")
+def readers(place: Path) -> Told:
+    location, world = crowded()
+    machine = location.machine(NAME)
+    for number in range(1_000):
+        machine.apply(c.RegisterReader(ReaderId(f"r{number:032x}"), None, 900_000, "test"))
+    return Told(examine(world), ("1,000 registered readers",))
+
+
+@of("writers-many")
+def writers(place: Path) -> Told:
+    location, world = crowded()
+    machine = location.machine(NAME)
+    for number in range(1_000):
+        machine.apply(c.RegisterWriter(WriterId(f"w{number:032x}"), 900_000))
+    return Told(examine(world), ("1,000 registered writers",))
+
+
+def crowded() -> tuple[Location, World]:
+    world = World()
+    location = bare(world)
+    Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    return location, world
+
+
+@of("lease-lapses")
+def lapsing(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine)
+    for _ in range(6):
+        shard.open_reader(purpose="cron")
+        world.pass_ms(30 * 60_000)
+        machine.location.machine(NAME).apply(c.ForgetLapsed())
+        world.pass_ms(30 * 60_000)
+        filled(machine, shard, 2)
+    return Told(examine(world), ("leases have lapsed since", "of reader 'cron'"))
+
+
+@of("loan-stuck")
+def clone_dropped(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    machine = world.machine()
+    made(machine)
+    machine.client.clone(NAME, "copy").drop()
+    world.pass_ms(2 * DAY_MS)
+    return Told(examine(world), ("lent to 'copy' since", "needs none of them"))
+
+
+# --- what should be gone
+
+
+@of("retention-behind")
+def history_kept(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine, history="7d")
+    for _ in range(12):
+        world.pass_ms(DAY_MS)
+        filled(machine, shard, 1)
+    return Told(examine(world), ("history is to be kept for 7 days", "the oldest readable time, 0, is 12 days old"))
+
+
+@of("retention-behind")
+def history_of_none(place: Path) -> Told:
+    world = World()
+    made(world.machine(), history="none")
+    world.pass_ms(3 * DAY_MS)
+    return Told(examine(world), ("no longer than readers need it", "is 3 days old"))
+
+
+@of("retention-behind")
+def rows_kept(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine)
+    world.pass_ms(2 * HOUR_MS)
+    shard.retain({"age": "1d", "cut_every": "1h"})
+    shard.run_retention()
+    world.pass_ms(4 * DAY_MS)
+    return Told(examine(world), ("the policy of rows is behind", "should be gone by its age"))
+
+
+@of("retention-behind")
+def no_cuts(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine)
+    world.pass_ms(2 * HOUR_MS)
+    shard.retain({"rows": 1_000, "cut_every": "1h"})
+    shard.run_retention()
+    world.pass_ms(3 * DAY_MS)
+    filled(machine, shard, 1)
+    world.pass_ms(2 * DAY_MS)
+    return Told(examine(world), ("no cut was taken since",))
+
+
+@of("retention-held")
+def consumer_behind(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    shard = made(machine)
+    shard.critical_reader("billing")
+    world.pass_ms(2 * HOUR_MS)
+    shard.retain({"age": "1d", "cut_every": "1h", "consumers": ["billing"]})
+    shard.run_retention()
+    world.pass_ms(4 * DAY_MS)
+    shard.run_retention()
+    return Told(examine(world), ("takes nothing away", "consumer 'billing' is at [0]"))
+
+
+@of("erasure-late")
+def deadline_passed(place: Path) -> Told:
+    world = World()
+    machine = world.machine()
+    made(machine).erase(keys=[1], deadline="2d")
+    world.pass_ms(3 * DAY_MS)
+    return Told(examine(world), ("was to be done by", "1 day ago"))
+
+
+# --- maintenance
+
+
+@of("compaction-behind")
+def never_merged(place: Path) -> Told:
+    world = World()
+    location = bare(world, Policy(inline_part_bytes_max=0))
+    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    for number in range(70):
+        shard.insert([{"id": number, "note": "x"}])
+    world.pass_ms(2 * DAY_MS)
+    return Told(examine(world), ("on a shard of 70 batches", "nobody has committed for 2 days"))
+
+
+@of("claim-stuck")
+def worker_killed(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    machine = world.machine()
+    made(machine)
+    committer = machine.location.machine(NAME)
+    parts = tuple(part.id for part in committer.state().trace.parts())
+    committer.apply(c.TakeClaim("merge:[0]", "compactor-1", 60_000, parts))
+    world.pass_ms(2 * HOUR_MS)
+    return Told(examine(world), ("the worker compactor-1 has said nothing for 2 hours", "3 parts"))
+
+
+@of("rollup-old")
+def no_rollups(place: Path) -> Told:
+    world = World()
+    location = bare(world, Policy(rollup_every=100_000))
+    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    for upper in range(1, 260):
+        shard.advance_upper(upper)
+    return Told(examine(world), ("who opens the shard reads", "the newest rollup is v1"))
+
+
+@of("log-long")
+def never_collected(place: Path) -> Told:
+    world = World()
+    location = bare(world)
+    shard = Client(EmbeddedTransport(location)).create_shard(NAME, SCHEMA, key=["id"])
+    for upper in range(1, 2_200):
+        shard.advance_upper(upper)
+    return Told(examine(world), ("entries of", "nobody needs 2,"))
+
+
+@of("orphans-many")
+def failed_writes(place: Path) -> Told:
+    world = World(policy=Policy(inline_part_bytes_max=0))
+    machine = world.machine()
+    shard = made(machine)
+    writer = shard.open_writer()
+    for number in range(120):  # staged, and never committed
+        writer.stage(pa.table({"id": [number], "note": ["x"]}), None)
+    world.pass_ms(2 * DAY_MS)
+    return Told(examine(world), ("120 blobs of", "nothing names them"))
+
+
+# --- beside the stores
+
+
+def backed_up(place: Path, *names: str) -> str:
+    persist_dir = f"persist://{place}"
+    with persist.connect(persist_dir, collect=False) as client:
+        for name in ("eu/one", "eu/two"):
+            client.create_shard(name, SCHEMA, ["id"]).insert([{"id": 1, "note": "x"}])
+    url = f"file://{place.parent}/backups"
+    assert main(["backup", "create", "--to", url, "--dir", str(place), *names]) == 0
+    return url
+
+
+def with_backups(place: Path, url: str, limits: Limits = CALM) -> Report:
+    return at(place, limits, Beside(backups=look_at_backups(url, SystemClock())))
+
+
+@of("backup-old")
+def backup_of_long_ago(place: Path) -> Told:
+    url = backed_up(place)
+    limits = Limits(backup_ms=-1, free_percent=0)  # younger than now: none is
+    return Told(with_backups(place, url, limits), ("the newest backup, ", "old"), None)
+
+
+@of("backup-old")
+def no_backup(place: Path) -> Told:
+    url = backed_up(place)
+    shutil.rmtree(place.parent / "backups" / "backups")
+    return Told(with_backups(place, url), ("there is no backup in",), None)
+
+
+@of("backup-unreadable")
+def manifest_damaged(place: Path) -> Told:
+    url = backed_up(place)
+    [manifest] = (place.parent / "backups").rglob("manifest.json")
+    manifest.write_text("{")
+    return Told(with_backups(place, url), ("cannot be read",), None)
+
+
+@of("backup-lacks")
+def shard_left_out(place: Path) -> Told:
+    url = backed_up(place, "eu/one")
+    return Told(with_backups(place, url), ("1 shard is in no backup: eu/two",), None)
+
+
+@of("token-expires")
+def token_ends(place: Path) -> Told:
+    persist.connect(f"persist://{place}", collect=False).close()
+    file = place.parent / "tokens.json"
+    assert main(["token", "etl", "--file", str(file), "--expires", "2020-01-31"]) == 0
+    ending = [TokenSeen(name, int(at_s * 1000)) for name, at_s in read_ending(str(file)).items()]
+    assert json.loads(file.read_text())["tokens"][0]["id"] == "etl"
+    return Told(at(place, around=Beside(tokens=ending)), ("the token 'etl' has ended 2020-01-31T00:00:00Z",), None)
+
+
+@of("races-lost")
+def rivals(place: Path) -> Told:
+    world = World()
+    first, second = world.machine(), world.machine()
+    mine = made(first)
+    others = second.shard(NAME)
+    for number in range(30):
+        others.insert([{"id": number, "note": "x"}])
+        mine.insert([{"id": number, "note": "x"}])
+    told = examine(world, around=Beside(served=served_by(first.location)))
+    return Told(told, ("this server has lost", "races to commit"))
+
+
+@of("store-failing")
+def store_away(place: Path) -> Told:
+    world = World()
+    made(world.machine())
+    faulty = FaultyBlob(world.blob, FaultPlan(1, {"fail_before": 0.3}))
+    clock = Clock(world, 0)
+    location = Location(
+        faulty,
+        world.consensus,
+        settings=LocationSettings(Policy(inline_part_bytes_max=0), metered=True),
+        clock=clock,
+        ids=Ids(clock, 7),
+        background=InlineBackground(),
+    )
+    client = Client(EmbeddedTransport(location))
+    for number in range(30):
+        with suppress(persist.Unavailable):
+            client.shard(NAME).insert([{"id": number, "note": "x"}])
+    told = examine(world, around=Beside(served=served_by(location)))
+    return Told(told, ("calls of 'put' to the blob store have failed", "BlobUnavailable"), None)
