@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from blob import BlobMisconfigured, open_blob
+from blob.secrets import without_secrets
 from persist.commit.counters import MachineMetrics
 from persist.commit.location import Location
 from persist.commit.system import Clock, SystemIds
@@ -30,7 +31,7 @@ class TokenSeen:
 
 @dataclass(frozen=True, slots=True)
 class BackupsSeen:
-    """The backups of a store, at `url`."""
+    """The backups of a store, at `url`, which has no secrets."""
 
     url: str
     listed: Listed
@@ -84,7 +85,7 @@ def look_at_backups(url: str, clock: Clock) -> BackupsSeen:
         try:
             store = BackupStore(LookedBlob(blob), clock, SystemIds())
             store.open(None)
-            return BackupsSeen(url, store.listed())
+            return BackupsSeen(without_secrets(url), store.listed())
         finally:
             blob.close()
 

@@ -109,7 +109,8 @@ def retention_held(seen: Seen) -> Iterator[Diagnosis]:
             "retention-held",
             seen.name,
             f"the policy of rows takes nothing away: {held_by[0]}",
-            cause="; ".join(held_by),
+            cause="; ".join(held_by[1:])
+            or "it takes no row that a consumer has not passed, or of which others own the times",
             remedy="let the consumer go on, take it out of the policy, or give the policy consumers_max_age",
             command=f"persist retention show {seen.name}",
         )

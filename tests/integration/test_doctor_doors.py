@@ -159,6 +159,16 @@ def test_what_cannot_be_asked_is_refused() -> None:
     location.close()
 
 
+def test_a_server_of_a_copy_refuses() -> None:
+    location = memory_location()
+    with TestClient(create_app(location, ServerSettings(insecure=True))) as http:
+        location.is_copy = True
+        answer = http.get("/v1/doctor")
+        assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage")
+        assert "ask a server at home" in answer.json()["detail"]
+    location.close()
+
+
 def test_more_at_once_than_there_is_room_for_are_refused() -> None:
     location = memory_location()
     app = create_app(location, ServerSettings(insecure=True))
