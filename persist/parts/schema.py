@@ -25,6 +25,7 @@ COLUMNS_MAX = 2000
 NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 _DAY_MS = 86_400_000
+_DAYS_END = 2**31
 _ONE = pa.scalar(1, pa.int64())
 
 
@@ -285,13 +286,15 @@ def conform_column(column: Any, field: pa.Field) -> Any:
 
 
 def _check_storable(column: Any, field: pa.Field) -> None:
-    """Refuse the few values that Parquet cannot hold: dates with a time of day, seconds beyond milliseconds."""
+    """Refuse the few values that Parquet cannot hold: dates with a time of day or too far away, seconds beyond ms."""
     kind = field.type
     if pa.types.is_date64(kind):
         days = column.cast(pa.int64())
         whole = pc.multiply(pc.divide(days, _DAY_MS), _DAY_MS)
         if pc.any(pc.not_equal(days, whole)).as_py():
             raise InvalidUsage(f"column {field.name!r} is date64 but holds times of day; use timestamp('ms')")
+        if pc.any(pc.or_(pc.less(days, -_DAYS_END * _DAY_MS), pc.greater_equal(days, _DAYS_END * _DAY_MS))).as_py():
+            raise InvalidUsage(f"column {field.name!r} holds dates that have no 32-bit number of days since 1970")
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         try:
             column.cast(pa.timestamp("ms", kind.tz))

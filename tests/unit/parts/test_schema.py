@@ -129,6 +129,8 @@ def test_rows_without_a_time_need_a_default() -> None:
         (pa.timestamp("s"), pa.array([2**60]).cast(pa.timestamp("s")), "does not fit"),
         (pa.timestamp("us", "UTC"), pa.array([1], pa.timestamp("us")), "cast it first"),
         (pa.date64(), pa.array([1]).cast(pa.timestamp("ms")).view(pa.date64()), "times of day"),
+        (pa.date64(), pa.array([2**31 * 86_400_000]).view(pa.date64()), "32-bit number of days"),
+        (pa.date64(), pa.array([-(2**31 + 1) * 86_400_000]).view(pa.date64()), "32-bit number of days"),
         (pa.string(), pa.array([b"\xff"]), "does not fit"),
     ],
 )
