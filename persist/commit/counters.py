@@ -64,10 +64,9 @@ class MachineMetrics:
             mine = getattr(self, name)
             setattr(self, name, max(mine, count) if name == "group_max" else mine + count)
 
-    def committed(self, commands: int, lost: int) -> None:
+    def committed(self, commands: int) -> None:
         self.commits += 1
         self.commands += commands
-        self.races_lost += lost
         self.group_max = max(self.group_max, commands)
 
     def upkept(self, result: c.Result) -> None:

@@ -343,10 +343,11 @@ class Machine(CachedState):
             elif (written := self._written(commit, base, deadline)) is not None:
                 self._leases.saw(written.following, planned_s, planned_s)
                 self.publish(written.following)
-                self.metrics.committed(len(commands), lost)
+                self.metrics.committed(len(commands))
                 return written
             else:
                 lost += 1
+                self.metrics.races_lost += 1  # also where nothing is committed in the end
                 self._log.lost(lost, deadline)
                 commit_id = self._system.ids.uuid7()
             commands = commit.commands
