@@ -10,7 +10,7 @@ from typing import cast
 from persist.cost import priced
 from persist.cost.priced import DayTold, LocationCost, MeteredTold, ShardCost
 from persist.cost.prices import Prices
-from persist.cost.tally import DAY_MS, PUT_KINDS, Puts, Tally, tally_of
+from persist.cost.tally import DAY_MS, Puts, Tally, tally_of
 from persist.cost.watching import Did, RestWatcher, ShardWatcher, Window
 from persist.inspect.looking import Look
 from persist.inspect.records import Findings, Told, instant
@@ -58,7 +58,6 @@ class _Shard:
 
     told: ShardCost
     written: Tally
-    whole: Tally
     read: Puts
 
 
@@ -102,25 +101,23 @@ def _shard(usage: UsageTold, did: Did, window: Window, prices: Prices) -> _Shard
             puts=did.puts,
             puts_cost=priced.told(prices.requests("put", did.puts)),
             compaction=priced.compaction_told(written, read, prices),
-            gb=priced.rates_told(did.whole, usage.live, prices),
+            gb=priced.rates_told(written, did.puts, usage.live, prices),
             days=days,
         ),
         written,
-        did.whole,
         read,
     )
 
 
 def _location(usage: LocationUsage, shards: list[_Shard], rest: Tally, days: float, prices: Prices) -> LocationCost:
     held = priced.held_together([one.told.held for one in shards], prices)
-    written, whole = tally_of([one.written for one in shards]), tally_of([one.whole for one in shards])
+    written = tally_of([one.written for one in shards])
     beside = priced.beside_told(usage, rest, prices)
     month = held.month_cost + prices.log_month + (0.0 if beside is None else beside.month_cost)
     kept_day = month * priced.MONTHS / priced.YEAR_DAYS
     puts = sum(one.told.puts for one in shards)
-    more = prices.requests("put", puts - written.of(*PUT_KINDS).requests)
-    did = priced.written_cost(written, prices) + more + (0.0 if beside is None else beside.written.cost)
-    gb = priced.rates_told(whole, held.live, prices)
+    did = priced.did_cost(written, puts, prices) + (0.0 if beside is None else beside.written.cost)
+    gb = priced.rates_told(written, puts, held.live, prices)
     year = (kept_day + did / days) * priced.YEAR_DAYS
     return LocationCost(
         shards=len(shards),

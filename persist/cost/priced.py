@@ -102,7 +102,7 @@ class CompactionTold(Told):
 
 @dataclass(frozen=True, slots=True)
 class RatesTold(Told):
-    """What a GB costs. `written` is of what writers add, by what was counted since when nothing is left out.
+    """What a GB costs. `written` is of what writers add: all PUTs of the window (`puts`) for the bytes added in it.
 
     `read` is a lower bound, worked out: one request for each live blob. null: there is nothing to work it out of.
     """
@@ -276,10 +276,17 @@ def compaction_told(tally: Tally, read: Puts, prices: Prices) -> CompactionTold:
     )
 
 
-def rates_told(whole: Tally, live: Room, prices: Prices) -> RatesTold:
-    written = told(written_cost(whole, prices) / whole.bytes * GB) if whole.bytes else None
+def rates_told(tally: Tally, puts: int, live: Room, prices: Prices) -> RatesTold:
+    """`puts` are the PUTs of the same stretch of time as the tally, those included that it does not count."""
+    cost = did_cost(tally, puts, prices)
+    written = told(cost / tally.bytes * GB) if tally.bytes else None
     read = told(prices.gets(live.blobs, live.bytes) / live.bytes * GB) if live.bytes else None
     return RatesTold(written, read)
+
+
+def did_cost(tally: Tally, puts: int, prices: Prices) -> float:
+    """What was counted, and the PUTs that were not."""
+    return written_cost(tally, prices) + prices.requests("put", puts - tally.of(*PUT_KINDS).requests)
 
 
 def beside_told(usage: LocationUsage, tally: Tally, prices: Prices) -> BesideTold | None:

@@ -46,13 +46,12 @@ class Window:
 class Did:
     """What a shard did. `days` are by days since 1970. `whole_from_ms` is from when on nothing is left out.
 
-    `whole` is what it did from then on. `merged` are the blobs that merges took the place of, with their sizes (None:
+    `merged` are the blobs that merges took the place of, with their sizes (None:
     not known). `puts` are the PUTs of the window: counted, or where something is left out worked out besides.
     """
 
     days: Mapping[int, Tally]
     whole_from_ms: int
-    whole: Tally
     merged: Mapping[str, int | None]
     puts: int
 
@@ -121,21 +120,16 @@ class ShardWatcher:
     def did(self, look: Look, findings: Findings) -> Did:
         """All of it. Reads the commit history. Raises Unavailable."""
         days: dict[int, Tally] = {}
-        whole = Tally()
-        whole_from_ms = max(self.window.from_ms, self.log_from_ms or 0)
 
-        def both(at_ms: int) -> list[Tally]:
-            """What counts something of that time."""
-            day = days.setdefault(at_ms // DAY_MS, Tally())
-            return [day, whole] if at_ms >= whole_from_ms else [day]
+        def day_of(at_ms: int) -> Tally:
+            return days.setdefault(at_ms // DAY_MS, Tally())
 
-        # The history may begin later than the log. Then nothing of it lies before, and only blobs have to be left out.
         history = _History()
-        whole_from_ms = max(whole_from_ms, self._count_commits(look, both, history, findings))
-        for key, size in self._known():
+        history_from_ms = self._count_commits(look, day_of, history, findings)
+        whole_from_ms = max(self.window.from_ms, self.log_from_ms or 0, history_from_ms)
+        for key, size in self.blobs():
             if self.window.has(at_ms := born_ms(key)):
-                for one in both(at_ms):
-                    one.put(kind_of(key), put_of(size))
+                day_of(at_ms).put(kind_of(key), put_of(size))
         merged: dict[str, int | None] = {}
         for key, seqno in self.gone.items():
             at_ms = self._walltimes.get(seqno, 0)
@@ -144,16 +138,13 @@ class ShardWatcher:
             if key in self.merged:
                 merged[key] = self._size(key)
             if key not in self.sizes:
-                for one in both(at_ms):
-                    one.deleted += 1
+                day_of(at_ms).deleted += 1
         counted = tally_of(list(days.values()))
         is_whole = whole_from_ms <= self.window.from_ms
         puts = counted.of(*PUT_KINDS).requests if is_whole else history.puts(counted)
-        return Did(dict(sorted(days.items())), whole_from_ms, whole, merged, puts)
+        return Did(dict(sorted(days.items())), whole_from_ms, merged, puts)
 
-    def _count_commits(
-        self, look: Look, both: Callable[[int], list[Tally]], history: _History, findings: Findings
-    ) -> int:
+    def _count_commits(self, look: Look, day_of: Callable[[int], Tally], history: _History, findings: Findings) -> int:
         """Count the commits of the window by their history; since when that is whole (0: all of the window).
 
         What cannot be read is noted.
@@ -168,18 +159,18 @@ class ShardWatcher:
                     return 0
                 if self.window.has(at_ms):
                     history.saw(found, entry)
-                    for one in both(at_ms):
-                        one.commits += found != seqno
-                        one.merges += entry.operation == MERGE
-                        if entry.operation not in MAINTENANCE:
-                            one.rows, one.bytes = one.rows + entry.rows, one.bytes + entry.size
+                    day = day_of(at_ms)
+                    day.commits += found != seqno
+                    day.merges += entry.operation == MERGE
+                    if entry.operation not in MAINTENANCE:
+                        day.rows, day.bytes = day.rows + entry.rows, day.bytes + entry.size
                 seqno = found
         except (BlobNotFound, Corruption) as error:
             if not Rechecked(look, state).has_moved:
                 findings.note(f"the commit history cannot be read: {error}")
         return 0 if seqno == 1 else at_ms
 
-    def _known(self) -> Iterator[tuple[str, int | None]]:
+    def blobs(self) -> Iterator[tuple[str, int | None]]:
         """Every blob of this shard, in any of its lives, that is there or that the log tells of."""
         family = family_of(shard_id_of(self.name))
         for key in {**self.sizes, **self.named, **dict.fromkeys(self.gone)}:

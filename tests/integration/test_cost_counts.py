@@ -21,9 +21,11 @@ from persist.core.keys import born_ms, is_rollup_key
 from persist.core.state import Policy
 from persist.cost.document import CostDocument, cost_document
 from persist.cost.priced import WrittenTold
-from persist.cost.prices import GB, built_in
+from persist.cost.prices import built_in
 from persist.cost.tally import MULTIPART_BYTES, PIECE_BYTES, PUT_KINDS, put_requests
+from persist.cost.watching import ShardWatcher, Window
 from persist.inspect.looking import Look
+from persist.inspect.usage import usage_document
 from tests.support.location import InlineBackground
 
 SCHEMA = pa.schema([("id", pa.int64()), ("note", pa.string())])
@@ -136,18 +138,18 @@ def test_once_something_was_collected_what_is_not_counted_was_deleted(place: Pla
     assert puts_of(shard.written)[0] <= shard.puts <= place.puts()[0]
 
 
-def test_since_its_counts_are_whole_a_shard_tells_every_put(place: Place) -> None:
-    place.work("a")
+def test_since_its_counts_are_whole_a_shard_knows_every_blob(place: Place) -> None:
+    place.work("a", "7d")
     Collector(place.location).run("a")
     place.client.shard("a").insert(pa.table({"id": range(ROWS), "note": ["x"] * ROWS}, SCHEMA))
-    [shard] = place.cost().shards
-    assert shard.whole_from is not None
-    assert shard.gb.written is not None
     look = Look(place.seen, place.consensus, owns=False)
-    first = place.location.versions.diffs("a", place.location.versions.diffs("a", 1, 1)[0].seqno, 1)[0]  # type: ignore[arg-type]
-    late = [key for key in place.seen.puts if _is_of_a_shard(key) and born_ms(key) >= first.walltime_ms]
-    added = _added_since(look, first.walltime_ms)
-    assert shard.gb.written == pytest.approx(len(late) * 0.005 / 1_000 / added * GB)
+    watcher = ShardWatcher("a", Window(0, look.clock.now_ms() + 1))
+    usage = usage_document(look, "a", lambda _: watcher)
+    from_ms = watcher.did(look, usage.findings).whole_from_ms
+    late = {key for key in place.seen.puts if _is_of_a_shard(key) and born_ms(key) >= from_ms}
+    assert late
+    assert late <= {key for key, _ in watcher.blobs()}
+    assert 0 < from_ms <= look.clock.now_ms()
 
 
 def test_once_all_was_collected_the_commit_history_tells_about_how_many_puts_there_were() -> None:
@@ -179,11 +181,3 @@ def test_a_large_blob_takes_several_requests() -> None:
 
 def _is_of_a_shard(key: str) -> bool:
     return key.partition("/")[0].startswith("s") and len(key.partition("/")[0]) == 33
-
-
-def _added_since(look: Look, from_ms: int) -> int:
-    """Bytes that writers added, by the commit history."""
-    state = look.versions.load("a")
-    assert state is not None
-    entries = [(commit.at_ms, one) for commit in state.entries.values() for one in commit.entries]
-    return sum(one.size for at_ms, one in entries if at_ms >= from_ms and one.operation != "merge")
