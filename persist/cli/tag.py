@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.set is None and (arguments.at is not None or arguments.keep is not None):
         raise InvalidUsage("--at and --keep are for a tag that is set: give --set TAG")
+    if arguments.set is not None and arguments.set == arguments.remove:
+        raise InvalidUsage("--set and --remove name the same tag: give one of them")
     at = arguments.at
     if at is not None:
         at = int(at) if at.isdecimal() and len(at) < 20 else read_instant("--at", at)

@@ -15,6 +15,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location, LocationSettings, open_location, open_stores
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
+from persist.core.shard_settings import DEFAULT_HISTORY
 
 DEFAULT_DIRECTORY = "persist-data"
 URL, TOKEN = "PERSIST_URL", "PERSIST_TOKEN"
@@ -113,7 +114,8 @@ def client_of(arguments: argparse.Namespace, *, must_exist: bool = True) -> Iter
     """
     url = url_of(arguments)
     if url is None:
-        client = Client(EmbeddedTransport(where_of(arguments).open(must_exist=must_exist)))
+        kept = LocationSettings(history=DEFAULT_HISTORY)  # as `persist.connect` does
+        client = Client(EmbeddedTransport(where_of(arguments).open(kept, must_exist=must_exist)))
     else:
         connection = connection_to(url, arguments.ca_file)
         client = Client(connection.transport(), connection.handles, connection)

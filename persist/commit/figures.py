@@ -45,7 +45,10 @@ STATES: dict[str, tuple[str, Callable[[State], float]]] = {
     "readers": ("Leased readers", lambda s: len(s.leased_readers)),
     "writers": ("Registered writers", lambda s: len(s.writers)),
     "held_versions": ("Versions of the State that readers still hold", lambda s: s.seqno - s.seqno_since),
-    "held_since": ("Earliest time that a reader holds (-1: none)", lambda s: _time(held_since(s))),
+    "held_since": (
+        "Earliest time that the history setting or a reader holds; since where nothing does (-1: closed)",
+        lambda s: _time(held_since(s)),
+    ),
 }
 
 

@@ -26,6 +26,7 @@ PATTERN_CHARS_MAX = 256
 _OF_STATE = (
     "phase", "since", "upper", "batches", "parts", "updates", "bytes", "committed", "oldest", "history", "policy",
 )  # fields that only a State tells  # fmt: skip
+_CHOICE = re.compile(r"\[[^]]*\]")
 _LITERAL = re.compile(r"[A-Za-z0-9._/-]*")
 
 
@@ -58,7 +59,8 @@ def prefix_of(pattern: str) -> str:
 
     `*` stands for any characters, slashes too, `?` for one, and `[ab]` for one of these.
     """
-    if not 0 < len(pattern) <= PATTERN_CHARS_MAX or re.search(r"[^A-Za-z0-9._/*?\[\]!-]", pattern):
+    is_wrong = re.search(r"[^A-Za-z0-9._/*?\[\]!-]", pattern) or "!" in _CHOICE.sub("", pattern)
+    if is_wrong or not 0 < len(pattern) <= PATTERN_CHARS_MAX:
         raise InvalidUsage(f"{pattern!r:.60} is no pattern of names; give a name, or one with * and ?, as 'eu/*'")
     found = _LITERAL.match(pattern)
     return "" if found is None else found[0]
