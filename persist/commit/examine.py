@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -52,10 +52,23 @@ class Named:
     failed: BlobNotFound | Corruption | None = None
 
 
-def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = False) -> Iterator[Fault]:
+def everything(name: str) -> bool:
+    """Whatever it is called, it is looked at."""
+    return True
+
+
+def faults(
+    state: State,
+    blob: Blob,
+    build: Build = THIS_BUILD,
+    *,
+    deep: bool = False,
+    takes: Callable[[str], bool] = everything,
+) -> Iterator[Fault]:
     """What is wrong with the blobs and inline parts that the State names, in their order; then with other blobs.
 
-    Every byte is read once and compared with its checksum; `deep`: every row is decoded too. Raises Unavailable: the
+    Every byte is read once and compared with its checksum; `deep`: every row is decoded too. `takes` says by their ids
+    which parts are looked at, and by their keys which other blobs; every bundle is. Raises Unavailable: the
     store does not answer. Memory: `THREADS` pieces of `PIECE_BYTES`, with `deep` as many row groups.
     """
     schemas = sound_schemas(state.schemas)
@@ -70,6 +83,8 @@ def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = 
                 return None
             if part.key is None:
                 decode_inline(part, schemas)
+                if deep:
+                    _check_of(checks, part).inline_rows(part)
             else:
                 check_presence(part, blob)
                 _check_bytes(part, blob)
@@ -84,12 +99,12 @@ def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = 
         return None
 
     with ThreadPoolExecutor(THREADS, thread_name_prefix="persist-examine") as pool:
-        parts = all_parts(state, blob)
+        parts = (named for named in all_parts(state, blob) if named.failed is not None or takes(str(named.part.id)))
         while window := list(islice(parts, WINDOW)):
             for named, what in zip(window, pool.map(look, window), strict=True):
                 if what is not None:
                     yield Fault(named.part.key or "inline", what, named.part, named.within, named.listed)
-    for key, what in auxiliary_faults(state, blob, build):
+    for key, what in auxiliary_faults(state, blob, build, takes):
         yield Fault(key, what)
 
 
