@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from blob import Blob
 from persist.commit.examine import all_parts
@@ -17,8 +18,9 @@ from persist.core.drops import contents
 from persist.core.errors import Corruption, PersistError, Unavailable
 from persist.core.state import State, latest_time
 from persist.formats.store_errors import translated_but_missing
-from persist.parts import PartReader, newest, sound_schemas
+from persist.parts import DIFF, PartReader, ShardSchema, at_time, newest, sound_schemas
 from persist.parts.bundles import expanded
+from persist.parts.consolidate import sort_groups
 
 MEMORY_BYTES = 64 * 1024 * 1024  # of our reader
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError)
@@ -103,9 +105,13 @@ class Comparison:
     def _read(self, reader: PartReader, parts: list[tuple[Part, int]], found: Contents) -> None:
         wanted = {str(part.id) for part, _ in parts}
         runs = list(self._runs(wanted))
+        tidy = _Tidy(reader.schema)
         for table in reader.read_range(contents(runs, self.state.drops, found.as_of), as_of=found.as_of):
+            tidy.check(at_time(table, found.as_of))
             found.snapshot.add(table)
+        tidy = _Tidy(reader.schema)
         for table in reader.read_range(runs, since=found.since):
+            tidy.check(table)
             found.updates.add(table)
 
     def _runs(self, wanted: set[str]) -> Iterator[Run]:
@@ -117,6 +123,27 @@ class Comparison:
                 kept = tuple(part for part in run.parts if str(part.id) in wanted)
                 if kept:
                     yield Run(kept)
+
+
+class _Tidy:
+    """That what our reader gives is added up and in order, which a digest does not tell."""
+
+    def __init__(self, schema: ShardSchema) -> None:
+        self._schema = schema
+        self._last: pa.Table | None = None
+
+    def check(self, table: pa.Table) -> None:
+        """Raises Corruption."""
+        table = table.select(self._schema.updates_schema.names)
+        table = table.cast(pa.schema([table.schema.field(name).with_nullable(True) for name in table.column_names]))
+        order, firsts = sort_groups(
+            table if self._last is None else pa.concat_tables([self._last, table]), self._schema
+        )
+        if order is not None or not firsts.all():
+            raise Corruption("it gives a row twice, or rows out of order")
+        if not pc.all(pc.not_equal(table.column(DIFF), 0)).as_py():
+            raise Corruption("it gives a row no times")
+        self._last = table.slice(table.num_rows - 1)
 
 
 def _named(part: Part) -> str:

@@ -35,6 +35,7 @@ class Replay:
     gone: set[str] = field(default_factory=set)
     _made: State | None = None
     _last: SeqNo | None = None  # of the entry before
+    _keys: dict[SeqNo, str] = field(default_factory=dict)  # of the rollups that can be read
 
     def run(self, state: State | None) -> set[str]:
         """Up to `state`, the one that the shard shows; None: it cannot be loaded, so the log alone is looked at.
@@ -81,7 +82,8 @@ class Replay:
         self._step(change, made)
         self.gone.update(change.gone)
         if made is not None and held is not None and made != (held := _told(held, made)):
-            self._say(Kind.ROLLUP, f"the rollup v{seqno} holds another State than the log: {_differing(made, held)}")
+            what = f"the rollup v{seqno} holds another State than the log: {_differing(made, held)}"
+            self._say(Kind.ROLLUP, what, self._keys[seqno])
         self._made = held if made is None else made
         return True
 
@@ -124,7 +126,7 @@ class Replay:
                 what = f"the rollup v{seqno} holds v{held.seqno} of shard {held.name!r}"
                 self._say(Kind.ROLLUP, what, rollup.key)
                 continue
-            found[seqno] = held
+            found[seqno], self._keys[seqno] = held, rollup.key
         return found
 
 

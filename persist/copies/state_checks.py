@@ -16,6 +16,8 @@ from persist.core.loans import is_foreign
 from persist.core.merge_plan import claim_is_for_merge
 from persist.core.state import State, auxiliary_blob_keys
 
+EXACT_BYTES_MAX = 128  # a bound of at most so many bytes is a key; a longer one may lie beyond the keys of the part
+
 Said = tuple[str, str]  # what is wrong, and the key of the blob; "": it is of no blob
 
 
@@ -41,10 +43,11 @@ def of_runs(runs: Iterable[Run]) -> Iterator[Said]:
     """Whether the parts of each run lie in the order of their keys."""
     for run in runs:
         for one, following in pairwise(run.parts):
-            falls = following.key_lower < one.key_lower
-            ends = one.key_upper is not None and following.key_upper is not None
-            if falls or (ends and (following.key_upper or b"") < (one.key_upper or b"")):
-                yield f"part {following.id} stands after part {one.id}, and its keys lie before", following.key or ""
+            ends = one.key_upper
+            if following.key_lower < one.key_lower:
+                yield f"part {following.id} stands after part {one.id}, and its keys begin before", following.key or ""
+            elif ends is not None and len(ends) <= EXACT_BYTES_MAX and following.key_lower < ends:
+                yield f"part {following.id} has keys that part {one.id}, before it, has too", following.key or ""
 
 
 def of_part(state: State, batch: HollowBatch, part: Part) -> Iterator[Said]:

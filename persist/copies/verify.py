@@ -288,8 +288,9 @@ class _Shard:
         still = set() if now is None else {named.part.id for named in all_parts(now, self._location.blob)}
         known = {fault.key for fault in self._found}
         for fault in bad:
-            if fault.key not in known and (fault.part is None or fault.part.id in still):
-                self._note(_kind_of(fault.key) if fault.part is None else Kind.PART, fault.what, fault.key)
+            key = fault.key if fault.part is None else fault.part.key or ""
+            if (not key or key not in known) and (fault.part is None or fault.part.id in still):
+                self._note(_kind_of(key) if fault.part is None else Kind.PART, fault.what, key)
         return {str(fault.part.id) for fault in bad if fault.part is not None}
 
     def _with_lists(self, gone: set[str]) -> set[str]:
