@@ -95,7 +95,8 @@ class Comparison:
             naive = f"the naive reader fails: {error}"
         try:
             with translated_but_missing():
-                self._read(PartReader(self.blob, schemas, current, memory_bytes=MEMORY_BYTES), parts, found[1])
+                reader = PartReader(self.blob, schemas, current, use_threads=False, memory_bytes=MEMORY_BYTES)
+                self._read(reader, parts, found[1])
         except Unavailable:
             raise
         except PersistError as error:

@@ -2,7 +2,7 @@
 
 It reads each part by itself, as any tool for Parquet would: no index, no pruning, no merge. Each update counts for a
 digest that does not depend on the order of rows, nor on how they are cut into parts: the number of a row, times its
-diff. So nothing is sorted or grouped, and memory is that of a batch of rows. Where our reader gives the same rows as
+diff. So nothing is sorted or grouped, and memory is that of a row group. Where our reader gives the same rows as
 often, its digest is the same. Why not DuckDB: `docs/design/0026-naive-reader.md`.
 """
 
@@ -22,8 +22,6 @@ from persist.core.drops import RowDrop
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.digest import MODULUS, digest_of_rows
 from persist.parts.files import BlobReads
-
-BATCH_ROWS = 16 * 1024
 
 
 @dataclass(slots=True)
@@ -81,8 +79,10 @@ class NaiveReader:
             schema = self._schemas[part.schema_id].updates_schema
             yield pa.ipc.read_record_batch(pa.py_buffer(part.data or b""), schema)
             return
-        with pq.ParquetFile(pa.PythonFile(_BlobFile(self._blob, part.key, part.size), mode="r")) as file:
-            yield from file.iter_batches(BATCH_ROWS, use_threads=False)
+        source = pa.PythonFile(_BlobFile(self._blob, part.key, part.size), mode="r")
+        with pq.ParquetFile(source, pre_buffer=False) as file:
+            for group in range(file.num_row_groups):  # never on Arrow's threads, as in `persist.parts.codec`
+                yield file.read_row_group(group, use_threads=False)
 
     def _current(self, batch: Any, part: Part) -> pa.Table:
         """The rows in the current schema, at the time that the commit chose, if it did."""

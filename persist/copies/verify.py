@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from blob import Blob, BlobNotFound
 from persist.attributes.storage import StaleIndex
 from persist.commit.bundler import keys_in
-from persist.commit.examine import all_parts, everything, faults
+from persist.commit.examine import THREADS, all_parts, everything, faults
 from persist.commit.lists import LoanLists
 from persist.commit.location import Location
 from persist.copies.comparing import Comparison
@@ -69,7 +69,7 @@ class How:
 
     `quick`: read nothing but logs, States and lists of loans. `deep`: read every byte, decode every row. `sample`: the
     same for the parts that it takes. `rate`: at most so many bytes a second (None: as fast as it goes). `alone`: the
-    shards are looked at without those of which they borrow, as in a backup.
+    shards are looked at without those of which they borrow, as in a backup. `threads`: parts that are read at a time.
     """
 
     deep: bool = False
@@ -77,6 +77,7 @@ class How:
     quick: bool = False
     sample: Sample | None = None
     alone: bool = False
+    threads: int = THREADS
 
     def check(self) -> None:
         """Raises InvalidUsage where a number makes no sense, or two depths are given."""
@@ -281,7 +282,7 @@ class _Shard:
     def _bytes(self, state: State) -> set[str]:
         """The ids of the parts that cannot be read, or are not what the State says."""
         build, takes = self._location.settings.build, self._how.takes if self._how.sample else everything
-        bad = list(faults(state, self._blob, build, deep=True, takes=takes))
+        bad = list(faults(state, self._blob, build, deep=True, takes=takes, threads=self._how.threads))
         if not bad:
             return set()
         now = self._location.versions.load(self._name)

@@ -301,18 +301,9 @@ def _(place: Damaged) -> str:
     return place.edit_part("orders", 1, time_min=0)
 
 
-@case("a claim is for parts that are not there", QUICK, Kind.STATE, "is for parts that are not there")
-def _(place: Damaged) -> str:
-    return _claim(place, "p" + "0" * 32)
-
-
 @case("a claim is for nothing", QUICK, Kind.STATE, "the claim merge:.* is for nothing")
 def _(place: Damaged) -> str:
-    return _claim(place)
-
-
-def _claim(place: Damaged, *inputs: str) -> str:
-    place.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000, inputs)}))
+    place.commit("orders", lambda state: replace(state, claims={"merge:[0]": Claim("worker", 1, 60_000)}))
     return ""
 
 
@@ -672,13 +663,14 @@ def test_a_reader_of_ours_that_loses_a_row_is_found(place: Damaged) -> None:
 
     def loses(reader: Any, *given: Any, **options: Any) -> Iterator[pa.Table]:
         for table in real(reader, *given, **options):
-            yield table.slice(1)
+            if table.num_rows > 1:
+                yield table.slice(1)
 
     with patch.object(persist.parts.reader.PartReader, "read_range", loses):
         faults = list(found_by(place, How(deep=True)))
     assert {fault.kind for fault in faults} == {Kind.CONTENTS}
     assert {fault.shard for fault in faults} == {"bundled", "copy", "inline", "orders", "other"}
-    assert all("a naive reader finds" in fault.what for fault in faults)
+    assert all("a naive reader finds" in fault.what for fault in faults), faults
     assert all(fault.key or "inline part" in fault.what for fault in faults)
 
 
