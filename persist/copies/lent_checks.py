@@ -46,8 +46,10 @@ def check_borrowed(location: Location, state: State, named: Iterable[str], note:
                 left.difference_update(lists.keys(loan.list_key))
             except BlobNotFound:
                 note(Kind.MISSING, f"the list {loan.list_key} of loan {loan_id} is not there", loan.list_key)
+                left.clear()  # nobody can tell what it held
             except Corruption as error:
                 note(Kind.LOAN, error.message, loan.list_key)
+                left.clear()
         for key in sorted(left):
             why = f"shard {owner!r} knows nothing of loan {', '.join(unknown)}" if unknown else "no loan has it"
             note(Kind.LOAN, f"the blob {key} belongs to shard {owner!r}, which has not lent it: {why}", key)

@@ -75,6 +75,7 @@ PATHS = (
     "since moved",
     "snapshot read",
     "upper mismatch",
+    "verified",
     "wall clock answered",
     "wall clock forgotten",
     "wall clock read",
