@@ -23,13 +23,13 @@ class RowOrder:
 
     def __init__(self, blob: BlobReads, schemas: Mapping[int, ShardSchema]) -> None:
         self._files = Files(blob, schemas)
-        self._schemas = schemas
+        self.schemas = schemas
 
     def check(self, part: Part) -> None:
         """Raises Corruption: rows are not in order, come twice, or lie outside bounds; and what reading does."""
         if part.key is None:
             return  # unsorted, and its bounds are compared with its rows
-        schema = self._schemas[part.schema_id]
+        schema = self.schemas[part.schema_id]
         file, last = self._files.open(part), None
         for number, group in enumerate(file.groups):
             rows = file.read([number], schema.updates_schema.names)
