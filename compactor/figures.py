@@ -39,6 +39,11 @@ COUNTED = {
     "retention_overran": "Truncations that passed a consumer",
     "retention_failed": "Runs of policies that failed; tried again later",
 }
+VERIFIED = {
+    "verify_runs": "Samples that were verified",
+    "verify_findings": "Faults that were found in samples",
+    "verify_bytes": "Bytes that were read for samples",
+}
 
 
 def of_maintenance(
@@ -54,6 +59,10 @@ def of_maintenance(
         shards = [(name, figures) for name, figures in metrics.shards.items()][-SHARDS_MAX:]
     for name, text in COUNTED.items():
         yield one(f"persist_maintenance_{name}_total", COUNTER, text, counters[name])
+    for name, text in VERIFIED.items():
+        yield one(f"persist_{name}_total", COUNTER, text, counters[name])
+    text = "When the last sample was verified, in seconds since 1970 (0: none was)"
+    yield one("persist_verify_timestamp_seconds", GAUGE, text, metrics.verified_ms / 1000)
     yield one("persist_maintenance_failures_total", COUNTER, "Looks at a shard that failed", loop.failures)
     yield loop.looks.family("persist_maintenance_look_seconds", "Seconds that a look at a shard took", ("outcome",))
     text = "When the shards were listed last, in seconds since 1970 (0: never)"

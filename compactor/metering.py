@@ -60,6 +60,9 @@ class Counters:
     retention_rows: int = 0  # that went by them, as far as that is known
     retention_overran: int = 0  # truncations that passed a consumer
     retention_failed: int = 0  # somebody wrote each time, or a store did not answer; tried again later
+    verify_runs: int = 0  # samples that were looked at to their end
+    verify_findings: int = 0  # of `persist.copies.verify`, in samples
+    verify_bytes: int = 0  # read for samples
 
 
 @dataclass
@@ -68,6 +71,7 @@ class Metrics:
 
     counters: Counters = field(default_factory=Counters)
     shards: OrderedDict[str, ShardFigures] = field(default_factory=OrderedDict)
+    verified_ms: int = 0  # when the last sample ended, by the wall clock; 0: none did
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)  # guards all of it
 
     def add(self, **counts: int) -> None:

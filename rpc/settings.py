@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from persist.commit.publishing import EVERY_S_MAX
+from persist.copies.sampling import samples_of
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY, HistoryDefaults
 from persist.core.state import Policy
@@ -73,6 +74,7 @@ class ServerSettings:
     home_token: str | None = field(default=None, repr=False)  # by which holds are taken there
     holds: bool = True  # whether what readers need here is held at home
     publish_every: int = 5  # seconds between publications of what was committed, at least; 0: none
+    verify_sample: str = "1%"  # of the parts, that its own maintenance looks at once a day; 0: none
     presigned_s: int = 3600
     shutdown_s: int = 30
     access_log: bool = False
@@ -103,6 +105,8 @@ class ServerSettings:
         if not 0 <= self.publish_every <= EVERY_S_MAX:
             raise InvalidUsage(f"publish_every is {self.publish_every}; it must be in [0, {EVERY_S_MAX:.0f}] seconds")
         HistoryDefaults(self.history)
+        if self.verify_sample.strip() != "0":
+            samples_of(self.verify_sample)
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise InvalidUsage("TLS needs both a certificate and a key file")
         if self.tls_certificate:

@@ -17,6 +17,7 @@ from compactor.loop import Loop, LoopSettings, in_turn
 from compactor.memory import use_system_allocator
 from compactor.metering import Metrics
 from compactor.tasks import Rounds, gc_task, history_task, merge_task, publish_task, retention_task
+from compactor.verifying import Verifier, VerifySettings, samples_asked
 from compactor.worker import Worker, WorkerSettings, local_engine
 from persist.cli import where
 from persist.cli.progress import ProgressBar
@@ -28,11 +29,13 @@ from persist.commit.location import Location
 from persist.commit.place import CommitterOf
 from persist.commit.published import Published
 from persist.commit.publishing import PublishSettings
+from persist.copies.pace import read_rate
 from persist.core.errors import InvalidUsage
 from persist.core.merge_plan import MergePolicy
 
 MIB = 1024 * 1024
 PUBLISH_EVERY = "PERSIST_PUBLISH_EVERY"
+VERIFY_SAMPLE = "PERSIST_VERIFY_SAMPLE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +68,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="least seconds between publications of the log in the blob store (default 5; 0: none)",
     )
+    parser.add_argument(
+        "--verify-sample",
+        metavar="SHARE",
+        help="once a day look at so much of the parts, as persist verify --sample does (default 1%%; 0: none)",
+    )
+    parser.add_argument(
+        "--verify-rate", metavar="BYTES", default="8MiB", help="read at most so much a second for that (default 8MiB)"
+    )
     parser.add_argument("--rate", type=float, metavar="MIB/S", help="bytes read and written a second, at most")
 
 
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
+    verifying = _verify_settings(arguments)
     running.prepare(arguments)
     use_system_allocator()
     location = running.open_location(arguments)
@@ -114,12 +126,17 @@ def run(arguments: argparse.Namespace) -> int:
         patterns = tuple(arguments.shards or ("*",))
         loop_settings = LoopSettings(patterns, arguments.concurrency, arguments.interval)
         loop = Loop(location, in_turn(tasks), loop_settings, per_shard=arguments.concurrency)
+        verifier = _verifier(verifying, location, metrics, loop)
         try:
             if rounds is not None:
                 rounds.once() if arguments.once else rounds.start()
+            if verifier is not None:
+                verifier.start()
             families = partial(of_maintenance, location, loop, metrics, transport)
             return running.run(loop, arguments, metrics, "compactor", families)
         finally:
+            if verifier is not None:
+                verifier.stop()
             if rounds is not None:
                 rounds.stop()
             if published is not None:
@@ -128,6 +145,26 @@ def run(arguments: argparse.Namespace) -> int:
         if transport is not None:
             transport.close()
         location.close()
+
+
+def _verify_settings(arguments: argparse.Namespace) -> VerifySettings | None:
+    """The argument, else PERSIST_VERIFY_SAMPLE, which a server gives to its own maintenance, else the default.
+
+    None: samples are switched off, or the process does only what is due now.
+    """
+    given: str | None = arguments.verify_sample
+    text = os.environ.get(VERIFY_SAMPLE) if given is None else given
+    of = VerifySettings().of if text is None else samples_asked(text)
+    rate = read_rate(arguments.verify_rate, "--verify-rate")
+    if of is None or rate is None:
+        return None
+    settings = VerifySettings(of=of, rate=rate)
+    settings.check()
+    return None if arguments.once else settings
+
+
+def _verifier(settings: VerifySettings | None, location: Location, metrics: Metrics, loop: Loop) -> Verifier | None:
+    return None if settings is None else Verifier(location, settings, metrics, loop.names)
 
 
 def _publish_settings(arguments: argparse.Namespace) -> PublishSettings | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 
@@ -52,11 +53,25 @@ class Named:
     failed: BlobNotFound | Corruption | None = None
 
 
-def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = False) -> Iterator[Fault]:
+def everything(name: str) -> bool:
+    """Whatever it is called, it is looked at."""
+    return True
+
+
+def faults(
+    state: State,
+    blob: Blob,
+    build: Build = THIS_BUILD,
+    *,
+    deep: bool = False,
+    takes: Callable[[str], bool] = everything,
+    threads: int = THREADS,
+) -> Iterator[Fault]:
     """What is wrong with the blobs and inline parts that the State names, in their order; then with other blobs.
 
-    Every byte is read once and compared with its checksum; `deep`: every row is decoded too. Raises Unavailable: the
-    store does not answer. Memory: `THREADS` pieces of `PIECE_BYTES`, with `deep` as many row groups.
+    Every byte is read once and compared with its checksum; `deep`: every row is decoded too. `takes` says by their ids
+    which parts are looked at, and by their keys which other blobs; every bundle is. Raises Unavailable: the
+    store does not answer. Memory: a piece of `PIECE_BYTES` for each of the `threads`, with `deep` a row group.
     """
     schemas = sound_schemas(state.schemas)
     checks = {number: PartCheck(schema) for number, schema in schemas.items()}
@@ -70,6 +85,8 @@ def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = 
                 return None
             if part.key is None:
                 decode_inline(part, schemas)
+                if deep:
+                    _check_of(checks, part).inline_rows(part)
             else:
                 check_presence(part, blob)
                 _check_bytes(part, blob)
@@ -83,13 +100,16 @@ def faults(state: State, blob: Blob, build: Build = THIS_BUILD, *, deep: bool = 
             return error.message.partition("; write its rows again")[0]
         return None
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="persist-examine") as pool:
-        parts = all_parts(state, blob)
+    parts = (named for named in all_parts(state, blob) if named.failed is not None or takes(str(named.part.id)))
+    with ExitStack() as stack:
+        look_at: Callable[..., Iterator[str | None]] = map
+        if threads > 1:
+            look_at = stack.enter_context(ThreadPoolExecutor(threads, thread_name_prefix="persist-examine")).map
         while window := list(islice(parts, WINDOW)):
-            for named, what in zip(window, pool.map(look, window), strict=True):
+            for named, what in zip(window, look_at(look, window), strict=True):
                 if what is not None:
                     yield Fault(named.part.key or "inline", what, named.part, named.within, named.listed)
-    for key, what in auxiliary_faults(state, blob, build):
+    for key, what in auxiliary_faults(state, blob, build, takes):
         yield Fault(key, what)
 
 

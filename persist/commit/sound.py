@@ -19,13 +19,15 @@ from persist.formats.store_errors import translated, translated_but_missing
 Check = Callable[[bytes], object]
 
 
-def auxiliary_faults(state: State, blob: Blob, build: Build) -> Iterator[tuple[str, str]]:
-    """Of each blob that is missing or damaged its key, and what is wrong.
+def auxiliary_faults(
+    state: State, blob: Blob, build: Build, takes: Callable[[str], bool] = lambda key: True
+) -> Iterator[tuple[str, str]]:
+    """Of each blob that `takes` names and that is missing or damaged its key, and what is wrong.
 
     Raises Unavailable, UpgradeNeeded. Memory: one such blob.
     """
     checks = dict(_checks(state, build))
-    for key in dict.fromkeys(auxiliary_blob_keys(state)):
+    for key in filter(takes, dict.fromkeys(auxiliary_blob_keys(state))):
         check = checks.get(key)
         try:
             if check is not None:

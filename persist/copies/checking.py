@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blob import BlobNotFound
 from persist.copies.backup_store import BLOBS, Backup, BackupStore, ShardBackup
+from persist.copies.found import Fault, Kind
 from persist.copies.pace import PacedBlob
 from persist.copies.restoring import opened
-from persist.copies.verify import Fault, How, verified
+from persist.copies.verify import How, verified
 from persist.core.errors import Corruption
 from persist.formats.store_errors import translated_but_missing
 
@@ -21,6 +23,7 @@ def checked_backup(store: BackupStore, backup: Backup, how: How) -> Iterator[tup
     read and compared with its checksum, and every row decoded.
     """
     how.check()
+    how = replace(how, alone=True)  # what it had borrowed is in the backup, whoever has lent it
     for shard in backup.shards:
         found: list[Fault] = []
         try:
@@ -32,7 +35,7 @@ def checked_backup(store: BackupStore, backup: Backup, how: How) -> Iterator[tup
             if how.deep:
                 found.extend(fault for fault in _bytes(store, shard, sums, how) if fault.key not in known)
         except Corruption as error:
-            found.append(Fault(shard.name, error.message))
+            found.append(Fault(shard.name, Kind.LOG, error.message))
         yield shard, tuple(dict.fromkeys(found))
 
 
@@ -46,7 +49,7 @@ def _bytes(store: BackupStore, shard: ShardBackup, sums: dict[str, tuple[int, in
             with translated_but_missing():
                 data = blob.get(BLOBS + key)
         except BlobNotFound:
-            yield Fault(shard.name, f"the blob {key} is not there", key)
+            yield Fault(shard.name, Kind.MISSING, f"the blob {key} is not there", key)
             continue
         if (len(data), zlib.crc32(data)) != (size, crc):
-            yield Fault(shard.name, f"the blob {key} is damaged: its checksum differs", key)
+            yield Fault(shard.name, Kind.BLOB, f"the blob {key} is damaged: its checksum differs", key)

@@ -20,12 +20,12 @@ def check_rate(rate: int | None) -> None:
         raise InvalidUsage(f"rate is {rate} bytes a second; it must be at least {RATE_MIN}")
 
 
-def read_rate(text: str | None) -> int | None:
-    """The rate that a text means, such as `50MiB`. Raises InvalidUsage."""
+def read_rate(text: str | None, option: str = "--rate") -> int | None:
+    """The rate that the text of an option means, such as `50MiB`. Raises InvalidUsage."""
     try:
         return None if text is None else bytes_of(text)
     except InvalidUsage as error:
-        raise InvalidUsage(f"--rate is {text!r:.100}; it must be bytes a second, such as 50MiB") from error
+        raise InvalidUsage(f"{option} is {text!r:.100}; it must be bytes a second, such as 50MiB") from error
 
 
 class PacedBlob(ForwardingBlob):

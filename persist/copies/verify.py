@@ -1,8 +1,10 @@
 """Whether everything that the shards of a location need is there and sound. Writes nothing, and holds nothing.
 
-Of each shard the log is read and replayed, its rollups are decoded, and the blobs that it names are compared with a
-listing: one that is not there, or has another size, is a fault. With `deep` every byte is read and every row decoded.
-What nobody names is counted, and is no fault: a write may be under way.
+There are three depths. `quick` reads the log of each shard and replays it, decodes its rollups, and looks whether its
+State agrees with itself, with the log and with the shards of which it borrows. Without it the blobs that it names are
+compared with a listing: one that is not there, or has another size, is a fault. With `deep` every byte is read, every
+row decoded, and the contents by our reader are compared with those of a naive one. A sample is deep for a share of the
+parts. What nobody names is counted, and is no fault: a write may be under way.
 
 Shards move on meanwhile, and what they named is collected. So where something is amiss in one that has moved, it is
 looked at anew.
@@ -11,38 +13,31 @@ looked at anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from blob import Blob, BlobNotFound
+from persist.attributes.storage import StaleIndex
 from persist.commit.bundler import keys_in
-from persist.commit.examine import all_parts, faults
+from persist.commit.examine import THREADS, all_parts, everything, faults
 from persist.commit.lists import LoanLists
 from persist.commit.location import Location
+from persist.copies.comparing import Comparison
+from persist.copies.found import Fault, Kind
+from persist.copies.lent_checks import check_borrowed
 from persist.copies.pace import PacedBlob, check_rate
-from persist.core import invariants, state_diff
-from persist.core.errors import Corruption, HistoryLost, InvalidUsage
-from persist.core.ids import SeqNo, check_shard_name, family_of
-from persist.core.keys import belongs_to, is_bundle_key, shard_of
+from persist.copies.replaying import Replay
+from persist.copies.sampling import Sample
+from persist.copies.state_checks import contradictions, of_runs
+from persist.copies.tree_checks import TreeCheck
+from persist.core import invariants
+from persist.core.errors import Corruption, InvalidUsage
+from persist.core.ids import check_shard_name, family_of
+from persist.core.keys import belongs_to, is_bundle_key, is_rollup_key, shard_of
 from persist.core.loans import is_foreign
 from persist.core.state import State, auxiliary_blob_keys
 from persist.formats.store_errors import translated, translated_but_missing
 
-SCAN_LIMIT = 1_000  # log entries that are read at once
 TRIES = 4  # looks at a shard that moves on each time
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with a shard. `key` is that of the blob ("": it is of no blob)."""
-
-    shard: str
-    what: str
-    key: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {"shard": self.shard, "what": self.what, "key": self.key or None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class Verified:
     """What was found of one shard, as of its version `seqno` (0: it cannot be opened).
 
     `blobs` of `size` bytes are named. `waiting` blobs left the State, and GC deletes them. `unnamed` blobs of
-    `unnamed_size` bytes are named by nothing.
+    `unnamed_size` bytes are named by nothing. `is_compared`: our reader's contents were compared with a naive one's.
     """
 
     shard: str
@@ -61,6 +56,7 @@ class Verified:
     waiting: int = 0
     unnamed: int = 0
     unnamed_size: int = 0
+    is_compared: bool = False
 
     @property
     def is_sound(self) -> bool:
@@ -69,67 +65,121 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """`deep`: read every byte, decode every row. `rate`: at most so many bytes a second (None: as fast as it goes)."""
+    """How deep to look.
+
+    `quick`: read nothing but logs, States and lists of loans. `deep`: read every byte, decode every row. `sample`: the
+    same for the parts that it takes. `rate`: at most so many bytes a second (None: as fast as it goes). `alone`: the
+    shards are looked at without those of which they borrow, as in a backup. `threads`: parts that are read at a time.
+    """
 
     deep: bool = False
     rate: int | None = None
+    quick: bool = False
+    sample: Sample | None = None
+    alone: bool = False
+    threads: int = THREADS
 
     def check(self) -> None:
-        """Raises InvalidUsage where a number makes no sense."""
+        """Raises InvalidUsage where a number makes no sense, or two depths are given."""
         check_rate(self.rate)
-        if self.rate is not None and not self.deep:
-            raise InvalidUsage("rate is for deep: without it no bytes of parts are read")
+        if sum((self.quick, self.deep, self.sample is not None)) > 1:
+            raise InvalidUsage("quick, deep and a sample are three depths; give one of them")
+        if self.rate is not None and not self.reads_rows:
+            raise InvalidUsage("rate is for deep and for samples: without them no bytes of parts are read")
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether any part is read."""
+        return self.deep or self.sample is not None
+
+    def takes(self, name: str) -> bool:
+        """Whether what has this id or key is read."""
+        return self.sample is None or self.sample.takes(name)
 
 
-def verified(location: Location, names: Iterable[str], how: How) -> Iterator[Verified]:
+def verified(location: Location, names: Iterable[str], how: How, blob: Blob | None = None) -> Iterator[Verified]:
     """What is found of these shards, one after the other; those that are dropped meanwhile are left out.
 
-    Raises InvalidUsage (the two stores do not belong together), Unavailable. Repeating it is safe.
+    Parts are read from `blob` (None: from the location), at the rate that is given. Raises InvalidUsage (the two stores
+    do not belong together), Unavailable. Repeating it is safe.
     """
     how.check()
-    blob = location.blob if how.rate is None else PacedBlob(location.blob, how.rate, location.clock)
+    read = blob or location.blob
+    if how.rate is not None:
+        read = PacedBlob(read, how.rate, location.clock)
     for name in names:
-        found = _Shard(location, blob, check_shard_name(name)).verified(how.deep)
+        found = _Shard(location, read, check_shard_name(name), how).verified()
         if found is not None:
             yield found
 
 
+@dataclass
 class _Shard:
-    def __init__(self, location: Location, blob: Blob, name: str) -> None:
-        self._location = location
-        self._versions = location.versions
-        self._blob = blob
-        self._name = name
-        self._found: list[Fault] = []
+    _location: Location
+    _blob: Blob  # by which parts are read
+    _name: str
+    _how: How
+    _found: list[Fault] = field(default_factory=list)
 
-    def verified(self, deep: bool) -> Verified | None:
+    def verified(self) -> Verified | None:
         """None: the shard is not there, or was dropped."""
         for left in range(TRIES, -1, -1):
             self._found.clear()
             try:
-                state = self._versions.load(self._name)
-                if state is None or state.is_closed:
-                    return None
-                found = self._looked_at(state)
+                state = self._location.versions.load(self._name)
             except Corruption as error:
-                return Verified(self._name, 0, (Fault(self._name, error.message),))
+                self._unloadable(error)
+                return Verified(self._name, 0, self._faults())
+            if state is None or state.is_closed:
+                return None
+            found = self._looked_at(state)
             if not self._found or not left or not self._has_moved(state):
                 break
-        if deep:
-            assert state is not None
-            self._read(state)
-        return replace(found, faults=tuple(dict.fromkeys(self._found)))
+        assert state is not None
+        if self._how.reads_rows:
+            found = replace(found, is_compared=self._read(state))
+        return replace(found, faults=self._faults())
+
+    def _faults(self) -> tuple[Fault, ...]:
+        return tuple(dict.fromkeys(self._found))
+
+    def _note(self, kind: Kind, what: str, key: str = "") -> None:
+        self._found.append(Fault(self._name, kind, what, key))
+
+    def _unloadable(self, error: Corruption) -> None:
+        """Why there is no State: the entries of the log, and the rollup with which it begins, are looked at alone."""
+        Replay(self._location.versions, self._name, self._note).run(None)
+        if not self._found:
+            with translated():
+                head = self._location.consensus.head(self._name)
+            key = "" if head is None else self._location.versions.decode(head.data).rollup_key
+            try:
+                held = self._location.versions.read_rollup(key) if key else None
+                if key and held is None:
+                    self._note(Kind.MISSING, f"the blob {key} is not there", key)
+                elif held is not None and held.name != self._name:
+                    self._note(Kind.ROLLUP, f"the newest rollup holds v{held.seqno} of shard {held.name!r}", key)
+            except Corruption as failed:
+                self._note(Kind.ROLLUP, f"the newest rollup cannot be read: {failed.message}", key)
+        self._note(Kind.LOG, f"the shard cannot be loaded: {error.message}")
 
     def _has_moved(self, state: State) -> bool:
         """Whether a collection may have taken what seems to be missing."""
-        now = self._versions.load(self._name)
+        try:
+            now = self._location.versions.load(self._name)
+        except Corruption:
+            return True  # it is looked at anew
         return now is None or now.seqno > state.seqno
 
     def _looked_at(self, state: State) -> Verified:
         """What is found of it without reading parts. The faults are noted."""
         self._check(state)
-        gone = self._replayed(state)
+        gone = Replay(self._location.versions, self._name, self._note).run(state)
         named = self._named(state)
+        if not self._how.alone:
+            check_borrowed(self._location, state, named, self._note)
+        if self._how.quick:
+            return Verified(self._name, int(state.seqno), (), blobs=len(named))
         with translated():
             listed = {stat.key: stat.size for stat in self._location.blob.list(family_of(state.shard_id))}
             for key in named:
@@ -151,71 +201,42 @@ class _Shard:
             unnamed_size=sum(left[key] for key in unnamed),
         )
 
-    def _note(self, what: str, key: str = "") -> None:
-        self._found.append(Fault(self._name, what, key))
-
     def _check(self, state: State) -> None:
-        """That the State is whole in itself: its batches tile, its counts agree."""
+        """That the State is whole in itself: its batches tile, its counts and bounds agree."""
         try:
             invariants.check_state(state)
         except Corruption as error:
-            self._note(error.message)
-
-    def _replayed(self, state: State) -> set[str]:
-        """That each State can be made again from the oldest rollup on. What left the State in the live log."""
-        gone: set[str] = set()
-        rollups = {seqno: self._rolled_up(seqno, rollup.key) for seqno, rollup in sorted(state.rollups.items())}
-        following = SeqNo(1)
-        made: State | None = None
-        while page := self._versions.diffs(self._name, following, SCAN_LIMIT):
-            for short in page:
-                try:
-                    change = self._versions.whole(self._name, short)
-                    if made is not None:
-                        made = state_diff.apply(change, made)
-                except (Corruption, HistoryLost) as error:
-                    self._note(error.message)
-                    return gone
-                gone.update(change.gone)
-                held = rollups.get(change.seqno)
-                if made is not None and held is not None and made.commit_id != held.commit_id:
-                    self._note(
-                        f"rollup v{change.seqno} holds another State than the log", state.rollups[made.seqno].key
-                    )
-                made = held if made is None else made
-            following = SeqNo(page[-1].seqno + 1)
-        if made is None:
-            self._note("no rollup can be read from which its log goes on")
-        return gone
-
-    def _rolled_up(self, seqno: SeqNo, key: str) -> State | None:
-        try:
-            found = self._versions.read_rollup(key)
-        except Corruption as error:
-            self._note(error.message, key)
-            return None
-        if found is not None and found.seqno != seqno:  # one that is missing is found by the listing
-            self._note(f"rollup v{seqno} holds the State v{found.seqno}", key)
-            return None
-        return found
+            self._note(Kind.STATE, error.message)
+        for what, key in contradictions(state):
+            self._note(Kind.STATE, what, key)
 
     def _named(self, state: State) -> dict[str, int | None]:
-        """The blobs that the State names, also by what bundles list, with their sizes as far as these are known."""
-        found: dict[str, int | None] = dict.fromkeys(auxiliary_blob_keys(state))
+        """The blobs that the State names, also by what bundles list, with their sizes as far as these are known.
+
+        Of a quick look it is what the State itself names.
+        """
+        found = _sizes(state)
+        bundles = set()
+        if self._how.quick:
+            return found | {part.key: part.blob_size for part in state.trace.parts() if part.key is not None}
         for named in all_parts(state, self._location.blob):
             part = named.part
             if part.key is not None:
                 found[part.key] = part.blob_size
             if isinstance(named.failed, Corruption):
-                self._note(named.failed.message, part.key or "")
+                self._note(Kind.BUNDLE, named.failed.message, part.key or "")
+            if named.within is not None and named.within.id not in bundles:
+                bundles.add(named.within.id)
+                for what, key in of_runs(named.listed):
+                    self._note(Kind.BUNDLE, what, key)
         return found
 
     def _compare(self, named: dict[str, int | None], listed: dict[str, int]) -> None:
         for key, size in named.items():
             if key not in listed:
-                self._note(f"the blob {key} is not there", key)
+                self._note(Kind.MISSING, f"the blob {key} is not there", key)
             elif size not in (None, listed[key]):
-                self._note(f"the blob {key} has {listed[key]} bytes, not {size}", key)
+                self._note(Kind.SIZE, f"the blob {key} has {listed[key]} bytes, not {size}", key)
 
     def _lent(self, state: State) -> set[str]:
         """What other shards may name of its blobs, which are all to be there."""
@@ -223,24 +244,55 @@ class _Shard:
         lists = LoanLists(self._location.blob)
         for loan in state.loans.values():
             try:
-                found.update(lists.keys(loan.list_key))
+                keys = lists.keys(loan.list_key)
             except BlobNotFound:
                 continue  # the listing tells
             except Corruption as error:
-                self._note(error.message, loan.list_key)
+                self._note(Kind.LOAN, error.message, loan.list_key)
+                continue
+            found.update(keys)
+            if len(keys) != loan.keys:
+                what = f"the list {loan.list_key} has {len(keys)} blobs, and its loan says {loan.keys}"
+                self._note(Kind.LOAN, what, loan.list_key)
         return found
 
-    def _read(self, state: State) -> None:
-        """Every byte of what the State names, and every row."""
-        bad = list(faults(state, self._blob, self._location.settings.build, deep=True))
+    def _read(self, state: State) -> bool:
+        """Every byte of what is taken, and every row. Whether contents were compared."""
+        bad = self._bytes(state)
+        for _ in range(TRIES + 1):
+            before = len(self._found)
+            try:
+                if self._how.takes(str(state.attribute_root)) and not any(f.kind is Kind.INDEX for f in self._found):
+                    TreeCheck(state, self._blob).run()
+            except Corruption as error:
+                self._note(Kind.INDEX, error.message)
+            except StaleIndex:
+                pass  # as below
+            try:
+                takes = self._how.takes if not bad else lambda name: name not in bad and self._how.takes(name)
+                return Comparison(state, self._blob, takes, self._note).run()
+            except BlobNotFound:  # it was collected meanwhile; what is missing in truth is known to be bad
+                del self._found[before:]
+            now = self._location.versions.load(self._name)
+            if now is None or now.is_closed:
+                break
+            state = now
+        return False
+
+    def _bytes(self, state: State) -> set[str]:
+        """The ids of the parts that cannot be read, or are not what the State says."""
+        build, takes = self._location.settings.build, self._how.takes if self._how.sample else everything
+        bad = list(faults(state, self._blob, build, deep=True, takes=takes, threads=self._how.threads))
         if not bad:
-            return
-        now = self._versions.load(self._name)
+            return set()
+        now = self._location.versions.load(self._name)
         still = set() if now is None else {named.part.id for named in all_parts(now, self._location.blob)}
         known = {fault.key for fault in self._found}
         for fault in bad:
-            if fault.key not in known and (fault.part is None or fault.part.id in still):
-                self._note(fault.what, fault.key)
+            key = fault.key if fault.part is None else fault.part.key or ""
+            if (not key or key not in known) and (fault.part is None or fault.part.id in still):
+                self._note(_kind_of(key) if fault.part is None else Kind.PART, fault.what, key)
+        return {str(fault.part.id) for fault in bad if fault.part is not None}
 
     def _with_lists(self, gone: set[str]) -> set[str]:
         """These blobs, and what the bundles among them list."""
@@ -252,3 +304,20 @@ class _Shard:
             except (BlobNotFound, Corruption):
                 continue
         return found
+
+
+def _sizes(state: State) -> dict[str, int | None]:
+    """The blobs that are no parts, with their sizes as far as the State tells them."""
+    found: dict[str, int | None] = dict.fromkeys(auxiliary_blob_keys(state))
+    found.update({rollup.key: rollup.size or None for rollup in state.rollups.values()})
+    found.update({chunk.key: chunk.length for chunk in state.attribute_chunks.values()})
+    found.update({outcomes.key: outcomes.size for outcomes in state.outcome_files})
+    found.update({entries.key: entries.size for entries in state.entry_files})
+    return found
+
+
+def _kind_of(key: str) -> Kind:
+    """The kind of a fault of a blob that is no part."""
+    if is_rollup_key(key):
+        return Kind.ROLLUP
+    return Kind.INDEX if key.endswith(".nodes") else Kind.BLOB

@@ -54,6 +54,20 @@ class PartCheck:
         _check_values(batch, self._schema, part.id)
         _check_same(part, described_inline(batch, self._schema, part))
 
+    def inline_rows(self, part: Part) -> None:
+        """Raise InvalidUsage unless an inline part that was committed says what its rows are.
+
+        It may have come from an older build, and a commit may have chosen its time or hidden some of its rows. Raises
+        Corruption: it cannot be decoded.
+        """
+        rows, stats = decode_inline(part, {part.schema_id: self._schema}), Stats()
+        stats.add(rows)
+        _check_said(part, stats)
+        found = described_inline(rows.to_batches()[0], self._schema, part)
+        ends = None if part.key_upper is None else found.key_upper
+        if found.key_lower < part.key_lower or (part.key_upper is not None and (ends is None or ends > part.key_upper)):
+            raise InvalidUsage(f"part {part.id} says other bounds of its keys than its rows have")
+
     def blob(self, part: Part, blob: BlobReads, *, whole: bool = False) -> None:
         """Raise InvalidUsage unless the blob of the part is there and says what the part says.
 

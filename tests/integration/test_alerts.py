@@ -21,6 +21,7 @@ from compactor.figures import of_maintenance
 from compactor.loop import Loop, LoopSettings
 from compactor.metering import Metrics
 from compactor.tasks import gc_task
+from compactor.verifying import Verifier, VerifySettings
 from consensus import Consensus
 from consensus.memory import MemoryConsensus
 from persist.client.connect import Client
@@ -38,6 +39,7 @@ from rpc.settings import Limits, ServerSettings
 from tests.integration.test_metrics import documented
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
+from tests.support.damaged import Damaged, healthy, opened
 from tests.support.location import InlineBackground, TestClock
 from tests.support.monitored import maintenance, series
 from tests.support.pages import ROOT
@@ -202,6 +204,21 @@ def test_something_damaged(tmp_path: Path) -> None:
         assert server.http.get("/v1/shards/orders/snapshot").status_code == 500
         after = server.scrape()
     check(tmp_path, before, after, "PersistCorruption")
+
+
+def test_a_sample_of_maintenance_that_finds_damage(tmp_path: Path) -> None:
+    place = Damaged(healthy(tmp_path / "data"))
+    with closing(opened(place.root)) as location:
+        metrics = Metrics()
+        settings = VerifySettings(of=1, first_after_s=0.0, every_s=0.0, pause_s=0.0)
+        verifier = Verifier(location, settings, metrics, location.all_names)
+        read = series_of(location, Loop(location, lambda name: None), metrics)
+        assert verifier.once()
+        before = read()
+        place.flip(place.keys("other", ".parquet")[0])
+        assert verifier.once()
+        after = read()
+    check(tmp_path, before, after, "PersistVerifyFindings")
 
 
 def test_too_much_at_once(tmp_path: Path) -> None:

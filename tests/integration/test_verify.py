@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,19 @@ import pytest
 import persist
 from compactor.worker import Worker
 from persist.cli.__main__ import main
+from persist.cli.commands import parser_of
+from persist.cli.verify import run
 from persist.client.embedded import EmbeddedTransport
 from persist.commit.bundler import keys_in
 from persist.commit.collector import Collector
 from persist.commit.location import Location, LocationSettings
 from persist.copies.pace import PacedBlob
 from persist.copies.verify import How, Verified, verified
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, PersistError
 from persist.core.keys import is_bundle_key
 from persist.core.state import Policy
 from tests.support.clocks import Machine, World
+from tests.support.pages import ROOT
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
@@ -203,28 +208,56 @@ def test_reading_keeps_to_its_rate(machine_with_orders: Machine) -> None:
     assert 9_000 <= world.true_ms - before_ms <= 11_000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["eu/orders", "--prefix", "eu/"], "give names or --prefix, not both"),
-        (["nobody"], "of these 1 shards 1 are not there"),
-        (["../x"], "shard name"),
-        (["--rate", "1MiB"], "rate is for deep"),
-        (["--deep", "--rate", "5"], "must be at least 1024"),
-        (["--deep", "--rate", "fast"], "--rate is 'fast'"),
-    ],
-)
-def test_what_is_wrong_is_refused(
-    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-) -> None:
-    assert main(["verify", "--dir", str(root), *arguments]) == 1
+REFUSED = {
+    "names and `--prefix`": (["eu/orders", "--prefix", "eu/"], "give names or --prefix, not both"),
+    "two of `--quick`, `--deep` and `--sample`": (["--quick", "--deep"], "quick, deep and a sample are three depths"),
+    "a name that no shard can have": (["../x"], "shard name"),
+    "a shard that is not there, or was dropped": (["nobody"], "of these 1 shards 1 are not there"),
+    "`--rate` without `--deep` or `--sample`": (["--rate", "1MiB"], "rate is for deep"),
+    "`--rate` below 1,024": (["--deep", "--rate", "5"], "must be at least 1024"),
+    "`--rate` that is no number of bytes": (["--deep", "--rate", "fast"], "--rate is 'fast'"),
+    "`--sample` that is no share from 0.01% to 100%": (["--sample", "0%"], "a sample of '0%' is none"),
+    "`--seed` without `--sample`": (["--seed", "1"], "--seed is for --sample"),
+    "`--seed` below 0": (["--sample", "1%", "--seed", "-1"], "lies in [0, "),
+    "a directory that is not there": (["--dir", "nowhere"], "does not exist"),
+    "stores of two locations": ([], "belong"),
+}
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_is_wrong_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], row: str) -> None:
+    """Each row of the page: its kind, its exit code, and nothing is written."""
+    arguments, sentence = REFUSED[row]
+    if row == "stores of two locations":
+        other = filled(tmp_path / "other")
+        shutil.rmtree(root / "blob")
+        shutil.copytree(other / "blob", root / "blob")
+    there = str(root) if "--dir" not in arguments else str(tmp_path / "nowhere")
+    given = [word for word in arguments if word not in ("--dir", "nowhere")]
+    before = contents(root)
+    words = ["verify", "--dir", there, *given]
+    capsys.readouterr()
+    code = main(words)
     assert sentence in capsys.readouterr().err
+    with pytest.raises(PersistError) as refused:
+        run(parser_of("verify")[1].parse_args(words[1:]))
+    assert f"| {row} | `{refused.value.kind}` | {code} |" in (ROOT / "docs" / "verify.md").read_text().splitlines()
+    assert contents(root) == before
+    assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_directory_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--dir", str(tmp_path / "nowhere")]) == 1
-    assert "does not exist" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+def test_the_page_has_no_other_rows_of_bad_input() -> None:
+    page = (ROOT / "docs" / "verify.md").read_text()
+    assert re.findall(r"^\| ([^|]+) \| `\w+` \| \d \|$", page, re.MULTILINE) == list(REFUSED)
+
+
+def test_a_quick_look_reads_no_blob_but_rollups(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in blobs(root, ".parquet"):
+        file.unlink()
+    assert verify(root, capsys, "--quick")[0] == 0
+    assert verify(root, capsys)[0] == 1
+    flipped(blobs(root, ".rollup")[0])
+    assert verify(root, capsys, "--quick")[0] == 1
 
 
 def test_a_rate_without_deep_is_refused_in_python_too(machine_with_orders: Machine) -> None:

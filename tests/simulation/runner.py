@@ -52,6 +52,7 @@ from tests.simulation.restoring import RESTORED_SHARE
 from tests.simulation.retaining import RETAINED_SHARE
 from tests.simulation.scheduler import Task, cooperative
 from tests.simulation.tagging import TAGGED_SHARE
+from tests.simulation.verifying import check_verified
 from tests.simulation.world import CLOCK_JUMP_MS_MAX, EPOCH_MS, FAULTS, WILD_CLOCK_MS_MAX, Process, World
 from tests.simulation.writers import definite_rows
 
@@ -343,7 +344,7 @@ def _converge(run: Run) -> None:
 
     world.scheduler.run(at_rest)
     judge = Host(run, world.process("judge"))
-    for check in (settle, check_chronicle, check_erased, check_recovered):
+    for check in (check_verified, settle, check_verified, check_chronicle, check_erased, check_recovered):
         task = world.start(judge.process, check.__name__, partial(check, judge))
         world.scheduler.run(partial(_is_over, task))
 

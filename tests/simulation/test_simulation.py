@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import persist.copies.naive
 from tests.simulation.batch import run_here
 from tests.simulation.cloning import CLONES_FROM
 from tests.simulation.controls import caught, remembered
@@ -75,6 +76,7 @@ PATHS = (
     "since moved",
     "snapshot read",
     "upper mismatch",
+    "verified",
     "wall clock answered",
     "wall clock forgotten",
     "wall clock read",
@@ -148,6 +150,13 @@ def test_every_broken_build_has_a_seed_to_begin_with() -> None:
 def test_every_broken_build_breaks_something_that_is_there(mutation: str) -> None:
     with mutated(mutation):
         pass
+
+
+def test_a_run_whose_shards_verify_finds_fault_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A naive reader that forgets the times before since finds other updates than ours."""
+    monkeypatch.setattr(persist.copies.naive, "_advanced", lambda table, since: table.slice(1))
+    outcome = run_plan(Plan.of(0))
+    assert (outcome.check, "a naive reader finds other updates" in str(outcome.violation)) == ("verify", True)
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:

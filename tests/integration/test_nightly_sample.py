@@ -1,0 +1,227 @@
+"""Maintenance looks at a sample once a day: it tells what it finds, mends nothing, and is in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.figures import of_maintenance
+from compactor.loop import Loop, LoopSettings
+from compactor.metering import Metrics
+from compactor.verifying import AGAIN_S, DAY_S, Verifier, VerifySettings, samples_asked
+from persist.cli.__main__ import main
+from persist.commit.location import Location
+from persist.copies.sampling import Sample, number_of_day, samples_of
+from persist.core.errors import InvalidUsage, Unavailable
+from persist.formats.exposition import exposition
+from rpc.settings import ServerSettings, from_environment
+from tests.support.damaged import Damaged, healthy, opened
+from tests.support.location import TestClock
+from tests.support.monitored import maintenance, series
+
+FAST = VerifySettings(of=1, rate=1 << 30, first_after_s=0.0, pause_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return healthy(tmp_path_factory.mktemp("healthy") / "location")
+
+
+@pytest.fixture
+def place(sound: Path, tmp_path: Path) -> Damaged:
+    shutil.copytree(sound, tmp_path / "location")
+    return Damaged(tmp_path / "location")
+
+
+@pytest.fixture
+def location(place: Damaged) -> Iterator[Location]:
+    with closing(opened(place.root)) as found:
+        yield found
+
+
+def verifier(location: Location, metrics: Metrics, settings: VerifySettings = FAST) -> Verifier:
+    return Verifier(location, settings, metrics, lambda: location.all_names(with_dropped=False))
+
+
+def clock_of(location: Location) -> TestClock:
+    assert isinstance(location.clock, TestClock)
+    return location.clock
+
+
+def test_a_sound_location_has_no_findings_and_its_figures_tell_that_it_was_looked_at(location: Location) -> None:
+    metrics = Metrics()
+    loop = Loop(location, lambda name: None, LoopSettings())
+
+    def figures() -> dict[str, float]:
+        return series(exposition(of_maintenance(location, loop, metrics)).decode())
+
+    assert figures()["persist_verify_timestamp_seconds"] == 0
+    assert verifier(location, metrics).once()
+    told = figures()
+    assert (told["persist_verify_findings_total"], told["persist_verify_runs_total"]) == (0, 1)
+    assert told["persist_verify_bytes_total"] > 30_000
+    assert told["persist_verify_timestamp_seconds"] == location.clock.now_ms() / 1000
+
+
+def test_each_finding_is_counted_and_has_a_line_of_the_log(
+    place: Damaged, location: Location, caplog: pytest.LogCaptureFixture
+) -> None:
+    flipped = place.flip(place.keys("other", ".parquet")[0])
+    missing = place.write(place.keys("bundled", ".parquet")[-1], None)
+    before = {path: path.read_bytes() for path in place.root.rglob("*") if path.is_file() and "blob" in path.parts}
+    metrics = Metrics()
+    with caplog.at_level(logging.WARNING, "persist.verify"):
+        verifier(location, metrics).once()
+    told: list[Any] = [record for record in caplog.records if record.name == "persist.verify"]
+    assert [(record.shard, record.kind, record.key) for record in told] == [
+        ("bundled", "missing", missing),
+        ("other", "part", flipped),
+    ]
+    assert all(record.message == "verify found damage" and record.reason for record in told)
+    assert metrics.counters.verify_findings == 2
+    assert before == {path: path.read_bytes() for path in before}, "it mends nothing"
+
+
+def test_a_sample_comes_once_a_day_and_each_day_is_another_one(place: Damaged, location: Location) -> None:
+    """The damage of each part is found in one of four days, and on the fifth day as on the first."""
+    keys = {place.flip(key) for key in place.keys("other", ".parquet")}
+    metrics = Metrics()
+    four = verifier(location, metrics, VerifySettings(of=4, rate=1 << 30, first_after_s=600.0, pause_s=0.0))
+    assert not four.once()
+    clock_of(location).advance_ms(600_000)
+    found = []
+    for _ in range(5):
+        before = metrics.counters.verify_findings
+        assert four.once()
+        assert not four.once()
+        found.append(metrics.counters.verify_findings - before)
+        clock_of(location).advance_ms(int(DAY_S * 1000))
+    assert sum(found[:4]) == len(keys)
+    assert found[4] == found[0]
+
+
+def test_it_keeps_to_its_rate_and_one_that_is_to_end_does_not_wait_for_it(location: Location) -> None:
+    class Waits:
+        def __init__(self) -> None:
+            self.waits: list[float] = []
+
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, seconds: float) -> bool:
+            self.waits.append(seconds)
+            clock_of(location).advance_ms(int(seconds * 1000))
+            return False
+
+    metrics, waits = Metrics(), Waits()
+    slow = verifier(location, metrics, VerifySettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
+    slow._stop = slow._blob._clock._stop = waits  # type: ignore[attr-defined, assignment]
+    before_ms = location.clock.now_ms()
+    slow.once()
+    took_s = (location.clock.now_ms() - before_ms) / 1000
+    assert took_s >= metrics.counters.verify_bytes / 4_096 - 2, "bytes that a rest of a second had saved up"
+    ended = verifier(location, Metrics(), VerifySettings(of=1, rate=4_096, first_after_s=0.0, pause_s=0.0))
+    ended.stop()
+    ended.once()
+    assert not ended._metrics.counters.verify_runs
+
+
+def test_shards_that_cannot_be_listed_are_looked_at_again_soon(location: Location) -> None:
+    def names() -> Iterator[str]:
+        raise Unavailable("no answer")
+        yield ""
+
+    tried = Verifier(location, FAST, Metrics(), names)
+    assert tried.once()
+    clock_of(location).advance_ms(int(AGAIN_S * 1000))
+    assert tried.once()
+
+
+def test_one_shard_that_cannot_be_read_now_does_not_keep_the_others(
+    location: Location, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = location.versions.load
+
+    def load(name: str) -> Any:
+        if name == "inline":
+            raise Unavailable("no answer")
+        return real(name)
+
+    monkeypatch.setattr(location.versions, "load", load)
+    metrics = Metrics()
+    verifier(location, metrics).once()
+    assert [record.message for record in caplog.records] == ["a shard could not be verified"]
+    assert metrics.counters.verify_runs == 1
+
+
+def test_a_process_of_maintenance_takes_samples_until_it_ends(place: Damaged) -> None:
+    """Its first one comes later than this test ends: what is looked at here is that it begins and ends with it."""
+    with maintenance("compactor", "--dir", str(place.root), "--verify-sample", "50%") as process:
+        assert process.series()["persist_verify_findings_total"] == 0
+        process.process.terminate()
+        assert process.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--verify-sample", "1"], "a sample of '1' is none; give a share from 0.01% to 100%"),
+        (["--verify-sample", "200%"], "a sample of '200%' is none"),
+        (["--verify-sample", "0.001%"], "a sample of '0.001%' is none"),
+        (["--verify-rate", "fast"], "--verify-rate is 'fast'"),
+        (["--verify-rate", "5"], "must be at least 1024"),
+    ],
+)
+def test_what_is_no_sample_is_refused(
+    place: Damaged, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["compactor", "--dir", str(place.root), "--once", *arguments]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_variable_says_it_for_servers_and_their_maintenance(
+    place: Damaged, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ServerSettings().verify_sample == "1%"
+    for text in ("0", "5%"):
+        given: dict[str, Any] = from_environment({"PERSIST_VERIFY_SAMPLE": text})
+        ServerSettings(**given).check()
+    wrong: dict[str, Any] = from_environment({"PERSIST_VERIFY_SAMPLE": "often"})
+    with pytest.raises(InvalidUsage, match="a sample of 'often' is none"):
+        ServerSettings(**wrong).check()
+    monkeypatch.setenv("PERSIST_VERIFY_SAMPLE", "often")
+    assert main(["compactor", "--dir", str(place.root), "--once"]) == 1
+    assert "a sample of 'often' is none" in capsys.readouterr().err
+
+
+def test_samples_and_their_numbers() -> None:
+    assert [samples_of(text) for text in ("100%", "1%", "0.01%", "3%")] == [1, 100, 10_000, 33]
+    assert (samples_asked("0"), samples_asked("2%")) == (None, 50)
+    assert number_of_day(86_400_000 * 20_000 + 5) == 20_000
+    names = [f"p{number:032x}" for number in range(10_000)]
+    taken = [[name for name in names if Sample(number, 100).takes(name)] for number in range(100)]
+    assert sorted(name for some in taken for name in some) == names, "each in one of them"
+    assert max(map(len, taken)) < 160, "of about equal size"
+
+
+def test_the_command_takes_the_sample_of_today_or_of_a_number(
+    place: Damaged, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = place.flip(place.keys("other", ".parquet")[0])
+    found = []
+    for number in range(4):
+        capsys.readouterr()
+        code = main(["verify", "--dir", str(place.root), "--sample", "25%", "--seed", str(number)])
+        *faults, totals = map(json.loads, capsys.readouterr().out.splitlines())
+        assert (totals["sample"], totals["seed"], totals["faults"], code) == ("25%", number, len(faults), bool(faults))
+        found += faults
+    assert [(fault["key"], fault["kind"], fault["shard"]) for fault in found] == [(key, "part", "other")]
+    assert main(["verify", "--dir", str(place.root), "--sample", "25%"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["seed"] > 20_000, "the number of the day"

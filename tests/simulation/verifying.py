@@ -1,0 +1,27 @@
+"""What a run leaves behind is sound: `verify` finds nothing, while claims and loans are under way and after that."""
+
+from __future__ import annotations
+
+import random
+
+from persist.copies.verify import How, verified
+from tests.simulation.host import Host
+from tests.simulation.oracle_errors import expect
+
+VERIFIED_ALL = 50  # of the first seeds each is verified
+VERIFIED_SHARE = 0.25  # of the others
+
+
+def is_verified(seed: int) -> bool:
+    """Whether this run is looked at: that takes a fifth of the time of a run."""
+    return seed < VERIFIED_ALL or random.Random(f"verified {seed}").random() < VERIFIED_SHARE
+
+
+def check_verified(host: Host) -> None:
+    """No shard has a fault at the greatest depth, and the contents of each were compared with a naive reader's."""
+    if not is_verified(host.run.seed):
+        return
+    names = host.location.all_names(with_dropped=False)
+    for found in verified(host.location, names, How(deep=True, threads=1)):
+        expect(found.is_sound, "verify", f"a healthy shard has faults: {'; '.join(map(str, found.faults))}")
+        host.run.path("verified")
