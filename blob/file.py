@@ -46,7 +46,9 @@ _NOT_WRITABLE = {
     errno.EDQUOT: "the disk quota is full",
     errno.EROFS: "the file system is read-only",
 }
+_NO_FILE = {errno.ELOOP, errno.ENXIO}  # links in a circle; a socket
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+_BLOB_FLAGS = _READ_FLAGS | getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for who writes to it
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -115,9 +117,9 @@ class FileBlob(Blob):
     def get(self, key: str) -> bytes:
         path = self._path(check_key(key))
         with _translated(key):
-            fd = os.open(path, _READ_FLAGS)
+            fd = os.open(path, _BLOB_FLAGS)
             try:
-                return _read_exactly(fd, key, 0, os.fstat(fd).st_size)
+                return _read_exactly(fd, key, 0, _regular(fd, key).st_size)
             finally:
                 os.close(fd)
 
@@ -125,9 +127,9 @@ class FileBlob(Blob):
         check_range(start, length)
         path = self._path(check_key(key))
         with _translated(key):
-            fd = os.open(path, _READ_FLAGS)
+            fd = os.open(path, _BLOB_FLAGS)
             try:
-                size = os.fstat(fd).st_size
+                size = _regular(fd, key).st_size
                 if start + length > size:
                     raise BlobNotFound(f"blob {key} ends at byte {size}, before {start + length}")
                 return _read_exactly(fd, key, start, length)
@@ -227,8 +229,9 @@ class FileBlob(Blob):
         try:
             self._link_file(temp, path)
         except FileExistsError:
-            with open(path, "rb") as held:
-                if held.read() != bytes(data):
+            with open(os.open(path, _BLOB_FLAGS), "rb") as held:
+                is_file = stat_module.S_ISREG(os.fstat(held.fileno()).st_mode)
+                if not is_file or held.read() != bytes(data):
                     raise BlobExists(f"blob {key} exists with other bytes; keys are single-use") from None
                 # The first attempt may have crashed before its sync: only now is it durable for sure.
                 self._fsync(held.fileno())
@@ -309,8 +312,8 @@ class FileBlob(Blob):
             if name.endswith("/"):
                 yield from self._walk(name, prefix)
             elif name.startswith(prefix):
-                with contextlib.suppress(FileNotFoundError):
-                    held = entry.stat()
+                held = _stat_of(entry)
+                if held is not None:
                     yield BlobStat(name, held.st_size, held.st_mtime_ns // 1_000_000)
 
     def _sweep(self) -> None:
@@ -320,6 +323,27 @@ class FileBlob(Blob):
                 with contextlib.suppress(OSError):
                     if entry.stat().st_mtime < oldest:
                         os.unlink(entry.path)
+
+
+def _regular(fd: int, key: str) -> os.stat_result:
+    """Of an open file. Raises BlobNotFound: it is a pipe, a device or a directory, so no put has made it."""
+    found = os.fstat(fd)
+    if not stat_module.S_ISREG(found.st_mode):
+        raise BlobNotFound(f"no blob {key}: what lies there is no regular file")
+    return found
+
+
+def _stat_of(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """None: it is gone, or is no regular file. `stat` finds no blob there either."""
+    try:
+        found = entry.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return None
+        raise BlobUnavailable(f"blob file {entry.path} cannot be looked at: {error}") from error
+    return found if stat_module.S_ISREG(found.st_mode) else None
 
 
 def _read_exactly(fd: int, key: str, start: int, length: int) -> bytes:
@@ -349,6 +373,8 @@ def _translated(key: str) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise BlobNotFound(f"no blob {key}") from error
     except OSError as error:
+        if error.errno in _NO_FILE:
+            raise BlobNotFound(f"no blob {key}: what lies there is no regular file") from error
         said = f"{error.strerror} ({errno.errorcode.get(error.errno or 0)})"
         if error.errno in _NOT_WRITABLE:
             raise BlobNotWritable(f"blob {key} was not written, {_NOT_WRITABLE[error.errno]}: {said}") from error

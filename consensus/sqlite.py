@@ -43,6 +43,11 @@ VACUUM_BYTES_MAX = 1024**3
 MOVED_ROWS_MAX = 10_000
 """New rows read per look; more are read by the next one."""
 
+EMPTIED = (
+    "{0} is empty, and SQLite would delete the write-ahead log beside it, so it is not opened: copy that log away, and "
+    "restore a backup"
+)
+
 _log = logging.getLogger(__name__)
 
 # Failures after which nothing was written. Everything else during a write may have reached the log.
@@ -250,6 +255,9 @@ class _Connection(sqlite3.Connection):
 
 
 def _open(path: str, timeout_s: float) -> _Connection:
+    # Who makes a file writes it before its log, so a log without a file was written by who lost the file.
+    if _size(f"{path}-wal") and not _size(path):
+        raise ConsensusDamaged(EMPTIED.format(f"sqlite:///{path}"))
     if _is_read_only(path) and not os.path.exists(f"{path}-shm") and not _size(f"{path}-wal"):
         # Without its side files SQLite opens a file on a read-only disk only if it is told that nobody can write it.
         connection = _connection(f"file:{quote(path)}?immutable=1", timeout_s)

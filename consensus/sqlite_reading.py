@@ -3,7 +3,11 @@
 SQLite keeps what was committed last in a write-ahead log beside the file, and processes share an index of that. Where
 the index is there it is opened for reading, and a connection serves one call. Where nothing lies beside the file nobody
 has it open, so it is read as one that cannot change. A process that opens it meanwhile is noticed, and the call is
-made again. Where the log lies there without its index, as in a copy of files, a copy of both is read.
+made again. Where the log lies there without its index, as in a copy of files, a copy of both is read. So is one with a
+rollback journal, which a crash has left: SQLite would carry it out, or read past it.
+
+SQLite deletes the log, or the journal, of a file that is empty, also where it opens it for reading. They may be the
+last that there is of it, so such a file is not opened.
 """
 
 from __future__ import annotations
@@ -12,18 +16,21 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import stat
 import tempfile
+import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from consensus.errors import ConsensusMisconfigured, ConsensusUnavailable
+from consensus.errors import ConsensusDamaged, ConsensusMisconfigured, ConsensusUnavailable
 from consensus.interface import Wanted, check_process
 from consensus.notify import Notifier
 from consensus.sql import Compiled, Kind, SqlConsensus, bind
-from consensus.sqlite import SqliteConsensus
+from consensus.sqlite import EMPTIED, SqliteConsensus
 
 TRIES_MAX = 100
 """How often a call is made anew because the file was opened, or written, meanwhile."""
@@ -34,7 +41,36 @@ BUSY_TIMEOUT_S = 30.0
 COPY_BYTES_MAX = 4 * 1024**3
 """A larger file is not copied to be looked at."""
 
-_Stamp = tuple[int, int, int, bool]
+LOG, INDEX, JOURNAL = "-wal", "-shm", "-journal"
+"""What SQLite keeps beside the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """What changes when the file is opened by another process, or written. Sizes are None where nothing is."""
+
+    changed_ns: int = 0
+    inode: int = 0
+    size: int | None = None
+    log: int | None = None
+    index: int | None = None
+    journal: int | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether SQLite itself keeps readers and writers apart."""
+        return self.index is not None
+
+    @property
+    def is_copied(self) -> bool:
+        return not self.is_shared and bool(self.log or self.journal)
+
+    def same_file(self, other: _Stamp) -> bool:
+        return _of_file(self) == _of_file(other)
+
+
+def _of_file(stamp: _Stamp) -> tuple[int | None, ...]:
+    return stamp.changed_ns, stamp.inode, stamp.size, stamp.is_shared, bool(stamp.log), stamp.journal
 
 
 class ReadingSqlite(SqliteConsensus):
@@ -42,9 +78,11 @@ class ReadingSqlite(SqliteConsensus):
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
-        self._copied: str | None = None  # a directory with a copy of the file
-        if not os.path.isfile(self._path):
+        self._lock = threading.Lock()
+        self._copied: tuple[_Stamp, str] | None = None  # a directory with a copy of the file; guarded by the lock
+        if not os.path.exists(self._path):
             raise ConsensusMisconfigured(f"{self.url} does not exist")
+        self._stamp()
         SqlConsensus.__init__(self, sa.create_engine("sqlite://"), Notifier("consensus-sqlite-reading"))
         self._is_set_up = True
 
@@ -57,9 +95,8 @@ class ReadingSqlite(SqliteConsensus):
 
     def close(self) -> None:
         SqlConsensus.close(self)
-        copied, self._copied = self._copied, None
-        if copied is not None:
-            shutil.rmtree(copied, ignore_errors=True)
+        with self._lock:
+            self._forget_copy()
 
     def _read(self, compiled: Compiled, values: Mapping[str, Any]) -> list[Any]:
         check_process(self._pid, self.url)
@@ -67,13 +104,13 @@ class ReadingSqlite(SqliteConsensus):
         for _ in range(TRIES_MAX):
             before = self._stamp()
             try:
-                with contextlib.closing(self._opened()) as connection:
+                with contextlib.closing(self._opened(before)) as connection:
                     rows: list[Any] = connection.execute(text, parameters).fetchall()
             except Exception as error:
-                if self._stamp() != before:
+                if not self._stamp().same_file(before):
                     continue
                 raise self._translate(error, "read") from error
-            if before[3] or self._stamp() == before:
+            if before.is_shared or self._stamp().same_file(before):
                 return rows
         raise ConsensusUnavailable(f"{self.url} changed during each of {TRIES_MAX} reads; look again")
 
@@ -89,42 +126,73 @@ class ReadingSqlite(SqliteConsensus):
         return super()._translate(error, kind)
 
     def _stamp(self) -> _Stamp:
-        """What changes when the file is opened by another process, or written."""
-        with contextlib.suppress(OSError):
-            found = os.stat(self._path)
-            shares = os.path.exists(f"{self._path}-shm") or _has_bytes(f"{self._path}-wal")
-            return found.st_mtime_ns, found.st_size, found.st_ino, shares
-        return 0, 0, 0, False
+        """How the file and what lies beside it are now. Raises ConsensusUnavailable: one of them is no file.
 
-    def _opened(self) -> sqlite3.Connection:
+        Sides come first: who makes the file writes it before its log.
+        """
+        sides = [self._found(end) for end in (LOG, INDEX, JOURNAL)]
+        found = self._found("")
+        sizes = [None if side is None else side.st_size for side in sides]
+        return _Stamp(*((0, 0, None) if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)), *sizes)
+
+    def _found(self, end: str) -> os.stat_result | None:
+        try:
+            found = os.stat(f"{self._path}{end}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise ConsensusUnavailable(f"{self.url}{end} cannot be read: {error.strerror}") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise ConsensusUnavailable(f"{self.url}{end} is no regular file, so it is not opened")
+        return found
+
+    def _opened(self, now: _Stamp) -> sqlite3.Connection:
         """A connection for one call."""
-        if os.path.exists(f"{self._path}-shm"):
-            return _connected(self._path, "mode=ro&readonly_shm=1")
-        if _has_bytes(f"{self._path}-wal"):
-            return _connected(self._copy(), "mode=rw")
-        return _connected(self._path, "mode=ro&immutable=1")
+        if not now.size and now.log:
+            raise ConsensusDamaged(EMPTIED.format(self.url))
+        if not now.size and now.journal:
+            raise ConsensusUnavailable(
+                f"{self.url} is empty beside a rollback journal: a program makes it just now, or it was truncated"
+            )
+        if now.is_copied:
+            return _connected(self._copy(now), "mode=rw")
+        return _connected(self._path, "mode=ro&readonly_shm=1" if now.is_shared else "mode=ro&immutable=1")
 
-    def _copy(self) -> str:
-        """A copy of the file and its log, made once: nobody has them open."""
-        if self._copied is None:
-            sizes = [os.stat(f"{self._path}{end}").st_size for end in ("", "-wal")]
-            if sum(sizes) > COPY_BYTES_MAX:
-                raise ConsensusUnavailable(
-                    f"{self.url} lacks the index of its write-ahead log, and is too large to be copied: open it with "
-                    "`persist verify` once"
-                )
+    def _copy(self, now: _Stamp) -> str:
+        """A copy of the file with its log and journal, made once: nobody has them open."""
+        with self._lock:
+            if self._copied is not None and not self._copied[0].same_file(now):
+                self._forget_copy()
+            if self._copied is None:
+                if (now.size or 0) + (now.log or 0) + (now.journal or 0) > COPY_BYTES_MAX:
+                    raise ConsensusUnavailable(
+                        f"{self.url} lacks the index of its write-ahead log, and is too large to be copied: open it "
+                        "with `persist verify` once"
+                    )
+                self._copied = now, self._copied_to_temporary()
+            return os.path.join(self._copied[1], "log.db")
+
+    def _copied_to_temporary(self) -> str:
+        copied = None
+        try:
             copied = tempfile.mkdtemp(prefix="persist-look-")
-            for end in ("", "-wal"):
-                shutil.copyfile(f"{self._path}{end}", os.path.join(copied, f"log.db{end}"))
-            self._copied = copied
-        return os.path.join(self._copied, "log.db")
+            for end in ("", LOG, JOURNAL):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copyfile(f"{self._path}{end}", os.path.join(copied, f"log.db{end}"))
+        except OSError as error:
+            if copied is not None:
+                shutil.rmtree(copied, ignore_errors=True)
+            raise ConsensusUnavailable(
+                f"{self.url} must be copied to be looked at, and that failed: {error.strerror or error}; set TMPDIR to "
+                "a directory with room"
+            ) from error
+        return copied
+
+    def _forget_copy(self) -> None:
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            shutil.rmtree(copied[1], ignore_errors=True)
 
 
 def _connected(path: str, options: str) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(path)}?{options}", BUSY_TIMEOUT_S, uri=True, isolation_level=None)
-
-
-def _has_bytes(path: str) -> bool:
-    with contextlib.suppress(OSError):
-        return os.stat(path).st_size > 0
-    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from persist.cli import cost_table, inspect_far
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of
-from persist.cli.where import TOKEN, check_given
+from persist.cli.screen import complain
+from persist.cli.where import TOKEN, check_given, token_of_environment, url_of
 from persist.cli.where import add_arguments as add_where
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.cost.document import CostDocument, cost_document
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", action="append", metavar="URL", help=f"what this process has counted; its token in {TOKEN}; repeatable"
     )
+    parser.add_argument("--ca-file", metavar="FILE", help="PEM file of whom to trust, for --url https://…")
     parser.add_argument("--watch", metavar="SECONDS", help="with --url: only what comes in so long a time")
     parser.add_argument(
         "--scrape",
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         document = _answered(arguments)
     except PersistError as error:
-        print(f"persist cost: {error.message}", file=sys.stderr)
+        complain("persist cost", error.message)
         return exit_of(error)
     lines = document.pieces() if arguments.json else cost_table.lines(document, by_day=arguments.by_day)
     for line in lines:
@@ -66,17 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answered(arguments: argparse.Namespace) -> CostDocument:
-    check_given(arguments, "dir", "blob", "consensus", "prices", "watch")
+    check_given(arguments, "dir", "blob", "consensus", "ca_file", "prices", "watch")
     days = _number("days", arguments.days, DAYS_MAX)
     watch_s = None if arguments.watch is None else _number("watch", arguments.watch, WATCH_S_MAX)
-    if watch_s is not None and not arguments.url:
+    urls = _urls(arguments)
+    if watch_s is not None and not urls:
         raise InvalidUsage("--watch needs --url: what is watched is what a process counts")
     if len(arguments.scrape or ()) > SCRAPES_MAX:
         raise InvalidUsage(f"--scrape is given more than {SCRAPES_MAX} times: give one file, or an earlier and a later")
     if arguments.scrape and arguments.url:
         raise InvalidUsage("--scrape and --url are both given: give files, or processes to ask")
     prices = built_in() if arguments.prices is None else read_prices(Path(arguments.prices))
-    counted = _metered(arguments, watch_s, prices)
+    counted = _metered(arguments, urls, watch_s, prices)
     has_stores = any((arguments.dir, arguments.blob, arguments.consensus))
     if counted is not None and not has_stores:
         if arguments.name:
@@ -98,12 +100,27 @@ def _number(name: str, text: str, most: float) -> float:
     return found
 
 
-def _metered(arguments: argparse.Namespace, watch_s: float | None, prices: Prices) -> MeteredTold | None:
+def _urls(arguments: argparse.Namespace) -> list[str]:
+    """The processes that are asked. Without stores and files those of the environment are."""
+    given: list[str] = arguments.url or []
+    if "" in given:
+        raise InvalidUsage("--url is empty: give a value, or leave it out")
+    if not given and not arguments.scrape:
+        found = url_of(argparse.Namespace(**{**vars(arguments), "url": None}))
+        given = [] if found is None else [found]
+    if arguments.ca_file and not given:
+        raise InvalidUsage("--ca-file is for a server: give --url")
+    return [one for url in given for one in url.split(",")]
+
+
+def _metered(
+    arguments: argparse.Namespace, urls: list[str], watch_s: float | None, prices: Prices
+) -> MeteredTold | None:
     """What processes have counted; None: nobody was asked."""
-    if arguments.url:
-        servers = [inspect_far.Server(url, os.environ.get(TOKEN)) for url in arguments.url]
-        found, seconds = _watched(lambda: _asked(servers, arguments.url), watch_s)
-        return metered_told(found, arguments.url, seconds, prices)
+    if urls:
+        servers = [inspect_far.Server(url, token_of_environment(), arguments.ca_file) for url in urls]
+        found, seconds = _watched(lambda: _asked(servers, urls), watch_s)
+        return metered_told(found, urls, seconds, prices)
     if arguments.scrape:
         texts = [metered(_read(Path(path)), Path(path).name) for path in arguments.scrape]
         found = texts[0] if len(texts) == 1 else texts[1].since(texts[0])

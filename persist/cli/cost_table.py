@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from persist.cli.inspect_table import finding_line
+from persist.cli.screen import plain
 from persist.cost.document import CostDocument
 from persist.cost.priced import (
     BUDGET,
@@ -42,7 +43,7 @@ SHARD_HEADS = (
 
 def lines(document: CostDocument, *, by_day: bool) -> Iterator[str]:
     """The answer, line by line, each with its line feed."""
-    yield from (f"{line}\n" for line in _lines(document, by_day))
+    yield from (f"{plain(line)}\n" for line in _lines(document, by_day))
 
 
 def _lines(document: CostDocument, by_day: bool) -> Iterator[str]:

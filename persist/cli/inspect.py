@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from persist.cli import inspect_far, inspect_table
-from persist.cli.where import DEFAULT_DIRECTORY, where_of
-from persist.cli.where import add_arguments as add_where
+from persist.cli.screen import complain, plain
+from persist.cli.where import DEFAULT_DIRECTORY, add_client_arguments, token_of_environment, url_of, where_of
 from persist.core.errors import (
     Corruption,
     Forbidden,
@@ -112,8 +112,7 @@ def add_arguments(parser: Parser) -> None:
     for what, told in WHATS.items():
         one = actions.add_parser(what, help=told, description=told)
         _add_subject(one, what)
-        add_where(one)
-        one.add_argument("--url", metavar="URL", help="ask this server instead, with the token in PERSIST_TOKEN")
+        add_client_arguments(one)
         one.add_argument("--json", action="store_true", help="print JSON; docs/inspect.md has its schema")
         if what in WITH_KEYS:
             one.add_argument("--keys", action="store_true", help="show keys of rows, which are data; else hashes")
@@ -154,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return _inspect(arguments)
     except PersistError as error:
-        print(f"persist inspect: {error.message}", file=sys.stderr)
+        complain("persist inspect", error.message)
         return exit_of(error)
 
 
@@ -168,26 +167,29 @@ def exit_of(error: PersistError) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
     span_of(asked)
-    if arguments.url is not None:
-        return _shown(server_of(arguments).ask, asked, arguments)
+    server = server_of(arguments)
+    if server is not None:
+        with inspect_far.understood(server.url):
+            return _shown(server.ask, asked, arguments)
     with closing(look_of(arguments)) as look:
         return _shown(lambda one: Near(inspected(look, one)), asked, arguments)
 
 
-def server_of(arguments: argparse.Namespace) -> inspect_far.Server:
-    """The server that --url names, with the token of the environment. Raises InvalidUsage."""
-    if arguments.dir or arguments.blob or arguments.consensus:
-        raise InvalidUsage("give --url, or the stores, not both")
-    return inspect_far.Server(arguments.url, os.environ.get("PERSIST_TOKEN"))
+def server_of(arguments: argparse.Namespace) -> inspect_far.Server | None:
+    """The server that is meant, with the token of the environment. None: the stores are. Raises InvalidUsage."""
+    url = url_of(arguments)
+    return None if url is None else inspect_far.Server(url, token_of_environment(), arguments.ca_file)
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:
     given = vars(arguments)
-    texts = {name: given.get(name) or "" for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper")}
+    texts: dict[str, Any] = {
+        name: given.get(name) or "" for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper")
+    }
     whole = arguments.what == "state" and arguments.json
-    keys, dropped = bool(given.get("keys")), bool(given.get("dropped"))
+    flags = {name: bool(given.get(name)) for name in ("keys", "dropped", "follow")} | {"whole": whole}
     rows = int(given.get("rows") or 0)
-    return Asked(arguments.what, arguments.name, **texts, keys=keys, rows=rows, whole=whole, dropped=dropped)
+    return replace(Asked(arguments.what, arguments.name, **texts), rows=rows, **flags)
 
 
 def look_of(arguments: argparse.Namespace) -> Look:
@@ -209,7 +211,7 @@ def _shown(ask: Ask, asked: Asked, arguments: argparse.Namespace) -> int:
             sys.stdout.write(piece)
     else:
         if seen.seqno is not None:
-            print(f"{asked.name if asked.what != 'part' else 'shard'} v{seen.seqno}")
+            print(plain(f"{asked.name if asked.what != 'part' else 'shard'} v{seen.seqno}"))
         for line in inspect_table.lines(seen.about, seen.rows()):
             print(line)
     found = seen.findings()
@@ -245,4 +247,4 @@ def seen_entries(seen: Seen) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def _after(asked: Asked, seqno: int) -> Asked:
-    return Asked("log", asked.name, first=str(seqno + 1), last=asked.last)
+    return Asked("log", asked.name, first=str(seqno + 1), last=asked.last, follow=True)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
+from persist.cli.where import check_url
+from persist.client.server_url import normal
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.formats.http_messages import error_from_json
 from persist.inspect.asking import OF_MANY, Asked
@@ -20,19 +25,44 @@ METRICS_BYTES_MAX = 64 * 1024 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
 PROBLEM_BYTES_MAX = 1024 * 1024
 PIECE_BYTES = 1024 * 1024
-HEALTHY_END = b'"findings": []}\n'
+END_BYTES = 64  # of a document, in which its end is looked for
+_BEGINS = re.compile(rb'\s*\{\s*"persist"\s*:\s*"inspect"')
+_ENDS_HEALTHY = re.compile(rb'"findings"\s*:\s*\[\s*\]\s*\}\s*\Z')
+_CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")  # no JSON has them raw
 _OPTIONS = {"first": "from", "last": "to"}  # how a question's options are called there
 
 
-class Server:
-    """A server, and the token by which it is asked (None: none)."""
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect, which would take the token to whom it names."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-            raise InvalidUsage(f"--url is {url!r:.100}; it must be the URL of one server, such as http://host:8787")
-        self._url = url.rstrip("/")
-        self._headers = {} if not token else {"authorization": f"Bearer {token}"}
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+class Server:
+    """A server, or several of one location: the first of them that answers is asked. `token` None: there is none.
+
+    Raises InvalidUsage: it is no URL of servers, or the PEM file of whom to trust cannot be used.
+    """
+
+    def __init__(self, url: str, token: str | None, ca_file: str | None = None) -> None:
+        check_url(url)
+        self._urls = tuple(dict.fromkeys(map(normal, url.split(","))))
+        self._url = self._urls[0]
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        is_secure = ca_file is not None or any(one.startswith("https") for one in self._urls)
+        try:
+            trust = ssl.create_default_context(cafile=ca_file) if is_secure else None
+        except OSError as error:
+            raise InvalidUsage(f"--ca-file {ca_file!r:.200} cannot be used: {error.strerror or error}") from error
+        self._opener = urllib.request.build_opener(
+            _Stays, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
+        )
+
+    @property
+    def url(self) -> str:
+        """The one that was asked last."""
+        return self._url
 
     def ask(self, asked: Asked) -> Far:
         """Raises what the server refuses, and Unavailable: it does not answer, or not as a server of persist."""
@@ -46,7 +76,7 @@ class Server:
                 if len(data) > DOCUMENT_BYTES_MAX:
                     raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; ask for fewer shards")
                 return json.loads(data)
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
                 raise Unavailable(
                     f"{self._url} does not answer as a server of persist, or its answer was cut off"
                 ) from error
@@ -63,14 +93,18 @@ class Server:
         return data.decode("utf-8", "replace")
 
     def _opened(self, path: str, silent_s: float) -> Any:
-        request = urllib.request.Request(self._url + path, headers=self._headers)
-        try:
-            return urllib.request.urlopen(request, timeout=silent_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _refusal(error, self._url) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            raise Unavailable(f"{self._url} does not answer: {_said(error)}") from error
+        for url in self._urls:
+            self._url = url
+            request = urllib.request.Request(url + path, headers=self._headers)
+            try:
+                return self._opener.open(request, timeout=silent_s)
+            except urllib.error.HTTPError as error:
+                with error:
+                    raise _refusal(error, url) from error
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                if url == self._urls[-1]:
+                    raise Unavailable(f"{url} does not answer: {_said(error)}") from error
+        raise AssertionError("the last one answers or raises")
 
 
 def path_of(asked: Asked) -> str:
@@ -79,7 +113,7 @@ def path_of(asked: Asked) -> str:
     for name in ("at", "timestamp", "first", "last", "as_of", "lower", "upper"):
         if value := getattr(asked, name):
             given[_OPTIONS.get(name, name)] = value
-    given |= {name: "true" for name in ("keys", "whole", "dropped") if getattr(asked, name)}
+    given |= {name: "true" for name in ("keys", "whole", "dropped", "follow") if getattr(asked, name)}
     given |= {"rows": str(asked.rows)} if asked.rows else {}
     if asked.what in OF_MANY:
         given |= {"pattern": asked.name} if asked.name else {}
@@ -123,19 +157,25 @@ class Far:
         if self._what == "log":
             yield from self._lines()
             return
-        end = b""
+        start, end = b"", b""
         while piece := self._taken(self._answer.read, PIECE_BYTES):
-            end = (end + piece)[-len(HEALTHY_END) :]
+            if not start and not _BEGINS.match(start := piece):
+                raise self._foreign()
+            if _CONTROL.search(piece):
+                raise self._foreign()
+            end = (end + piece)[-END_BYTES:]
             yield piece.decode("utf-8", "replace")
         if not end.endswith(b"]}\n"):
             raise self._cut()
-        if end != HEALTHY_END:
+        if not _ENDS_HEALTHY.search(end):
             self._findings = [{"shard": None, "what": "as the document says", "key": None}]
 
     def _lines(self) -> Iterator[str]:
         while line := self._taken(self._answer.readline, LINE_BYTES_MAX):
             if not line.endswith(b"\n"):
                 raise self._cut()
+            if not _is_entry(_parsed(line)):
+                raise self._foreign()
             yield line.decode("utf-8", "replace")
 
     def _read(self) -> dict[str, Any]:
@@ -143,12 +183,11 @@ class Far:
             data = self._taken(self._answer.read, DOCUMENT_BYTES_MAX + 1)
             if len(data) > DOCUMENT_BYTES_MAX:
                 raise InvalidUsage(f"the answer has more than {DOCUMENT_BYTES_MAX} bytes; take --json")
-            try:
-                found = json.loads(data)
-            except ValueError as error:
-                raise self._cut() from error
-            if not isinstance(found, dict) or found.get("persist") != "inspect":
-                raise Unavailable(f"{self._url} does not answer as a server of persist")
+            found = _parsed(data)
+            if found is None and _BEGINS.match(data):
+                raise self._cut()
+            if not _is_document(found):
+                raise self._foreign()
             self._document = found
         return self._document
 
@@ -159,17 +198,58 @@ class Far:
         except (OSError, http.client.HTTPException) as error:
             raise self._cut() from error
 
+    def _foreign(self) -> Unavailable:
+        return Unavailable(f"{self._url} does not answer as a server of persist")
+
     def _cut(self) -> Unavailable:
         return Unavailable(f"the answer of {self._url} was cut off; its log says why, ask again")
 
 
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """Raises Unavailable where an answer lacks what is shown of it, or has another kind of value there."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise Unavailable(f"{url} does not answer as a server of persist") from error
+
+
+def _parsed(data: bytes) -> Any:
+    """None: it is no JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_document(found: Any) -> bool:
+    if not isinstance(found, dict) or found.get("persist") != "inspect":
+        return False
+    seqno, about = found.get("seqno", ""), found.get("about", "")
+    lists = (found.get("rows"), found.get("findings"))
+    return (
+        (seqno is None or type(seqno) is int)
+        and (about is None or isinstance(about, dict))
+        and all(isinstance(one, list) and all(isinstance(row, dict) for row in one) for one in lists)
+    )
+
+
+def _is_entry(found: Any) -> bool:
+    """Whether it is an entry of a log."""
+    return isinstance(found, dict) and type(found.get("seqno")) is int and "finding" in found
+
+
 def _refusal(error: urllib.error.HTTPError, url: str) -> PersistError:
     """What the server says is wrong."""
+    if 300 <= error.code < 400:
+        return Unavailable(
+            f"{url} redirects to another place, where nobody is asked: give the URL of the server itself"
+        )
     try:
         told = json.loads(error.read(PROBLEM_BYTES_MAX))
-        if isinstance(told, dict) and "kind" in told:
+        if isinstance(told, dict) and isinstance(told.get("kind"), str):
             return error_from_json(told)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):
         pass
     return Unavailable(f"{url} does not answer as a server of persist: {error}")
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from persist.cli.screen import plain
+
 ALIGNED_ROWS_MAX = 1_000  # by which the widths of columns are chosen; later rows may be wider
 CELL_CHARS_MAX = 400
 GAP = "  "
@@ -19,7 +21,7 @@ def lines(about: Row | None, rows: Iterable[Row]) -> Iterator[str]:
     about = dict(about or {})
     shown = about.pop("shown", ())
     for name, value in _flat(about):
-        yield f"{name}: {value}"
+        yield plain(f"{name}: {value}")
     yield from _table(rows, follows=bool(about))
     yield from _table(shown, follows=True)
 
@@ -27,27 +29,28 @@ def lines(about: Row | None, rows: Iterable[Row]) -> Iterator[str]:
 def _table(rows: Iterable[Row], *, follows: bool) -> Iterator[str]:
     """A table, after an empty line where it `follows` something. Of no rows there is none."""
     upcoming = iter(rows)
-    first = [dict(_flat(row)) for row in islice(upcoming, ALIGNED_ROWS_MAX)]
+    first = [_cells(row) for row in islice(upcoming, ALIGNED_ROWS_MAX)]
     if not first:
         return
     if follows:
         yield ""
     more = next(upcoming, None)
-    names = [name for name in first[0] if more is not None or any(row[name] not in ("-", "") for row in first)]
-    numeric = {name for name in names if all(_is_number(row[name]) for row in first)}
-    widths = {name: max(len(name), *(len(row[name]) for row in first)) for name in names}
+    known = dict.fromkeys(name for row in first for name in row)  # a later build may tell more of some rows
+    names = [name for name in known if more is not None or any(row.get(name, "-") not in ("-", "") for row in first)]
+    numeric = {name for name in names if all(_is_number(row.get(name, "-")) for row in first)}
+    widths = {name: max(len(name), *(len(row.get(name, "-")) for row in first)) for name in names}
     yield _line({name: name for name in names}, names, numeric, widths)
     for row in first:
         yield _line(row, names, numeric, widths)
     while more is not None:
-        yield _line(dict(_flat(more)), names, numeric, widths)
+        yield _line(_cells(more), names, numeric, widths)
         more = next(upcoming, None)
 
 
 def log_line(entry: Row) -> str:
     """An entry of the log on one line."""
     if entry["finding"] is not None and entry["commit_id"] is None:
-        return f"v{entry['seqno']}  {entry['bytes']} bytes  DAMAGED: {entry['finding']}"
+        return plain(f"v{entry['seqno']}  {entry['bytes']} bytes  DAMAGED: {entry['finding']}")
     said = entry["operations"] or entry["kinds"]
     told = [f"v{entry['seqno']}", entry["timestamp"] or "-", f"{entry['bytes']} bytes", ", ".join(said)]
     if entry["added"]:
@@ -59,22 +62,27 @@ def log_line(entry: Row) -> str:
         told.append(f"{entry['gone']} blobs left")
     if entry["finding"] is not None:
         told.append(f"DAMAGED: {entry['finding']}")
-    return GAP.join(told)
+    return plain(GAP.join(told))
 
 
 def finding_line(finding: Row) -> str:
     """What is wrong, on one line."""
     where = f"{finding['shard']}: " if finding["shard"] is not None else ""
-    return f"DAMAGED {where}{finding['what']}"
+    return plain(f"DAMAGED {where}{finding['what']}")
 
 
 def _batch(batch: Row) -> str:
     return f"[{_text(batch['lower'])}, {_text(batch['upper'])}) of {batch['rows']} updates"
 
 
-def _line(row: Row, names: list[str], numeric: set[str], widths: Mapping[str, int]) -> str:
-    cells = (row[name].rjust(widths[name]) if name in numeric else row[name].ljust(widths[name]) for name in names)
-    return GAP.join(cells).rstrip()
+def _line(row: Mapping[str, str], names: list[str], numeric: set[str], widths: Mapping[str, int]) -> str:
+    cells = ((row.get(name, "-"), widths[name], name in numeric) for name in names)
+    return GAP.join(text.rjust(width) if right else text.ljust(width) for text, width, right in cells).rstrip()
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """What is shown of a row, by columns. Names and values are of whoever wrote them: none may move the cursor."""
+    return {plain(name): plain(text) for name, text in _flat(row)}
 
 
 def _flat(row: Row) -> Iterator[tuple[str, str]]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
+from blob import without_secrets
 from persist.client.connect import Client, Connection
 from persist.client.embedded import EmbeddedTransport
-from persist.commit.location import Location, LocationSettings, open_location, open_stores
+from persist.client.server_url import checked_token
+from persist.commit.location import Location, LocationSettings, open_location, open_stores, url_path
 from persist.commit.location import check_there as check_there
 from persist.core.errors import InvalidUsage
 from persist.core.shard_settings import DEFAULT_HISTORY
@@ -39,9 +40,10 @@ class Where:
                 check_there(self.blob or "")
             return open_stores(self.blob or "", self.consensus or "", settings=settings)
         path = Path(self.directory or DEFAULT_DIRECTORY).absolute()
+        at = url_path(path)
         if must_exist and not path.exists():
             raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
-        return open_location(f"persist://{quote(str(path))}", settings=settings)
+        return open_location(f"persist://{at}", settings=settings)
 
 
 def check_given(arguments: argparse.Namespace, *names: str) -> None:
@@ -85,9 +87,21 @@ def add_client_arguments(parser: argparse.ArgumentParser) -> None:
 
 def connection_to(url: str, ca_file: str | None) -> Connection:
     """The connection to a server, with the token of the environment. Raises InvalidUsage."""
+    check_url(url)
+    return Connection(url, token=token_of_environment(), ca_file=ca_file)
+
+
+def check_url(url: str) -> None:
+    """Raises InvalidUsage: it is of no server. What it says before an @ may be a password, and is not shown."""
     if not url.lower().startswith(("http://", "https://")):
-        raise InvalidUsage(f"--url is {url!r:.200}; it must be http(s)://host:port: a directory is given by --dir")
-    return Connection(url, token=os.environ.get(TOKEN) or None, ca_file=ca_file)
+        raise InvalidUsage(
+            f"--url is {without_secrets(url)!r:.200}; it must be http(s)://host:port: a directory is given by --dir"
+        )
+
+
+def token_of_environment() -> str | None:
+    """None: there is none. Raises InvalidUsage: it is none."""
+    return checked_token(TOKEN, os.environ.get(TOKEN))
 
 
 def url_of(arguments: argparse.Namespace) -> str | None:

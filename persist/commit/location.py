@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from blob import Blob, BlobNotFound, BlobNotWritable, open_blob, without_secrets
@@ -48,6 +51,7 @@ from persist.formats.store_errors import translated
 
 MARKER = "persist.json"
 MARKER_VERSION = 1
+MARKER_BYTES_MAX = 64 * 1024
 MACHINES_MAX = 20_000
 UNREAD_PART = 20  # names of which no shard was read take at most this part of the places
 EVICTIONS_TRIED_MAX = 100  # machines looked at when one more is made
@@ -402,7 +406,7 @@ def _mark(root: Path) -> None:
                     return
                 raise InvalidUsage(f"{root} is not a persist location: it has files but no {MARKER}; use an empty one")
             _write_marker(marker)
-        found = json.loads(marker.read_text())
+        found = read_marker(marker)
     except (NotADirectoryError, FileExistsError) as error:
         raise InvalidUsage(f"{root} is not a directory") from error
     except OSError as error:
@@ -412,6 +416,31 @@ def _mark(root: Path) -> None:
     version = found.get("version") if isinstance(found, dict) else None
     if version != MARKER_VERSION:
         raise UpgradeNeeded(f"{root} has location format {version!r}; this persist knows {MARKER_VERSION}: upgrade it")
+
+
+def read_marker(marker: Path) -> Any:
+    """The JSON of a file that marks a location. Raises OSError: it cannot be read, or is no file; ValueError: no JSON.
+
+    It is asked for by what it is first: opening a pipe would wait for who writes to it.
+    """
+    if not stat.S_ISREG(marker.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(marker))
+    with marker.open("rb") as file:
+        data = file.read(MARKER_BYTES_MAX + 1)
+    if len(data) > MARKER_BYTES_MAX:
+        raise ValueError("it is too long")
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def url_path(path: Path) -> str:
+    """The path as it stands in a URL. Raises InvalidUsage: it is no UTF-8, which a URL must be."""
+    try:
+        return quote(str(path))
+    except UnicodeEncodeError as error:
+        raise InvalidUsage(f"the directory {str(path)!a} has a name that is not UTF-8; rename it") from error
 
 
 def _is_empty(root: Path) -> bool:

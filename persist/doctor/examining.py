@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from types import NoneType
 from typing import Any
 
 from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
@@ -173,6 +174,9 @@ def report_of(document: Any) -> Report:
         known = {name: document[name] for name in ("persist", "version", "at", "pattern", "shards", "left_out")}
         names = [one.name for one in fields(Diagnosis)]
         found = [Diagnosis(**{name: one[name] for name in names}) for one in document["findings"]]
+        told = [getattr(one, name) for one in found for name in names if name != "shard"]
+        if not all(isinstance(one, (str, int, float, NoneType)) for one in told):
+            raise TypeError("a finding has another kind of value")
         where = {one.name: document["location"][one.name] for one in fields(LocationTold)}
         return Report(**known, location=LocationTold(**where), findings=found)
     except (KeyError, TypeError) as error:

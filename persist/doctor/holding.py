@@ -225,10 +225,11 @@ def loan_stuck(seen: Seen) -> Iterator[Diagnosis]:
         old_ms = seen.now_ms - loan.begun_ms
         if old_ms < seen.limits.behind_ms or _has_borrowed(seen, loan.borrower, loan_id):
             continue
+        lent_to = seen.look.shown_name(loan.borrower)
         yield diagnosis(
             "loan-stuck",
             seen.name,
-            f"{many(loan.keys, 'blob')} {'is' if loan.keys == 1 else 'are'} lent to {loan.borrower!r} since "
+            f"{many(loan.keys, 'blob')} {'is' if loan.keys == 1 else 'are'} lent to {lent_to!r} since "
             f"{at(loan.begun_ms)}, and that shard needs none of them",
             cause="the clone was never made, was dropped, or was merged, and maintenance has not ended the loan",
             remedy="start maintenance, which ends it",

@@ -26,7 +26,7 @@ class Asked:
     """One question, with its options as texts; "": not given. `name` is the shard, a pattern, or the key of a part.
 
     `keys`: keys of rows are shown. `rows`: so many updates of a part are shown. `whole`: the whole State, not its
-    outline alone. `dropped`: dropped shards too.
+    outline alone. `dropped`: dropped shards too. `follow`: a log from a version that may be still to come.
     """
 
     what: str
@@ -42,6 +42,7 @@ class Asked:
     rows: int = 0
     whole: bool = False
     dropped: bool = False
+    follow: bool = False
 
 
 def inspected(look: Look, asked: Asked) -> Document:
@@ -93,7 +94,7 @@ Answer = Callable[[Look, Asked], Document]
 ANSWERS: Mapping[str, Answer] = {
     "shards": lambda look, asked: shards_document(look, asked.name or None, with_dropped=asked.dropped),
     "state": _state,
-    "log": lambda look, asked: log_document(look, asked.name, span_of(asked)),
+    "log": lambda look, asked: log_document(look, asked.name, span_of(asked), waits=asked.follow),
     "diff": _diff,
     "rollups": lambda look, asked: pieces.rollups_document(look, asked.name),
     "batches": lambda look, asked: pieces.batches_document(look, asked.name),

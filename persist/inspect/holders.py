@@ -213,9 +213,11 @@ def loans_document(look: Look, name: str) -> Document:
             seen.findings.note(f"the blob {loan.list_key} is not there", loan.list_key)
         except (Corruption, UpgradeNeeded) as error:
             seen.findings.note(error.message, loan.list_key)
-        rows.append(LoanTold(str(key), "lent", loan.borrower, instant(loan.begun_ms), loan.keys, loan.list_key))
+        rows.append(
+            LoanTold(str(key), "lent", look.shown_name(loan.borrower), instant(loan.begun_ms), loan.keys, loan.list_key)
+        )
     for key, owner in sorted(state.borrowed.items()):
-        rows.append(LoanTold(str(key), "borrowed", owner, None, None, None))
+        rows.append(LoanTold(str(key), "borrowed", look.shown_name(owner), None, None, None))
     return Document("loans", seen.findings, name, int(state.seqno), rows=rows)
 
 

@@ -67,9 +67,10 @@ def prefix_of(pattern: str) -> str:
 
 
 def matching(look: Look, pattern: str | None, *, with_dropped: bool = True) -> Iterator[str]:
-    """The names that a pattern matches (None: all), ascending. Raises InvalidUsage."""
+    """The names that a pattern matches (None: all that who looks may see), ascending. Raises InvalidUsage."""
     if pattern is None:
-        yield from look.names(with_dropped=with_dropped)
+        found = dict.fromkeys(n for p in look.prefixes for n in look.names(p, with_dropped=with_dropped))
+        yield from sorted(found) if look.prefixes else look.names(with_dropped=with_dropped)
         return
     matches = re.compile(translate(pattern)).match
     yield from (name for name in look.names(prefix_of(pattern), with_dropped=with_dropped) if matches(name))

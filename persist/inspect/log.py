@@ -9,7 +9,7 @@ from typing import Any
 from persist.commit.versions import Cut
 from persist.core.antichain import Antichain
 from persist.core.batch import HollowBatch
-from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, NotReadable, UnknownShard, UpgradeNeeded
 from persist.core.ids import SeqNo
 from persist.core.state_diff import MAPPINGS, SCALARS, StateDiff
 from persist.formats.store_errors import translated
@@ -120,10 +120,17 @@ def _read(look: Look, name: str, seqno: int, data: bytes) -> Logged:
     return Logged(seqno, len(data), change)
 
 
-def log_document(look: Look, name: str, span: Span) -> Document:
-    """The entries of the log, a line each. Raises UnknownShard, InvalidUsage."""
+def log_document(look: Look, name: str, span: Span, *, waits: bool = False) -> Document:
+    """The entries of the log, a line each. `waits`: none of them may be there yet.
+
+    Raises UnknownShard, InvalidUsage (the span begins after the log), NotReadable (it ends before the log).
+    """
     span.check()
     head = head_of(look, name)
+    if span.first is not None and span.first > head and not waits:
+        raise InvalidUsage(f"shard {name!r} has no v{span.first} yet: its log ends at v{head}")
+    if span.last is not None and span.last < (first := first_live(look, name)):
+        raise NotReadable(f"v{span.last} of shard {name!r} is not there any more: its log begins at v{first}")
     findings = Findings(name)
 
     def rows() -> Iterator[LogEntry]:

@@ -6,14 +6,12 @@ here. What is wrong with how the stores belong together is a finding, and what i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
-from urllib.parse import quote
 
 from blob import Blob, BlobMisconfigured, BlobNotFound, BlobNotWritable, open_blob
 from blob.forwarding import ForwardingBlob
@@ -24,11 +22,12 @@ from consensus.interface import Wanted
 from persist.attributes.storage import NodeCache
 from persist.commit.identity import COPY_KEY, ID_KEY, LOG_KEY, Identity, epoch_key, epochs_in
 from persist.commit.levels import read_level
-from persist.commit.location import MARKER, MARKER_VERSION, Location, all_names
+from persist.commit.location import MARKER, MARKER_VERSION, Location, all_names, read_marker, url_path
 from persist.commit.system import Clock, SystemClock, SystemIds
 from persist.commit.versions import Versions
 from persist.core.binding import Binding
 from persist.core.errors import Corruption, InvalidUsage, PersistError, ReadOnly, Unavailable, UpgradeNeeded
+from persist.core.ids import shard_id_of
 from persist.formats.state_frames import FIRST_LEVEL, THIS_BUILD, Build, decode_binding
 from persist.formats.store_errors import translated
 from persist.inspect.records import Findings, Told
@@ -114,7 +113,8 @@ class LookedVersions(Versions):
 class Look:
     """Both stores of a location, to be looked at. Thread-safe. Closing it closes what `opened` for it.
 
-    `problems` are findings of the location as a whole, such as a marker that is missing.
+    `problems` are findings of the location as a whole, such as a marker that is missing. Who looks may see shards whose
+    names begin with one of `prefixes` alone (None given: all).
     """
 
     def __init__(
@@ -125,12 +125,14 @@ class Look:
         clock: Clock | None = None,
         build: Build = THIS_BUILD,
         owns: bool = True,
+        prefixes: Sequence[str] = (),
     ) -> None:
         self.blob = LookedBlob(blob)
         self.consensus = LookedConsensus(consensus)
         self.clock = clock or SystemClock()
         self.build = build
         self.problems = Findings()
+        self.prefixes = tuple(prefixes)
         self._owns = owns
         ids = SystemIds()
         identity = LookedIdentity(self.blob, self.consensus, ids, self.clock, build)
@@ -141,6 +143,10 @@ class Look:
         """Names of shards that begin so, ascending. Raises Unavailable, Corruption (the store itself is damaged)."""
         with translated():
             yield from all_names(partial(self._page, with_dropped), prefix)
+
+    def shown_name(self, name: str) -> str:
+        """The name of a shard that another one tells of; its id for who may not see it."""
+        return name if not self.prefixes or name.startswith(self.prefixes) else str(shard_id_of(name))
 
     def _page(self, with_dropped: bool, prefix: str, after: str, limit: int) -> list[str]:
         return self.consensus.keys(prefix, after, limit, with_dropped)
@@ -164,24 +170,27 @@ def look_at_stores(blob_url: str, consensus_url: str) -> Look:
 
 def look_at_directory(path: Path) -> Look:
     """As `look_at_stores`, of the location in a directory. Raises InvalidUsage where there is none."""
+    at = url_path(path)
     if not path.is_dir():
         raise InvalidUsage(f"{path} does not exist; give --dir, or --blob and --consensus")
     marker, blob, log = path / MARKER, path / "blob", path / "consensus.db"
     if not any(map(_is_there, (marker, blob, log))):
         raise InvalidUsage(f"{path} is not a persist location: it has neither {MARKER}, nor blobs, nor a log")
-    at = quote(str(path))
     look = look_at_stores(f"file://{at}/blob", f"sqlite:///{at}/consensus.db")
     if (wrong := _wrong_marker(marker)) is not None:
         look.problems.note(wrong)
     return look
 
 
-def look_into(location: Location) -> Look:
-    """The stores of a location that a server has open. Raises InvalidUsage: it shows a copy, which has no logs."""
+def look_into(location: Location, prefixes: Sequence[str] = ()) -> Look:
+    """The stores of a location that a server has open, for who may see names with these prefixes (none: all).
+
+    Raises InvalidUsage: it shows a copy, which has no logs.
+    """
     if location.is_copy:
         raise InvalidUsage("this server shows a copy of a blob store, which has no logs: ask a server at home")
     clock, build = location.clock, location.settings.build
-    return Look(location.blob, location.consensus, clock=clock, build=build, owns=False)
+    return Look(location.blob, location.consensus, clock=clock, build=build, owns=False, prefixes=prefixes)
 
 
 def _there(url: str, opens: Callable[[], T]) -> T:
@@ -203,7 +212,7 @@ def _is_there(path: Path) -> bool:
 def _wrong_marker(marker: Path) -> str | None:
     """What is wrong with the file that marks a directory. Raises UpgradeNeeded."""
     try:
-        found = json.loads(marker.read_bytes())
+        found = read_marker(marker)
     except FileNotFoundError:
         return f"{MARKER} is not there: no program opens this directory as a location"
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from blob import BlobNotFound
 from persist.core.batch import Part
-from persist.core.errors import Corruption, InvalidUsage, UpgradeNeeded
+from persist.core.errors import Corruption, InvalidUsage, UnknownShard, UpgradeNeeded
 from persist.core.keys import belongs_to, is_bundle_key, is_part_key, shard_of
 from persist.core.state import State
 from persist.formats.store_errors import translated, translated_but_missing
@@ -34,7 +35,8 @@ class PartFileTold(Told):
     """A part's blob. `named`: whether the newest State names it; else nothing tells its checksums, and they are null.
 
     `whole`, `footer`: whether the checksum of all bytes, and that of the footer, hold. `shown`: its first updates as
-    they lie there, as many as were asked for; what JSON has no value for is a text, and bytes are in hex.
+    they lie there, as many as were asked for; what JSON has no value for is a text, bytes are in hex, and maps are
+    lists of pairs. Where a clone alone names it, which borrowed it, the document is of that clone.
     """
 
     key: str
@@ -93,7 +95,11 @@ def part_document(look: Look, key: str, keys: KeyShower, rows: int = 0) -> Docum
     if name is not None:
         seen = newest(look, name)
         findings = seen.findings
-        found = None if seen.state is None else _named(look, seen.state, key, findings)
+        if seen.state is not None:
+            found = _named(look, seen.state, key, findings) or _borrowed(look, seen.state, key)
+        if found is not None and found[1].name != name:
+            name = look.shown_name(found[1].name)
+            findings = Findings(name)
     if stat is None:
         if found is None:
             raise InvalidUsage(f"there is no blob {key}, and nothing names it")
@@ -116,6 +122,17 @@ def _named(look: Look, state: State, key: str, findings: Findings) -> tuple[Part
             return one.part, state
     done = (part for claim in state.claims.values() for part in claim.done)
     return next(((part, state) for part in done if part.key == key), None)
+
+
+def _borrowed(look: Look, owner: State, key: str) -> tuple[Part, State] | None:
+    """The part as a clone has it that borrowed it, where it left the State of its owner."""
+    for borrower in sorted({loan.borrower for loan in owner.loans.values()}):
+        with suppress(UnknownShard):
+            state = newest(look, borrower).state
+            found = None if state is None else _named(look, state, key, Findings(borrower))
+            if found is not None:
+                return found
+    return None
 
 
 def _as_named(
@@ -151,7 +168,7 @@ def _as_named(
         shown=[] if file is None else _shown(file, shown, findings),
     )
     rows = [] if file is None else list(_groups(look, file, findings, keys))
-    return Document("part", findings, state.name, int(state.seqno), about, rows)
+    return Document("part", findings, look.shown_name(state.name), int(state.seqno), about, rows)
 
 
 def _shown(file: PartFile, rows: int, findings: Findings) -> list[dict[str, Any]]:
@@ -168,21 +185,37 @@ def _shown(file: PartFile, rows: int, findings: Findings) -> list[dict[str, Any]
     except Corruption as error:
         findings.note(error.message, file.part.key)
         return []
-    return [{name: _plain(value) for name, value in row.items()} for row in table.slice(0, rows).to_pylist()]
+    return [
+        {name: _of_scalar(column[row]) for name, column in zip(table.column_names, table.columns, strict=True)}
+        for row in range(min(rows, table.num_rows))
+    ]
+
+
+def _of_scalar(scalar: Any) -> Any:
+    """A value of a row as JSON. A time that Python has no value for is its count of units, as in `persist cat`."""
+    if not scalar.is_valid:
+        return None
+    kind, types = scalar.type, pa.types
+    if types.is_map(kind):
+        return [[_of_scalar(pair[0]), _of_scalar(pair[1])] for pair in scalar.values]
+    if types.is_struct(kind):
+        return {kind.field(place).name: _of_scalar(scalar[place]) for place in range(kind.num_fields)}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_of_scalar(one) for one in scalar.values]
+    try:
+        return _plain(scalar.as_py())
+    except (OverflowError, ValueError):
+        return f"@{scalar.value}"
 
 
 def _plain(value: Any) -> Any:
-    """A value of a row as JSON."""
+    """A value of Python as JSON."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
     return str(value)
 
 
@@ -236,10 +269,18 @@ def _statistics(metadata: Any, number: int, keys: KeyShower) -> list[ColumnStati
         column = group.column(position)
         held, name = column.statistics, column.path_in_schema
         show = KeyShower(True) if name in (TIME, DIFF) else keys
-        bounds = (None, None) if held is None or not held.has_min_max else (held.min, held.max)
+        bounds = (None, None) if held is None or not held.has_min_max else _bounds(held)
         nulls = held.null_count if held is not None and held.has_null_count else None
         told.append(ColumnStatistics(name, column.total_compressed_size, nulls, *map(show.value, bounds)))
     return told
+
+
+def _bounds(held: Any) -> tuple[Any, Any]:
+    """The least and the greatest value; times that Python has no value for as their count of units."""
+    try:
+        return held.min, held.max
+    except (OverflowError, ValueError):
+        return f"@{held.min_raw}", f"@{held.max_raw}"
 
 
 def _unnamed(look: Look, key: str, size: int, name: str | None, findings: Findings, keys: KeyShower) -> Document:

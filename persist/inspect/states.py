@@ -188,6 +188,14 @@ class Rechecked:
         return self._keys is None or key in self._keys
 
 
+def named(look: Look, state: State) -> State:
+    """The State with the names of other shards as who looks may see them."""
+    if not look.prefixes:
+        return state
+    loans = {key: replace(loan, borrower=look.shown_name(loan.borrower)) for key, loan in state.loans.items()}
+    return replace(state, loans=loans, borrowed={key: look.shown_name(owner) for key, owner in state.borrowed.items()})
+
+
 def both(look: Look, name: str, earlier: int, later: int) -> tuple[Seen, Seen]:
     """The States of two versions. Raises InvalidUsage, NotReadable."""
     if earlier > later:

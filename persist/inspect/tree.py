@@ -18,7 +18,7 @@ from persist.core.state import State
 from persist.core.trace import Trace
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, KeyShower, Told, instant
-from persist.inspect.states import Seen, at_version, newest, version_at
+from persist.inspect.states import Seen, at_version, named, newest, version_at
 from persist.parts import newest as newest_schema
 from persist.parts import sound_schemas
 
@@ -134,7 +134,7 @@ def state_document(
         at = version_at(look, name, at_ms)
     seen: Seen = newest(look, name) if at is None else at_version(look, name, at)
     state = seen.known()
-    tree = (lambda: told(state, keys)) if whole else None
+    tree = (lambda: told(named(look, state), keys)) if whole else None
     return Document("state", seen.findings, name, int(state.seqno), outline_of(state), tree=tree)
 
 

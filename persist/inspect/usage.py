@@ -189,7 +189,8 @@ def usage_document(look: Look, pattern: str | None, watcher_of: WatcherOf = lamb
     names = {family_of(shard_id_of(name)): name for name in matching(look, pattern)}
     found: dict[str, UsageTold] = {}
     rest = _Sums()
-    if pattern is None:
+    whole = pattern is None and not look.prefixes
+    if whole:
         of_rest = watcher_of(None)
         for family, stats in groupby(_listed(look, ""), _group):
             if family in names:
@@ -203,7 +204,7 @@ def usage_document(look: Look, pattern: str | None, watcher_of: WatcherOf = lamb
         if family not in found:
             found[family] = _usage(look, name, list(_listed(look, family)), findings, watcher_of(name))
     rows = sorted(found.values(), key=lambda one: one.shard or "")
-    return Document("usage", findings, about=_location(look, location, rows, rest, pattern is None), rows=rows)
+    return Document("usage", findings, about=_location(look, location, rows, rest, whole), rows=rows)
 
 
 def _location(look: Look, location: LocationTold, rows: list[UsageTold], rest: _Sums, whole: bool) -> LocationUsage:

@@ -15,7 +15,7 @@ from persist.core.shard_settings import ShardSettings, history_text
 from persist.core.state import State
 from persist.inspect.looking import Look
 from persist.inspect.records import Document, Told, instant
-from persist.inspect.states import both
+from persist.inspect.states import both, named
 
 NAMED_MAX = 10  # of one kind that a sentence names
 
@@ -52,7 +52,7 @@ def diff_document(look: Look, name: str, earlier: int, later: int) -> Document:
     before, after = both(look, name, earlier, later)
     old, new = before.known(), after.known()
     before.findings.take(after.findings)
-    rows = [Change(field, words) for field, words in changes(old, new)]
+    rows = [Change(field, words) for field, words in changes(named(look, old), named(look, new))]
     return Document("diff", before.findings, name, int(new.seqno), Between(_version(old), _version(new)), rows)
 
 

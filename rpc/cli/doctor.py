@@ -13,8 +13,9 @@ from textwrap import wrap
 from urllib.parse import urlencode
 
 from persist.cli.inspect import FOUND, HEALTHY, exit_of, look_of, server_of
-from persist.cli.where import add_arguments as add_where
-from persist.cli.where import check_given
+from persist.cli.inspect_far import understood
+from persist.cli.screen import complain, plain
+from persist.cli.where import add_client_arguments, check_given
 from persist.commit.system import SystemClock
 from persist.core.errors import PersistError
 from persist.doctor import beside
@@ -31,8 +32,7 @@ OF_HERE = ("backup_age",)  # of these a server knows nothing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", default="", metavar="PATTERN", help="a name, or eu/*; without it all")
-    add_where(parser)
-    parser.add_argument("--url", metavar="URL", help="ask this server instead, with the token in PERSIST_TOKEN")
+    add_client_arguments(parser)
     parser.add_argument("--backup", metavar="URL", help="where backups lie, to tell whether the newest one is old")
     parser.add_argument("--tokens", metavar="FILE", help="a file of tokens, to tell which of them end soon")
     for name, what in AGES.items():
@@ -44,17 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0: nothing is wrong. 1: there are findings. 2: wrong usage. 3: a store, or the server, cannot be reached."""
     try:
-        check_given(arguments, "url", "backup", "tokens")
+        check_given(arguments, "backup", "tokens")
         given = {name: getattr(arguments, name) for name in LIMITS}
         found = _asked(arguments, given, read_limits(**given))
     except PersistError as error:
-        print(f"persist doctor: {error.message}", file=sys.stderr)
+        complain("persist doctor", error.message)
         return exit_of(error)
     if arguments.json:
         sys.stdout.write(found.text())
     else:
         for line in _lines(found):
-            print(line)
+            print(plain(line))
     return FOUND if found.findings else HEALTHY
 
 
@@ -62,13 +62,15 @@ def _asked(arguments: argparse.Namespace, given: dict[str, str], limits: Limits)
     clock = SystemClock()
     backups = None if arguments.backup is None else beside.look_at_backups(arguments.backup, clock)
     tokens = None if arguments.tokens is None else tokens_seen(read_ending(arguments.tokens))
-    if arguments.url is None:
+    server = server_of(arguments)
+    if server is None:
         with closing(look_of(arguments)) as look:
             return examined(look, arguments.name or None, limits, Beside(backups, tokens))
     asked = {"pattern": arguments.name, **given}
     query = urlencode({name: value for name, value in asked.items() if value and name not in OF_HERE})
     path = f"/v1/doctor?{query}" if query else "/v1/doctor"
-    told = report_of(server_of(arguments).document(path, SERVER_S))
+    with understood(server.url):
+        told = report_of(server.document(path, SERVER_S))
     return _with(told, backups, tokens, clock.now_ms(), limits)
 
 

@@ -10,9 +10,8 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
-from urllib.parse import urlsplit
 
-from blob import without_secrets
+from persist.client.server_url import normal as normal
 from persist.commit.system import Clock
 from persist.core.errors import InvalidUsage
 
@@ -72,21 +71,6 @@ class Servers:
 def rendezvous(urls: Sequence[str], name: str) -> tuple[str, ...]:
     """The servers by descending weight for `name`: taking one away moves only its own shards."""
     return tuple(sorted(urls, key=lambda url: hashlib.sha256(f"{url}\0{name}".encode()).digest(), reverse=True))
-
-
-def normal(url: str) -> str:
-    """One spelling of a server's base URL. Raises InvalidUsage."""
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:  # which quotes what it takes for a port, and that may be a part of a password
-        raise InvalidUsage(f"{without_secrets(url)!r} has no valid host and port") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.path not in ("", "/"):
-        raise InvalidUsage(f"a server is named http(s)://host:port, not {without_secrets(url)!r}")
-    if parts.username or parts.password:
-        raise InvalidUsage("a server's URL takes no user and password; give a token")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}"
 
 
 def with_port(url: str, port: int) -> str:

@@ -63,7 +63,8 @@ async def doctor(
 def _examined(service: Service, principal: Principal, pattern: str, limits: Limits) -> str:
     if not principal.is_unlimited:
         limits = replace(limits, free_percent=0)
-    return examined(look_into(service.location), pattern or None, limits, _beside(service, principal)).text()
+    look = look_into(service.location, principal.prefixes)
+    return examined(look, pattern or None, limits, _beside(service, principal)).text()
 
 
 def _beside(service: Service, principal: Principal) -> Beside:

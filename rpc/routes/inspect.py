@@ -18,6 +18,7 @@ from persist.inspect.asking import OF_ONE, Asked, inspected
 from persist.inspect.listing import prefix_of
 from persist.inspect.looking import look_into
 from persist.inspect.part_file import SHOWN_MAX
+from rpc.auth import Principal
 from rpc.service import Service, principal_of, service_of, shard_of
 from rpc.streaming import HeldStream, Stepped
 
@@ -45,10 +46,10 @@ async def of_location(  # noqa: PLR0913 - a query parameter each
         raise InvalidUsage(f"{what!r:.60} cannot be inspected here; give one of {', '.join(OF_LOCATION)}")
     if what == "part":
         await service.work.run(service.shard_ids.find, shard_of_key(key), principal)
-    else:
-        principal.require_prefix(prefix_of(pattern) if pattern else "")
+    elif pattern:
+        principal.require_prefix(prefix_of(pattern))
     asked = Asked(what, key if what == "part" else pattern, keys=keys, rows=rows, dropped=dropped)
-    return await _answer(service, asked)
+    return await _answer(service, principal, asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +84,21 @@ async def of_shard(
     within: Annotated[_Within, Depends(_within)],
     keys: _Keys = False,
     whole: Annotated[bool, Query(description="Of state: all of it, not its outline alone.")] = False,
+    follow: Annotated[bool, Query(description="Of log: from a version that may be still to come.")] = False,
 ) -> Response:
     """`what` is a subcommand of `persist inspect`. The document is that of its `--json`; of log, a line an entry."""
-    service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(ADMIN, name)
+    service, principal, name = service_of(request), principal_of(request), check_shard_name(shard_of(request))
+    principal.require(ADMIN, name)
     if what not in OF_ONE:
         raise InvalidUsage(f"{what!r:.60} cannot be inspected; give one of {', '.join(OF_ONE)}")
-    return await _answer(service, Asked(what, name, **asdict(within), keys=keys, whole=whole))
+    return await _answer(service, principal, Asked(what, name, **asdict(within), keys=keys, whole=whole, follow=follow))
 
 
-async def _answer(service: Service, asked: Asked) -> Response:
+async def _answer(service: Service, principal: Principal, asked: Asked) -> Response:
     """What is wrong with the question is told before the answer begins; it counts as a snapshot while it is sent."""
     async with AsyncExitStack() as stack:
         stack.enter_context(service.snapshots)
-        document = await service.work.run(lambda: inspected(look_into(service.location), asked))
+        document = await service.work.run(lambda: inspected(look_into(service.location, principal.prefixes), asked))
         stepped = Stepped(service.work, _pieces(document.pieces()))
         stack.push_async_callback(stepped.close)
         first = await stepped.next()

@@ -99,7 +99,11 @@ def test_a_token_that_is_good_for_a_prefix_sees_no_other_shard(
     assert main(["inspect", "shards", "eu/*", "--json", *at]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
     assert main(["inspect", "parts", "eu/copies", *at]) == 0
-    for words in (["shards"], ["shards", "*"], ["usage"], ["usage", "o*"], ["parts", "orders"], ["part", PART]):
+    for what, name in (("shards", "name"), ("usage", "shard")):
+        capsys.readouterr()
+        assert main(["inspect", what, "--json", *at]) == 0
+        assert [row[name] for row in json.loads(capsys.readouterr().out)["rows"]] == ["eu/copies"]
+    for words in (["shards", "*"], ["usage", "o*"], ["parts", "orders"], ["part", PART]):
         assert main(["inspect", *words, *at]) == 2, words
         assert "the token 'eu'" in capsys.readouterr().err
 
@@ -172,7 +176,7 @@ def answering(body: bytes, status: int = 200, length: int | None = None) -> Iter
 @pytest.mark.parametrize(
     ("body", "status", "length", "said"),
     [
-        (b"<html>", 200, None, "was cut off"),
+        (b"<html>", 200, None, "does not answer as a server of persist"),
         (b"[]", 200, None, "does not answer as a server of persist"),
         (b'{"persist": "inspect", "version": 1', 200, 1000, "was cut off"),
         (b"<html>", 502, None, "does not answer as a server of persist"),

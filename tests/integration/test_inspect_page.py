@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import persist
 from persist.cli.__main__ import main
 from persist.core import errors
 from persist.inspect.asking import ANSWERS
+from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, copied, spoil_entry
 from tests.support.pages import blocks, page
@@ -49,7 +51,7 @@ def at(place: Path, *words: str) -> list[str]:
     return [*words, "--dir", str(place)]
 
 
-def forgotten(place: Path) -> list[str]:
+def forgotten(place: Path, *words: str) -> list[str]:
     """The log of a shard that was collected."""
     shutil.rmtree(place)
     with persist.connect(f"persist://{place}", collect=False) as client:
@@ -57,7 +59,7 @@ def forgotten(place: Path) -> list[str]:
         for number in range(80):
             shard.insert([{"id": number}])
     assert main(["gc", "--once", "--dir", str(place)]) == 0
-    return at(place, "state", "orders", "--at", "3")
+    return at(place, *(words or ("state", "orders", "--at", "3")))
 
 
 def bundle(place: Path) -> str:
@@ -84,6 +86,18 @@ def without(place: Path, name: str) -> list[str]:
         shutil.rmtree(place / name)
     else:
         (place / name).unlink()
+    return at(place, "shards")
+
+
+def piped(place: Path) -> list[str]:
+    (place / "consensus.db").unlink()
+    os.mkfifo(place / "consensus.db")
+    return at(place, "shards")
+
+
+def truncated(place: Path) -> list[str]:
+    (place / "consensus.db").rename(place / "consensus.db-wal")
+    (place / "consensus.db").touch()
     return at(place, "shards")
 
 
@@ -124,13 +138,25 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--dir` that is not there": lambda p: at(p / "nowhere", "shards"),
     "`--dir` without anything of persist": emptied,
     "`--dir` whose log, or blobs, are not there": lambda p: without(p, "consensus.db"),
+    "`--dir` whose log is no regular file, such as a pipe": piped,
+    "`--dir` whose log is empty, beside a write-ahead log": truncated,
+    "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "shards"),
+    "an argument of where the shards are that is empty": lambda p: ["shards", "--dir", ""],
     "`--blob` without `--consensus`": lambda p: ["shards", "--blob", f"file://{p}/blob"],
     "`--blob` of a kind that is not known": lambda p: [
         "shards", "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
     ],
     "`--url` and `--dir`": lambda p: at(p, "shards", "--url", "http://127.0.0.1:1"),
     "`--url` that is none": lambda p: ["shards", "--url", "host:8787"],
+    "`--url` with a user and a password": lambda p: ["shards", "--url", "http://user:secret@127.0.0.1:1"],
+    "`--ca-file` that cannot be read, or without a server": lambda p: [
+        "shards", "--url", "https://127.0.0.1:1", "--ca-file", f"{p}/nowhere"
+    ],
     "`--url` where nobody answers": lambda p: ["shards", "--url", f"http://127.0.0.1:{free_port()}"],
+    "`--url` of what is no server of persist": lambda p: ["shards", "--url", Answers(200, b"hello").url],
+    "`--url` that redirects to another place": lambda p: [
+        "shards", "--url", Answers(307, b"", location="http://127.0.0.1:1").url
+    ],
     "a State of which nothing can be made": spoilt,
 }  # fmt: skip
 MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
@@ -142,6 +168,8 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a version that is no number, or 0", lambda p: at(p, "diff", "orders", "1.5", "2")),
     ("a version that is no number, or 0", lambda p: at(p, "log", "orders", "--from", "0")),
     ("a version that is still to come", lambda p: at(p, "diff", "orders", "1", "34")),
+    ("a version that is still to come", lambda p: at(p, "log", "orders", "--from", "34")),
+    ("a version that the log does not have any more", lambda p: forgotten(p, "log", "orders", "--to", "2")),
     ("a timestamp without a zone", lambda p: at(p, "state", "orders", "--timestamp", "yesterday")),
     ("a part's key that is none", lambda p: at(p, "part", "")),
     ("a part's key that is none", lambda p: at(p, "part", ROLLUP)),
@@ -149,7 +177,10 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of=-1")),
     ("`--dir` whose log, or blobs, are not there", lambda p: without(p, "blob")),
     ("`--url` that is none", lambda p: ["shards", "--url", "http://"]),
-    ("`--url` that is none", lambda p: ["shards", "--url", ""]),
+    ("`--url` that is none", lambda p: ["shards", "--url", "http://[::1"]),
+    ("`--url` that is none", lambda p: ["shards", "--url", "http://127.0.0.1:8x/"]),
+    ("an argument of where the shards are that is empty", lambda p: ["shards", "--url", ""]),
+    ("`--ca-file` that cannot be read, or without a server", lambda p: at(p, "shards", "--ca-file", "x")),
 ]
 
 
