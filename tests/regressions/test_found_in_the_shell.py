@@ -1,0 +1,196 @@
+"""What an attack on commands, their arguments and their files found. Each test is named by what was wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from persist.core.errors import InvalidUsage
+from rpc.auth import Tokens
+from tests.support.shells import environment
+from tests.support.waiting import WAIT_S
+
+COMMAND = (sys.executable, "-m", "persist.cli")
+FILE = ("--file", "tokens.json")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory: it has a location where commands look for one."""
+    monkeypatch.chdir(tmp_path)
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("state", pa.string())])
+    with persist.connect(f"persist://{tmp_path / 'persist-data'}") as client:
+        client.create_shard("orders", columns, ["id"]).insert([{"id": 1, "state": "new"}])
+
+
+def typed(*words: str | bytes, stdin: str = "", stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """What a command says in a process of its own."""
+    return subprocess.run(
+        [*COMMAND, *words], input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=WAIT_S,
+        env=environment(), check=False,
+    )  # fmt: skip
+
+
+# --- tokens
+
+
+@pytest.mark.parametrize("prefix", [("",), ("eu/", "")])
+def test_a_token_of_an_empty_prefix_locked_everybody_out(
+    prefix: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["token", "good", *FILE]) == 0
+    good = capsys.readouterr().out.strip()
+    assert main(["token", "bad", *(word for one in prefix for word in ("--prefix", one)), *FILE]) == 1
+    assert (
+        capsys.readouterr().err == "persist token: --prefix is empty: give a prefix, or leave it out for all shards\n"
+    )
+    assert Tokens("tokens.json", now_s=lambda: 0.0).principal(f"Bearer {good}").name == "good"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (1, "does not hold a list of tokens"),
+        ({"id": "a"}, "needs id, sha256, scopes"),
+        ({"id": "a_b", "sha256": "00" * 32, "scopes": ["read"]}, "needs an id of letters"),
+        ({"id": "a", "sha256": "00", "scopes": ["read"]}, "SHA-256"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": []}, "needs scopes out of"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": "eu/"}, "lists of texts"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "expires": "soon"}, "isoformat"),
+    ],
+)
+def test_a_file_that_no_server_reads_was_written_again_or_raised(
+    entry: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.dumps({"tokens": [entry]})
+    Path("tokens.json").write_text(content)
+    for words in (["more"], ["--list"]):
+        assert main(["token", *words, *FILE]) == 1
+        assert said in capsys.readouterr().err
+    assert Path("tokens.json").read_text() == content
+    with pytest.raises(InvalidUsage):
+        Tokens("tokens.json", now_s=lambda: 0.0)
+
+
+def test_a_bad_token_can_be_revoked(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tokens.json").write_text(json.dumps({"tokens": [{"id": "bad", "prefixes": [""]}]}))
+    assert main(["token", "bad", "--revoke", *FILE]) == 0
+    Tokens("tokens.json", now_s=lambda: 0.0)
+
+
+def test_a_tokens_file_of_deep_json_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tokens.json").write_text("[" * 100_000)
+    for words in (["more"], ["more", "--revoke"], ["--list"]):
+        assert main(["token", *words, *FILE]) == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_tokens_that_were_minted_at_once_were_lost() -> None:
+    minting = [
+        subprocess.Popen([*COMMAND, "token", f"t{n}", *FILE], stdout=subprocess.PIPE, text=True, env=environment())
+        for n in range(4)
+    ]
+    minted = [one.communicate(timeout=WAIT_S)[0].strip() for one in minting]
+    known = Tokens("tokens.json", now_s=lambda: 0.0)
+    assert [known.principal(f"Bearer {one}").name for one in minted] == ["t0", "t1", "t2", "t3"]
+
+
+def test_a_link_to_a_tokens_file_was_replaced_and_locked_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("kept").mkdir()
+    Path("tokens.json").symlink_to("kept/real.json")
+    for name in ("one", "two"):
+        assert main(["token", name, *FILE]) == 0
+    assert Path("tokens.json").is_symlink()
+    assert sorted(os.listdir("kept")) == [".real.json.lock", "real.json"]
+    assert Path("kept/real.json").stat().st_mode & 0o777 == 0o600
+
+
+# --- files of an export
+
+
+def export(name: str, *more: str) -> int:
+    return main(["export", "orders", name, "--format", "csv", *more])
+
+
+ROWS = b'"id","state"\n1,"new"\n'
+
+
+def test_an_export_replaced_a_symbolic_link() -> None:
+    Path("target.csv").write_text("before")
+    Path("link.csv").symlink_to("target.csv")
+    Path("dangling.csv").symlink_to("made.csv")
+    for link, target in (("link.csv", "target.csv"), ("dangling.csv", "made.csv")):
+        assert export(link) == 0
+        assert Path(link).is_symlink()
+        assert Path(target).read_bytes() == ROWS
+
+
+def test_an_export_replaced_a_pipe() -> None:
+    os.mkfifo("pipe.csv")
+    with subprocess.Popen(["cat", "pipe.csv"], stdout=subprocess.PIPE) as reader:
+        assert export("pipe.csv") == 0
+        assert reader.communicate(timeout=WAIT_S)[0] == ROWS
+    assert Path("pipe.csv").is_fifo()
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
+def test_an_export_replaced_a_device(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("device.csv").symlink_to(device)
+    assert export("device.csv") == (0 if device == "/dev/null" else 1)
+    assert Path(device).is_char_device()
+    if device == "/dev/full":
+        assert capsys.readouterr().err == "persist export: 'device.csv' cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_an_export_to_standard_output_replaced_what_it_is(to_file: bool) -> None:
+    Path("out.csv").symlink_to("/dev/stdout")
+    with open("all.csv", "ab") as out:
+        out.write(b"before\n")
+        out.flush()
+        found = subprocess.run(
+            [*COMMAND, "export", "orders", "out.csv"],
+            stdout=out if to_file else subprocess.PIPE, stderr=subprocess.PIPE, timeout=WAIT_S, env=environment(),
+        )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert (Path("all.csv").read_bytes() if to_file else b"before\n" + found.stdout) == b"before\n" + ROWS
+    assert json.loads(found.stderr)["rows"] == 1
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_an_export_changed_the_mode_of_a_file(mode: int) -> None:
+    Path("rows.csv").write_text("before")
+    Path("rows.csv").chmod(mode)
+    assert export("rows.csv") == 0
+    assert Path("rows.csv").stat().st_mode & 0o777 == mode
+
+
+def test_an_export_gave_a_new_file_another_mode_than_the_shell() -> None:
+    Path("other").touch()
+    assert export("rows.csv") == 0
+    assert Path("rows.csv").stat().st_mode == Path("other").stat().st_mode
+
+
+def test_what_a_killed_export_left_stopped_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(f".rows.csv.{os.getpid()}.part").touch()
+    Path(".rows.csv.00.part").touch()
+    drawn = iter(["00", "00", "01"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(drawn))
+    assert export("rows.csv") == 0
+    assert Path("rows.csv").read_bytes() == ROWS
+    assert not Path(".rows.csv.01.part").exists()
+
+
+@pytest.mark.parametrize("name", ["n" * 251 + ".csv", "ä" * 125 + ".csv"])
+def test_an_export_to_a_long_name_was_refused(name: str) -> None:
+    assert export(name) == 0
+    assert Path(name).read_bytes() == ROWS
