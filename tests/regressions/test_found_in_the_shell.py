@@ -7,6 +7,8 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ import persist
 from persist.cli.__main__ import main
 from persist.core.errors import InvalidUsage
 from rpc.auth import Tokens
+from rpc.cli import files
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
 
@@ -194,3 +197,77 @@ def test_what_a_killed_export_left_stopped_the_next_one(monkeypatch: pytest.Monk
 def test_an_export_to_a_long_name_was_refused(name: str) -> None:
     assert export(name) == 0
     assert Path(name).read_bytes() == ROWS
+
+
+# --- files that are imported
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (f'{{"id":1,"state":{DEEP}}}\n', 1),
+        (f'{{"id":1,"state":"["}}\n\n{{"id":2,"state":{DEEP}}}\n', 3),
+        ('{"id":1,"state":' + '{"a":' * 100_000 + "1" + "}" * 100_001 + "\n", 1),
+        ('{"id":1,"state":' + "[\n" * 100_000 + "]" * 100_000 + "}\n", 100),
+        ('{"id":1,"\\\\\\"":' + "[" * 100_000 + "\n", 1),
+        (f"{DEEP}\n", 1),
+    ],
+)
+def test_deep_json_ended_the_process_by_a_signal(content: str, line: int) -> None:
+    Path("deep.ndjson").write_text(content)
+    found = typed("import", "new", "deep.ndjson", "--create", "--key", "id")
+    assert (found.returncode, found.stdout) == (1, "")
+    said = f"deep.ndjson, line {line}: it is nested more than 100 levels deep; flatten it; nothing of it was written"
+    assert found.stderr == f"persist import: {said}\n"
+    with pytest.raises(InvalidUsage, match=f"line {line}"), files.opened(["deep.ndjson"], None) as sources:
+        sources[0].inferred()  # as `persist create --like` does
+
+
+@pytest.mark.parametrize("column", ["state", "other"])
+@pytest.mark.parametrize("kind", ["ndjson", "csv"])
+def test_deep_json_for_a_shard_that_is_there_is_told_in_a_line(
+    column: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = f'{{"id":2,"{column}":{DEEP}}}\n' if kind == "ndjson" else f"id,{column}\n2,{DEEP}\n"
+    Path(f"deep.{kind}").write_text(content)
+    assert main(["create", "lists", "--schema", "id int64, state list<int64>", "--key", "id"]) == 0
+    for shard in ("orders", "lists"):
+        capsys.readouterr()
+        is_text = (shard, kind, column) == ("orders", "csv", "state")
+        assert main(["import", shard, f"deep.{kind}"]) == (0 if is_text else 1)
+        assert len(capsys.readouterr().err.splitlines()) == (0 if is_text else 1)
+
+
+def test_brackets_in_texts_are_no_nesting() -> None:
+    Path("texts.ndjson").write_text(json.dumps({"id": 1, "state": '\\"' + "[" * 200}) + "\n")
+    assert main(["import", "new", "texts.ndjson", "--create", "--key", "id"]) == 0
+
+
+@pytest.mark.parametrize("one_commit", [[], ["--one-commit"]])
+def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
+    one_commit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, number in (("a", 10), ("b", 20)):
+        Path(f"{name}.csv").write_text(f"id,state\n{number},new\n")
+    real = files.opened
+
+    @contextmanager
+    def growing(names: list[str], form: str | None) -> Iterator[list[files.Source]]:
+        with real(names, form) as found:
+            with open("b.csv", "a") as file:
+                file.write("21,late\n")
+            yield found
+
+    monkeypatch.setattr(files, "opened", growing)
+    assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 1
+    assert capsys.readouterr().err == (
+        "persist import: b.csv, it was changed while it was read; nothing of it was written\n"
+    )
+    monkeypatch.setattr(files, "opened", real)
+    for _ in range(2):
+        assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 0
+    capsys.readouterr()
+    assert main(["cat", "orders", "--columns", "id"]) == 0
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 10, 20, 21]
