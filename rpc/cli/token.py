@@ -138,7 +138,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InvalidUsage(f"the tokens file {path} cannot be locked by {beside}: {error.strerror}") from error
+        raise _unlocked(path, beside, error) from error
     try:
         _lock(descriptor, path, beside)
         yield
@@ -159,4 +159,8 @@ def _lock(descriptor: int, path: Path, beside: Path) -> None:
                 ) from None
             time.sleep(LOCK_POLL_S)
         except OSError as error:
-            raise InvalidUsage(f"the tokens file {path} cannot be locked by {beside}: {error.strerror}") from error
+            raise _unlocked(path, beside, error) from error
+
+
+def _unlocked(path: Path, beside: Path, error: OSError) -> InvalidUsage:
+    return InvalidUsage(f"the tokens file {path} cannot be written: its lock {beside}: {error.strerror}")

@@ -29,6 +29,7 @@ DEEP = b'{"id":1,"state":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
 CASES: dict[tuple[str, str], Case] = {
     ("any", "a command that there is not"): ("nothing", None),
     ("any", "an option that the command has not"): ("cat orders --nothing", None),
+    ("any", "an argument that is no Unicode text"): ("cat \udcff", None),
     ("any", "a shard that is not there"): ("cat missing", None),
     ("any", "a directory that is not there"): (f"cat orders {NOT_THERE} --dir missing", None),
     ("any", "a server and a directory"): (f"cat orders {NOT_THERE} --url http://127.0.0.1:1 --dir data", None),

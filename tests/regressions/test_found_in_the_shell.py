@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import secrets
 import subprocess
 import sys
@@ -271,3 +272,99 @@ def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
     capsys.readouterr()
     assert main(["cat", "orders", "--columns", "id"]) == 0
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 10, 20, 21]
+
+
+# --- standard output, and arguments
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["cat orders", "cat orders --format arrow", "tail orders", "shards", "inspect shards", "--help", "cat --help"],
+)
+@pytest.mark.parametrize("end", ["> /dev/full", ">&-"])
+def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str) -> None:
+    found = subprocess.run(
+        f'"{sys.executable}" -m persist.cli {words} {end}', shell=True, stderr=subprocess.PIPE, text=True,
+        timeout=WAIT_S, env=environment(), check=False,
+    )  # fmt: skip
+    said = "No space left on device" if end.endswith("full") else "Bad file descriptor"
+    name = "persist" if words.startswith("-") else f"persist {words.split()[0]}"
+    assert found.stderr == f"{name}: standard output cannot be written: {said}\n"
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("cat orders 2>&-", 0),
+        ("cat missing 2>&-", 1),
+        ("import orders - --format csv <&-", 1),
+        ("cat orders --format csv < /dev/null", 0),
+    ],
+)
+def test_streams_that_were_closed_ended_in_a_trace(line: str, code: int) -> None:
+    found = subprocess.run(
+        f'"{sys.executable}" -m persist.cli {line}', shell=True, capture_output=True, text=True, timeout=WAIT_S,
+        env=environment(), check=False,
+    )  # fmt: skip
+    assert (found.returncode, "Traceback" in found.stderr) == (code, False)
+    assert bool(found.stdout) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["create", "new", "--schema", "id int64, \udcff string", "--key", "id"], 1),
+        (["import", "orders", "n\udcff.csv"], 1),
+        (["export", "orders", "n\udcff.csv"], 1),
+        (["cat", "orders", "--dir", "nu\udcff"], 1),
+        (["inspect", "shards", "--dir", "nu\udcff"], 2),
+        (["doctor", "--dir", "nu\udcff"], 2),
+    ],
+)
+def test_an_argument_that_is_no_text_ended_in_a_trace(
+    words: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"persist {words[0]}: an argument is ")
+    assert said.endswith("which is no Unicode text: write it as UTF-8\n")
+
+
+def test_a_variable_or_a_directory_that_is_no_text_ended_in_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERSIST_DIRECTORY", "\udcff")
+    assert main(["shards"]) == 1
+    monkeypatch.delenv("PERSIST_DIRECTORY")
+    Path("n\udcff").mkdir()
+    monkeypatch.chdir("n\udcff")
+    assert main(["create", "new", "--schema", "id int64", "--key", "id"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_character_that_the_terminal_has_not_ended_in_a_trace() -> None:
+    assert main(["create", "texts", "--schema", "id int64, state string", "--key", "id"]) == 0
+    typed("import", "texts", "-", "--format", "ndjson", stdin='{"id":1,"state":"caf\u00e9"}\n')
+    shown = subprocess.run(
+        [*COMMAND, "cat", "texts", "--format", "table"], capture_output=True, text=True, timeout=WAIT_S, check=True,
+        env=environment(PYTHONIOENCODING="ascii"),
+    )  # fmt: skip
+    assert "caf\\xe9" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"), [("csv", r'2,"\x1b[2J\x9b31m"'), ("ndjson", r'{"id":2,"state":"\u001b[2J\u009b31m"}')]
+)
+def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(form: str, shown: str) -> None:
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        client.shard("orders").insert([{"id": 2, "state": "\x1b[2J\x9b31m"}])
+    mine, its = pty.openpty()
+    with subprocess.Popen([*COMMAND, "cat", "orders", "--format", form], stdout=its, env=environment()) as command:
+        os.close(its)
+        assert command.wait(WAIT_S) == 0
+    said = os.read(mine, 65536).decode()
+    os.close(mine)
+    assert shown in said.splitlines()
+    assert "\x1b" not in said
+    assert "\x9b" not in said
