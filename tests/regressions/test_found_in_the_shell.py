@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import secrets
@@ -17,6 +18,7 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
+from persist.cli.log_flood import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
 from rpc.auth import Tokens
 from rpc.cli import files
@@ -368,3 +370,51 @@ def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(form: str, shown: str)
     assert shown in said.splitlines()
     assert "\x1b" not in said
     assert "\x9b" not in said
+
+
+# --- round trips through files
+
+LISTS: dict[str, tuple[pa.DataType, list[object]]] = {
+    "large": (pa.large_list(pa.string()), [[], None, ["a", None]]),
+    "fixed": (pa.list_(pa.int64(), 2), [[1, None], None]),
+    "plain": (pa.list_(pa.int64()), [[1, None], None]),
+    "map": (pa.map_(pa.int64(), pa.list_(pa.binary())), [None, [(1, [b"\xff", None])]]),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_shard_that_was_made_of_parquet_had_items_of_another_name(kind: str) -> None:
+    its, values = LISTS[kind]
+    rows = pa.table({"id": range(len(values)), "v": pa.array(values, its)})
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        made = client.create_shard("made", rows.schema, ["id"])
+        made.insert(rows)
+        assert main(["export", "made", "rows.parquet"]) == 0
+        assert main(["import", "again", "rows.parquet", "--create", "--key", "id"]) == 0
+        again = client.shard("again")
+        assert str(again.schema.arrow.field("v").type) == str(made.schema.arrow.field("v").type)
+        assert again.snapshot().to_arrow().equals(made.snapshot().to_arrow(), check_metadata=True)
+
+
+def test_days_beyond_32_bits_were_written_as_others() -> None:
+    far = pa.array([86_400_000 * (2**31 + 5)]).view(pa.date64())
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        days = client.create_shard("days", pa.schema([("id", pa.int64()), ("day", pa.date64())]), ["id"])
+        with pytest.raises(InvalidUsage, match="32 bits"):
+            days.insert(pa.table({"id": [1], "day": far}))
+
+
+def test_what_a_line_of_a_storm_stood_for_was_forgotten() -> None:
+    now = [0.0]
+    bound = FloodFilter(lambda: now[0])
+
+    def storm(left_out: int) -> logging.LogRecord:
+        record = logging.LogRecord("persist.commit", logging.WARNING, "", 0, "retry storm", (), None)
+        record.left_out = left_out
+        return record
+
+    assert [bound.filter(storm(1)) for _ in range(LINES_MAX + 3)].count(False) == 3
+    now[0] += WINDOW_S
+    last = storm(40)
+    assert bound.filter(last)
+    assert last.left_out == 40 + 3 * 2  # type: ignore[attr-defined]
