@@ -20,8 +20,9 @@ import persist
 from persist.cli.__main__ import main
 from persist.cli.log_flood import LINES_MAX, WINDOW_S, FloodFilter
 from persist.core.errors import InvalidUsage
-from rpc.auth import Tokens
+from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, mint
 from rpc.cli import files
+from rpc.token_figures import TokenFigures, label_of
 from tests.support.shells import environment
 from tests.support.waiting import WAIT_S
 
@@ -418,3 +419,15 @@ def test_what_a_line_of_a_storm_stood_for_was_forgotten() -> None:
     last = storm(40)
     assert bound.filter(last)
     assert last.left_out == 40 + 3 * 2  # type: ignore[attr-defined]
+
+
+# --- figures of tokens
+
+
+@pytest.mark.parametrize("name", ["unknown", "other", "anybody", "maintenance"])
+def test_a_token_of_such_a_name_saw_the_figures_of_others(name: str) -> None:
+    figures = TokenFigures(tokens_max=3)
+    for principal in (None, ANYBODY, MAINTENANCE, Principal("last", frozenset())):
+        figures.observe(label_of(principal), 1, 1)
+    assert [family.samples for family in figures.families(name)] == [[], [], []]
+    assert mint(name)
