@@ -42,7 +42,7 @@ def take_streams() -> None:
         io.BufferedWriter(_Output()),
         encoding="utf-8" if before is None else before.encoding,
         errors="backslashreplace",
-        line_buffering=os.isatty(_OUT),
+        line_buffering=os.isatty(_OUT) or getattr(before, "write_through", False),  # as PYTHONUNBUFFERED asks
     )
     if before is not None:
         before.flush()
