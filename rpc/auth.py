@@ -153,14 +153,20 @@ def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
     try:
         with open(path, "rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
+    return known_of(data, path)
+
+
+def known_of(data: bytes, path: str) -> dict[str, tuple[bytes, Principal]]:
+    """The tokens in the content of a file: the hash of each, and whose it is, by its id. Raises InvalidUsage."""
+    try:
         if len(data) > FILE_BYTES_MAX:
             raise InvalidUsage(f"the tokens file {path} is longer than {FILE_BYTES_MAX} bytes")
         entries = json.loads(data, object_pairs_hook=named_once)["tokens"]
         if not isinstance(entries, list) or len(entries) > TOKENS_MAX:
             raise InvalidUsage(f"the tokens file {path} must hold a list of at most {TOKENS_MAX} tokens")
         read = dict(_entry(entry, number, path) for number, entry in enumerate(entries))
-    except OSError as error:
-        raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f'the tokens file {path} is not of the form {{"tokens": […]}}: {error}') from error
     if len(read) != len(entries):
@@ -172,19 +178,26 @@ def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, tuple[by
     place = f"token {number} of {path}"
     try:
         name, digest = str(entry["id"]), bytes.fromhex(entry["sha256"])
-        scopes, prefixes = list(entry["scopes"]), tuple(entry.get("prefixes", ()))
+        scopes, prefixes = _texts(entry["scopes"]), tuple(_texts(entry.get("prefixes", [])))
         expires = entry.get("expires")
         until = None if expires is None else datetime.fromisoformat(expires)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidUsage(f"{place} needs id, sha256, scopes, and may have prefixes, expires: {error}") from error
     if len(digest) != 32 or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
         raise InvalidUsage(f"{place} needs an id of letters, digits and '-', and the SHA-256 of the token in hex")
-    if not scopes or not set(scopes) <= set(SCOPES) or not all(isinstance(p, str) and p for p in prefixes):
+    if not scopes or not set(scopes) <= set(SCOPES) or not all(prefixes):
         raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
     expires_s = None if until is None else until.timestamp()
     return name, (digest, Principal(name, _included(scopes), prefixes, expires_s))
+
+
+def _texts(value: object) -> list[str]:
+    """A list of texts. One text alone is none: its letters would be taken for prefixes. Raises TypeError."""
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"scopes and prefixes are lists of texts, not {value!r:.100}")
+    return value
 
 
 def mint(name: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from persist.commit.own_process import of_process
 from persist.formats.exposition import CONTENT_TYPE, COUNTER, GAUGE, Family, Labelled, exposition, one
 from persist.regions.replica import Replica
 from rpc.auth import ANYBODY, Principal
-from rpc.token_figures import NOBODY, TokenFigures
+from rpc.token_figures import TokenFigures, label_of
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
@@ -38,12 +38,12 @@ class Metrics:
 
     def asked(self, principal: Principal | None, received: int, sent: int) -> None:
         """Count a request by who asked; None: nobody who is known here."""
-        self.tokens.observe(NOBODY if principal is None else principal.name, received, sent)
+        self.tokens.observe(label_of(principal), received, sent)
 
     def failed(self, verb: str, kind: str, principal: Principal | None = None) -> None:
         """Count what was refused, or went wrong."""
         self._errors[verb, kind] = self._errors.get((verb, kind), 0) + 1
-        self.tokens.refused(NOBODY if principal is None else principal.name, kind)
+        self.tokens.refused(label_of(principal), kind)
 
     def text(self, principal: Principal = ANYBODY) -> bytes:
         """All of the server, and the figures of those shards and tokens of which the caller sees the name."""

@@ -6,10 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from persist.formats.exposition import COUNTER, Family, Labelled
+from rpc.auth import ANYBODY, MAINTENANCE, Principal
 
 TOKENS_MAX = 100  # with series of their own; the rest are OTHER
-OTHER = "other"
-NOBODY = "unknown"  # who gave no token that is known here
+# The labels of who is no token of the file. No id has an underscore, so that nobody's token is counted with them.
+OTHER = "_other"
+NOBODY = "_unknown"  # who gave no token that is known here
+_OWN = ((ANYBODY, "_anybody"), (MAINTENANCE, "_maintenance"))
+
+
+def label_of(principal: Principal | None) -> str:
+    """Under which label a caller is counted; None: nobody who is known here."""
+    if principal is None:
+        return NOBODY
+    return next((label for own, label in _OWN if principal is own), principal.name)
 
 
 class TokenFigures:

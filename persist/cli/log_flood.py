@@ -53,11 +53,11 @@ class FloodFilter(logging.Filter):
                     one.began_s, one.lines = now_s, 0
             is_first = trouble.lines == 0 and kind == DAMAGE
             if trouble.lines >= LINES_MAX or (self._all.lines >= ALL_LINES_MAX and not is_first):
-                trouble.left_out += 1
+                trouble.left_out += 1 + int(getattr(record, "left_out", 0))
                 return False
             trouble.lines += 1
             self._all.lines += 1
-            if trouble.left_out:
-                record.left_out = trouble.left_out
+            if trouble.left_out:  # beside those for which the line itself stands, as one of a storm does
+                record.left_out = int(getattr(record, "left_out", 0)) + trouble.left_out
                 trouble.left_out = 0
         return True

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -64,6 +64,11 @@ def complain(command: str, message: str, arguments: Sequence[str] = ()) -> None:
 def plain(text: str) -> str:
     """The text with characters that would move the cursor, or do worse, as escapes such as `\\x1b`."""
     return _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)
+
+
+def harmless(text: str, form: Callable[[str], str]) -> str:
+    """The text of many lines with characters that would move the cursor elsewhere as `form` writes them."""
+    return _CONTROL.sub(lambda found: found.group() if found.group() in "\n\r\t" else form(found.group()), text)
 
 
 def width_of(text: str) -> int:

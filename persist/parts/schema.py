@@ -25,7 +25,7 @@ COLUMNS_MAX = 2000
 NESTING_MAX = 30  # of types in types; Arrow writes no more than 64, of which a map takes two
 _RESERVED = (pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False))
 _DAY_MS = 86_400_000
-_DAYS_END = 2**31
+_DAYS_MAX = 2**31 - 1  # Parquet has dates as days of 32 bits
 _ONE = pa.scalar(1, pa.int64())
 
 
@@ -138,13 +138,10 @@ class ShardSchema:
     @cached_property
     def _picky(self) -> tuple[tuple[int, pa.Field], ...]:
         """The columns that do not take every value of their type, with their places."""
-        kinds = pa.types
         return tuple(
             (place, field)
             for place, field in enumerate(self.updates_schema)
-            if not field.nullable
-            or kinds.is_date64(field.type)
-            or (kinds.is_timestamp(field.type) and field.type.unit == "s")
+            if not field.nullable or _is_picky(field.type)
         )
 
     def check_values(self, rows: Any) -> None:
@@ -286,20 +283,45 @@ def conform_column(column: Any, field: pa.Field) -> Any:
 
 
 def _check_storable(column: Any, field: pa.Field) -> None:
-    """Refuse the few values that Parquet cannot hold: dates with a time of day or too far away, seconds beyond ms."""
+    """Refuse what Parquet cannot hold: dates with a time of day or beyond 32 bits, seconds beyond milliseconds."""
     kind = field.type
+    if not _is_picky(kind):
+        return
+    if pa.types.is_nested(kind):
+        for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+            for child in _within(chunk):
+                _check_storable(child, pa.field(field.name, child.type))
     if pa.types.is_date64(kind):
         days = column.cast(pa.int64())
         whole = pc.multiply(pc.divide(days, _DAY_MS), _DAY_MS)
         if pc.any(pc.not_equal(days, whole)).as_py():
             raise InvalidUsage(f"column {field.name!r} is date64 but holds times of day; use timestamp('ms')")
-        if pc.any(pc.or_(pc.less(days, -_DAYS_END * _DAY_MS), pc.greater_equal(days, _DAYS_END * _DAY_MS))).as_py():
-            raise InvalidUsage(f"column {field.name!r} holds dates that have no 32-bit number of days since 1970")
+        least, most = pc.min_max(days).as_py().values()
+        if least is not None and (least < -(_DAYS_MAX + 1) * _DAY_MS or most > _DAYS_MAX * _DAY_MS):
+            raise InvalidUsage(f"column {field.name!r} holds a day beyond 32 bits, which wraps in Parquet")
     if pa.types.is_timestamp(kind) and kind.unit == "s":
         try:
             column.cast(pa.timestamp("ms", kind.tz))
         except pa.ArrowInvalid as error:
             raise InvalidUsage(f"column {field.name!r} does not fit timestamp('ms'): {error}") from error
+
+
+def _is_picky(kind: pa.DataType) -> bool:
+    """Whether Parquet does not hold every value of this type, or of one within it."""
+    if pa.types.is_nested(kind):
+        return any(_is_picky(one.type) for one in _children(kind))
+    return bool(pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and kind.unit == "s"))
+
+
+def _within(column: pa.Array) -> list[pa.Array]:
+    """What is within the values of a nested column, without what a null hides."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return list(column.flatten())
+    if pa.types.is_map(kind):
+        pairs = pa.struct([pa.field("key", kind.key_type, False), pa.field("value", kind.item_type)])
+        column = column.cast(pa.list_(pairs))
+    return [column.flatten()]
 
 
 def _round_trips(column: Any, cast: Any) -> bool:

@@ -63,7 +63,10 @@ def schema_of(columns: pa.Schema, key: list[str] | None) -> ShardSchema:
 
 
 def storable(found: pa.Schema) -> pa.Schema:
-    """The columns of a new shard for rows with these: what is only null is text, and seconds are microseconds."""
+    """The columns of a new shard for rows with these: what is only null is text, and seconds are microseconds.
+
+    The items of lists have the name that Arrow gives them: Parquet has another one, and a digest tells them apart.
+    """
     return pa.schema([pa.field(field.name, _storable(field.type), field.nullable) for field in found])
 
 
@@ -75,6 +78,12 @@ def _storable(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp("us", kind.tz)
     if types.is_struct(kind):
         return pa.struct([pa.field(field.name, _storable(field.type), field.nullable) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(_storable(kind.key_type), _storable(kind.item_type), kind.keys_sorted)
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_storable(kind.value_type), kind.list_size)
+    if types.is_large_list(kind):
+        return pa.large_list(_storable(kind.value_type))
     if types.is_list(kind):
         return pa.list_(_storable(kind.value_type))
     return kind

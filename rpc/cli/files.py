@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -29,6 +29,7 @@ from persist.parts.columns import one_chunk
 from rpc import rows
 from rpc.cell_text import from_text
 from rpc.cli.columns import storable
+from rpc.cli.nesting import DEPTH_MAX, too_deep
 from rpc.json_rows import read_ndjson
 
 FORMATS = ("csv", "parquet", "ndjson", "arrow")
@@ -96,6 +97,7 @@ class Source:
     digest: str
     names: tuple[str, ...] | None  # its columns; None: each line tells its own
     quotes: int = field(default=0, repr=False)
+    stamp: tuple[int, int, int] | None = None  # of the bytes that have the digest
 
     def pieces(self, schema: ShardSchema, wanted: Sequence[str] | None, told: Told) -> Iterator[Piece]:
         """The rows, with values as the shard's columns of that name take them; `wanted` None: all columns.
@@ -103,14 +105,13 @@ class Source:
         Memory stays bounded whatever the size. Raises InvalidUsage, which tells the file and the line.
         """
         read = {"csv": _csv, "parquet": _parquet, "ndjson": _ndjson, "arrow": _arrow}[self.form]
-        before = _stamp(self.path)
         try:
             yield from read(self, schema, wanted, told)
         except BadRow as error:
             raise self.refused(str(error)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self.refused(f"it cannot be read as {self.form}: {_said(error)}") from error
-        if _stamp(self.path) != before:
+        if _stamp(self.path) != self.stamp:
             raise self.refused("it was changed while it was read")
 
     def inferred(self) -> pa.Schema:
@@ -118,6 +119,8 @@ class Source:
         read = {"csv": _csv_schema, "parquet": _parquet_schema, "ndjson": _ndjson_schema, "arrow": _arrow_schema}
         try:
             found = read[self.form](self.path)
+        except BadRow as error:
+            raise self.refused(str(error)) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self.refused(f"its columns cannot be told: {_said(error)}") from error
         return storable(pa.schema([one for one in found if one.name not in (TIME, DIFF)]))
@@ -153,15 +156,16 @@ def _opened(name: str, form: str, kept: ExitStack) -> Source:
                 raise InvalidUsage(f"{name!r} is a directory: name the files in it")
             with open(name, "rb") as pipe:
                 path = _spooled(pipe, kept)
+        stamp = _stamp(path)
         size, digest, quotes = _looked_at(path, form)
     except OSError as error:
         raise InvalidUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    source = Source(name, shown, path, form, size, digest, None, quotes)
+    source = Source(name, shown, path, form, size, digest, None, quotes, stamp)
     try:
         names = _names(source)
     except (pa.ArrowException, OSError, ValueError, csv.Error) as error:
         raise source.refused(f"it cannot be read as {form}: {_said(error)}") from error
-    return Source(name, shown, path, form, size, digest, names, quotes)
+    return replace(source, names=names)
 
 
 def _spooled(pipe: BinaryIO, kept: ExitStack) -> str:
@@ -336,6 +340,8 @@ def _ndjson_schema(path: str) -> pa.Schema:
         head = head[: head.rfind(b"\n") + 1]
     if not head.strip():
         raise ValueError("it has no line that is shorter than the longest that can be read")
+    if (line := too_deep(head)) is not None:
+        raise BadRow(f"line {line}", f"it is nested more than {DEPTH_MAX} levels deep; flatten it")
     found = _json(head, None).schema
     return pa.schema([pa.field(one.name, _json_type(head, one)) for one in found])
 

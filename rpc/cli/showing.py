@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist.cli import screen as terminal
-from persist.cli.screen import Screen, plain
+from persist.cli.screen import Screen, harmless, plain
 from persist.client.arguments import columns_of
 from persist.client.expanding import expanded
 from persist.client.snapshot import Snapshot
@@ -24,6 +24,7 @@ TABLE, NDJSON = "table", "ndjson"
 TEXTS = (TABLE, NDJSON, "csv")
 FORMATS = (*TEXTS, "parquet", "arrow")
 AS_OF = "a time, or an instant: 2026-11-20T12:00:00Z; else the latest"
+_FORMS = {NDJSON: lambda char: f"\\u{ord(char):04x}", "csv": plain}  # of control characters, for a terminal
 CHANGED_ROWS = 10_000  # of changes that become text at a time
 
 
@@ -69,7 +70,10 @@ class Output:
         empty = snapshot.empty().drop_columns([DIFF])
         if self.form != TABLE:
             for data in rows.write(pieces, empty, self.form):
-                sys.stdout.buffer.write(data)
+                if self.screen.is_terminal:
+                    sys.stdout.write(harmless(data.decode(), _FORMS[self.form]))
+                else:
+                    sys.stdout.buffer.write(data)
             sys.stdout.flush()
             return
         count = 0

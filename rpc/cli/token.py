@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from persist.client.arguments import named_once
-from persist.core.errors import InvalidUsage
-from rpc.auth import SCOPES, mint
+from persist.core.errors import InvalidUsage, Unavailable
+from rpc.auth import SCOPES, known_of, mint
+from rpc.cli.writing import replacing
+
+LOCK_WAIT_S = 10.0
+LOCK_POLL_S = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,17 +44,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidUsage("--scope, --prefix and --expires are for a token that is minted")
     if not mints and not path.exists():
         raise InvalidUsage(f"the tokens file {path} does not exist")
-    tokens = _tokens(path)
     if arguments.list:
+        tokens = _tokens(path)
+        _checked(path, tokens)
         for entry in tokens:
             print(json.dumps(_told(entry)))
-    elif arguments.revoke:
-        left = [entry for entry in tokens if entry.get("id") != arguments.name]
-        if len(left) == len(tokens):
-            raise InvalidUsage(f"{path} has no token {arguments.name!r}")
-        _replace(path, {"tokens": left})
-    else:
-        print(_minted(arguments, path, tokens))
+        return 0
+    with _locked(path):
+        tokens = _tokens(path)
+        if mints:
+            print(_minted(arguments, path, tokens))
+        else:
+            left = [entry for entry in tokens if entry.get("id") != arguments.name]
+            if len(left) == len(tokens):
+                raise InvalidUsage(f"{path} has no token {arguments.name!r}")
+            _replace(path, left)
     return 0
 
 
@@ -74,13 +86,15 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
     token, digest = mint(arguments.name)
     entry: dict[str, Any] = {"id": arguments.name, "sha256": digest, "scopes": [arguments.scope or "read"]}
     if arguments.prefix:
+        if "" in arguments.prefix:
+            raise InvalidUsage("--prefix is empty: give a prefix, or leave it out for all shards")
         entry["prefixes"] = arguments.prefix
     if arguments.expires is not None:
         until = _instant(arguments.expires)
         if until is not None and until <= datetime.now(UTC):
             raise InvalidUsage(f"--expires is {arguments.expires!r}, which is past: nobody could use the token")
         entry["expires"] = arguments.expires
-    _replace(path, {"tokens": [*tokens, entry]})
+    _replace(path, [*tokens, entry])
     return token
 
 
@@ -89,22 +103,64 @@ def _tokens(path: Path) -> list[dict[str, Any]]:
         found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=named_once)["tokens"]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error}") from error
-    if not isinstance(found, list):
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
         raise InvalidUsage(f"the tokens file {path} does not hold a list of tokens")
     return found
 
 
-def _replace(path: Path, content: dict[str, Any]) -> None:
-    """Write the file whole, for its owner only: a server that reads it meanwhile sees the old or the new one."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+def _checked(path: Path, tokens: list[dict[str, Any]]) -> bytes:
+    """The content of a file of these tokens. Raises InvalidUsage where a server would not take it."""
+    data = (json.dumps({"tokens": tokens}, indent=2) + "\n").encode()
+    known_of(data, str(path))
+    return data
+
+
+def _replace(path: Path, tokens: list[dict[str, Any]]) -> None:
+    """Write the file whole, for its owner only: a server that reads it meanwhile sees the old or the new one.
+
+    A server lets nobody in by a file that it cannot read, so that such a file never takes the place of a good one.
+    """
+    data = _checked(path, tokens)
+    with replacing(path, owner_only=True) as file:
+        file.write(data)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other `persist token` from the file: of two that read it and then replace it, one would be forgotten.
+
+    Raises InvalidUsage where it cannot be locked, Unavailable where another one holds it for long.
+    """
+    there = Path(os.path.realpath(path))
+    beside = there.with_name(f".{there.name}.lock")  # not the file itself, which is replaced
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InvalidUsage(f"the tokens file {path} cannot be written: {error.strerror}") from error
+        raise _unlocked(path, beside, error) from error
+    try:
+        _lock(descriptor, path, beside)
+        yield
+    finally:
+        os.close(descriptor)  # which lets go of the lock
+
+
+def _lock(descriptor: int, path: Path, beside: Path) -> None:
+    until = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise Unavailable(
+                    f"another `persist token` has held {beside} for {LOCK_WAIT_S:.0f} s; {path} is as it was: try again"
+                ) from None
+            time.sleep(LOCK_POLL_S)
+        except OSError as error:
+            raise _unlocked(path, beside, error) from error
+
+
+def _unlocked(path: Path, beside: Path, error: OSError) -> InvalidUsage:
+    return InvalidUsage(f"the tokens file {path} cannot be written: its lock {beside}: {error.strerror}")

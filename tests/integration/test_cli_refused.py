@@ -25,9 +25,11 @@ NOT_THERE = "there is no such place"
 # What is typed for each row: the words, and the content of the file `f.csv`, `f.ndjson` and so on that they name.
 Case = tuple[str, bytes | None]
 CSV = b"id,state\n9,new\n"
+DEEP = b'{"id":1,"state":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
 CASES: dict[tuple[str, str], Case] = {
     ("any", "a command that there is not"): ("nothing", None),
     ("any", "an option that the command has not"): ("cat orders --nothing", None),
+    ("any", "an argument that is no Unicode text"): ("cat \udcff", None),
     ("any", "a shard that is not there"): ("cat missing", None),
     ("any", "a directory that is not there"): (f"cat orders {NOT_THERE} --dir missing", None),
     ("any", "a server and a directory"): (f"cat orders {NOT_THERE} --url http://127.0.0.1:1 --dir data", None),
@@ -59,6 +61,7 @@ CASES: dict[tuple[str, str], Case] = {
     ("import", "a quote that is not closed"): ("import orders f.csv", b'id,state\n9,"new\n8,new\n'),
     ("import", "null in a column that has none"): ("import orders f.csv", b"id,state\n9,new\n,new\n"),
     ("import", "a line that is no JSON"): ("import orders f.ndjson", b'{"id":9}\n{"id":\n'),
+    ("import", "a line that is nested deeper than any column can be"): ("import new f.ndjson --create --key id", DEEP),
     ("import", "a line with a column that the shard has not"): ("import orders f.ndjson", b'{"id":9,"nr":1}\n'),
     ("import", "Parquet with a column of another type"): ("import orders other.parquet", None),
     ("import", "an Arrow stream that was cut"): ("import orders cut.arrow", None),

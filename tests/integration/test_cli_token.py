@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import persist
 from persist.cli.__main__ import main
 from persist.core.errors import Unauthorized
+from rpc.cli import token as its
 from tests.support.pages import page
 from tests.support.server import Server
 from tests.support.waiting import wait_until
@@ -18,8 +22,12 @@ FILE = ["--file", "tokens.json"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(its, "LOCK_WAIT_S", 0.1)
+    yield
+    while HELD:
+        os.close(HELD.pop())
 
 
 def token(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -52,13 +60,26 @@ def test_a_token_is_listed_without_its_hash_and_revoked_while_a_server_runs(
             assert client.shards() == []
 
 
-def broken() -> list[str]:
-    Path("tokens.json").write_text("[]")
-    return ["--list", *FILE]
+def of_content(content: str, *words: str) -> Callable[[], list[str]]:
+    def typed() -> list[str]:
+        Path("tokens.json").write_text(content)
+        return [*words, *FILE]
+
+    return typed
 
 
+def held() -> list[str]:
+    descriptor = os.open(".tokens.json.lock", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the process ends, or until the fixture closes it
+    HELD.append(descriptor)
+    return ["more", *FILE]
+
+
+HELD: list[int] = []
+EMPTY_PREFIX = json.dumps({"tokens": [{"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": [""]}]})
 WRONG = {
     "neither an id nor `--list`, or both": lambda: ["etl", "--list", *FILE],
+    "an id that is not 1 to 64 letters, digits and `-`": lambda: ["e_t l", *FILE],
     "an id that the file has already": lambda: ["etl", *FILE],
     "`--revoke` of an id that the file does not have": lambda: ["another", "--revoke", *FILE],
     "`--list` or `--revoke` of a file that is not there": lambda: ["--list", "--file", "no.json"],
@@ -69,8 +90,12 @@ WRONG = {
         "read",
         *FILE,
     ],
+    "`--prefix` that is empty": lambda: ["all", "--prefix", "", *FILE],
     "`--expires` that is no date, or past": lambda: ["late", "--expires", "2000-01-01", *FILE],
-    "a file that cannot be read, or holds no tokens": broken,
+    "a file that cannot be read, or holds no tokens": of_content("[]", "--list"),
+    "`--list` of a file that a server would refuse": of_content(EMPTY_PREFIX, "--list"),
+    "a change after which a server would refuse the file": of_content(EMPTY_PREFIX, "more"),
+    "a file that another `persist token` has held for 10 s": held,
 }
 
 

@@ -120,6 +120,10 @@ def test_rows_without_a_time_need_a_default() -> None:
         PLAIN.conform(pa.table({"k": ["a"], "v": [1]}), None)
 
 
+FAR = pa.array([86_400_000 * 2**31]).view(pa.date64())  # a day that wraps in Parquet
+LATE = pa.array([2**60]).cast(pa.timestamp("s"))
+
+
 @pytest.mark.parametrize(
     ("kind", "column", "says"),
     [
@@ -129,14 +133,30 @@ def test_rows_without_a_time_need_a_default() -> None:
         (pa.timestamp("s"), pa.array([2**60]).cast(pa.timestamp("s")), "does not fit"),
         (pa.timestamp("us", "UTC"), pa.array([1], pa.timestamp("us")), "cast it first"),
         (pa.date64(), pa.array([1]).cast(pa.timestamp("ms")).view(pa.date64()), "times of day"),
-        (pa.date64(), pa.array([2**31 * 86_400_000]).view(pa.date64()), "32-bit number of days"),
-        (pa.date64(), pa.array([-(2**31 + 1) * 86_400_000]).view(pa.date64()), "32-bit number of days"),
+        (pa.date64(), FAR, "32 bits"),
+        (pa.date64(), pa.array([-86_400_000 * (2**31 + 1)]).view(pa.date64()), "32 bits"),
         (pa.string(), pa.array([b"\xff"]), "does not fit"),
     ],
 )
 def test_losses_are_refused(kind: Any, column: pa.Array, says: str) -> None:
     with pytest.raises(InvalidUsage, match=says):
         one(kind).conform(pa.table({"k": column}), 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "says"),
+    [
+        (pa.list_(pa.date64()), pa.ListArray.from_arrays([0, 1], FAR), "32 bits"),
+        (pa.map_(pa.string(), pa.date64()), pa.MapArray.from_arrays([0, 1], ["a"], FAR), "32 bits"),
+        (pa.struct([("x", pa.timestamp("s"))]), pa.StructArray.from_arrays([LATE], ["x"]), "does not fit"),
+    ],
+)
+def test_losses_within_nested_columns_are_refused(kind: Any, column: pa.Array, says: str) -> None:
+    schema = ShardSchema(pa.schema([("k", pa.int64()), ("v", kind)]), ("k",))
+    with pytest.raises(InvalidUsage, match=f"column 'v'.*{says}"):
+        schema.conform(pa.table({"k": [1], "v": column}), 0)
+    nothing = pa.nulls(1, kind)
+    assert schema.conform(pa.table({"k": [1], "v": nothing}), 0).column("v").null_count == 1
 
 
 @pytest.mark.parametrize(

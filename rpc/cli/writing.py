@@ -1,0 +1,88 @@
+"""Files that commands write: whole or not at all, where they are regular ones; others get the bytes as they come."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from persist.core.errors import InvalidUsage
+
+NAME_BYTES_KEPT = 200  # of the name in that of the temporary file: file systems take 255, and it has more parts
+ATTEMPTS = 100
+_STDOUT = 1
+
+
+@contextmanager
+def replacing(path: Path, *, owner_only: bool = False) -> Iterator[BinaryIO]:
+    """A file that takes this name once it is whole; after an error nothing is left of it. Raises InvalidUsage.
+
+    What a symbolic link names is replaced, not the link, and a file keeps its mode and its owner. A pipe or a device
+    is written into. `owner_only`: nobody else may read the file, whatever it was before.
+    """
+    if path.is_dir():
+        raise InvalidUsage(f"{str(path)!r} is a directory: name a file in it")
+    try:
+        there = _looked_at(path)
+        if there is not None and (is_stdout(path) or not stat.S_ISREG(there.st_mode)):
+            with _direct(path) as out:
+                yield out
+        else:
+            with _beside(Path(os.path.realpath(path)), there, owner_only) as out:
+                yield out
+    except OSError as error:
+        raise InvalidUsage(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+
+
+def is_stdout(path: Path) -> bool:
+    """Whether this is the file, pipe or terminal that is standard output, as /dev/stdout is."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(_STDOUT))
+    except OSError:  # one of them is not there
+        return False
+
+
+def _looked_at(path: Path) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:  # also where a symbolic link names what is not there
+        return None
+
+
+def _direct(path: Path) -> BinaryIO:
+    # Standard output is not opened again: that would begin at its start, also where the shell has said `>>`.
+    return open(os.dup(_STDOUT) if is_stdout(path) else path, "wb")
+
+
+@contextmanager
+def _beside(path: Path, there: os.stat_result | None, owner_only: bool) -> Iterator[BinaryIO]:
+    is_private = owner_only or there is not None  # what is there says below who may read it
+    descriptor, made = _made(path, 0o600 if is_private else 0o666)
+    try:
+        with open(descriptor, "wb") as out:
+            if there is not None and not owner_only:
+                with suppress(PermissionError):  # only root gives files away
+                    os.fchown(descriptor, there.st_uid, there.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(there.st_mode) & 0o777)
+            yield out
+            out.flush()
+            os.fsync(descriptor)
+        made.replace(path)
+    finally:
+        with suppress(OSError):
+            made.unlink()
+
+
+def _made(path: Path, mode: int) -> tuple[int, Path]:
+    """A file of a fresh name in the same directory. A process that was killed may have left others."""
+    kept = os.fsdecode(os.fsencode(path.name)[:NAME_BYTES_KEPT])
+    for _ in range(ATTEMPTS):
+        made = path.with_name(f".{kept}.{secrets.token_hex(8)}.part")
+        with suppress(FileExistsError):
+            return os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), made
+    raise FileExistsError(errno.EEXIST, "its temporary names are all taken", str(path))

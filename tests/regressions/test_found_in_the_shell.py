@@ -1,0 +1,433 @@
+"""What an attack on commands, their arguments and their files found. Each test is named by what was wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.cli.__main__ import main
+from persist.cli.log_flood import LINES_MAX, WINDOW_S, FloodFilter
+from persist.core.errors import InvalidUsage
+from rpc.auth import ANYBODY, MAINTENANCE, Principal, Tokens, mint
+from rpc.cli import files
+from rpc.token_figures import TokenFigures, label_of
+from tests.support.shells import environment
+from tests.support.waiting import WAIT_S
+
+COMMAND = (sys.executable, "-m", "persist.cli")
+FILE = ("--file", "tokens.json")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory: it has a location where commands look for one."""
+    monkeypatch.chdir(tmp_path)
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("state", pa.string())])
+    with persist.connect(f"persist://{tmp_path / 'persist-data'}") as client:
+        client.create_shard("orders", columns, ["id"]).insert([{"id": 1, "state": "new"}])
+
+
+def typed(*words: str | bytes, stdin: str = "", stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    """What a command says in a process of its own."""
+    return subprocess.run(
+        [*COMMAND, *words], input=stdin, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=WAIT_S,
+        env=environment(), check=False,
+    )  # fmt: skip
+
+
+# --- tokens
+
+
+@pytest.mark.parametrize("prefix", [("",), ("eu/", "")])
+def test_a_token_of_an_empty_prefix_locked_everybody_out(
+    prefix: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["token", "good", *FILE]) == 0
+    good = capsys.readouterr().out.strip()
+    assert main(["token", "bad", *(word for one in prefix for word in ("--prefix", one)), *FILE]) == 1
+    assert (
+        capsys.readouterr().err == "persist token: --prefix is empty: give a prefix, or leave it out for all shards\n"
+    )
+    assert Tokens("tokens.json", now_s=lambda: 0.0).principal(f"Bearer {good}").name == "good"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (1, "does not hold a list of tokens"),
+        ({"id": "a"}, "needs id, sha256, scopes"),
+        ({"id": "a_b", "sha256": "00" * 32, "scopes": ["read"]}, "needs an id of letters"),
+        ({"id": "a", "sha256": "00", "scopes": ["read"]}, "SHA-256"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": []}, "needs scopes out of"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "prefixes": "eu/"}, "lists of texts"),
+        ({"id": "a", "sha256": "00" * 32, "scopes": ["read"], "expires": "soon"}, "isoformat"),
+    ],
+)
+def test_a_file_that_no_server_reads_was_written_again_or_raised(
+    entry: object, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = json.dumps({"tokens": [entry]})
+    Path("tokens.json").write_text(content)
+    for words in (["more"], ["--list"]):
+        assert main(["token", *words, *FILE]) == 1
+        assert said in capsys.readouterr().err
+    assert Path("tokens.json").read_text() == content
+    with pytest.raises(InvalidUsage):
+        Tokens("tokens.json", now_s=lambda: 0.0)
+
+
+def test_a_bad_token_can_be_revoked(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tokens.json").write_text(json.dumps({"tokens": [{"id": "bad", "prefixes": [""]}]}))
+    assert main(["token", "bad", "--revoke", *FILE]) == 0
+    Tokens("tokens.json", now_s=lambda: 0.0)
+
+
+def test_a_tokens_file_of_deep_json_raised(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tokens.json").write_text("[" * 100_000)
+    for words in (["more"], ["more", "--revoke"], ["--list"]):
+        assert main(["token", *words, *FILE]) == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_tokens_that_were_minted_at_once_were_lost() -> None:
+    minting = [
+        subprocess.Popen([*COMMAND, "token", f"t{n}", *FILE], stdout=subprocess.PIPE, text=True, env=environment())
+        for n in range(4)
+    ]
+    minted = [one.communicate(timeout=WAIT_S)[0].strip() for one in minting]
+    known = Tokens("tokens.json", now_s=lambda: 0.0)
+    assert [known.principal(f"Bearer {one}").name for one in minted] == ["t0", "t1", "t2", "t3"]
+
+
+def test_a_link_to_a_tokens_file_was_replaced_and_locked_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("kept").mkdir()
+    Path("tokens.json").symlink_to("kept/real.json")
+    for name in ("one", "two"):
+        assert main(["token", name, *FILE]) == 0
+    assert Path("tokens.json").is_symlink()
+    assert sorted(os.listdir("kept")) == [".real.json.lock", "real.json"]
+    assert Path("kept/real.json").stat().st_mode & 0o777 == 0o600
+
+
+# --- files of an export
+
+
+def export(name: str, *more: str) -> int:
+    return main(["export", "orders", name, "--format", "csv", *more])
+
+
+ROWS = b'"id","state"\n1,"new"\n'
+
+
+def test_an_export_replaced_a_symbolic_link() -> None:
+    Path("target.csv").write_text("before")
+    Path("link.csv").symlink_to("target.csv")
+    Path("dangling.csv").symlink_to("made.csv")
+    for link, target in (("link.csv", "target.csv"), ("dangling.csv", "made.csv")):
+        assert export(link) == 0
+        assert Path(link).is_symlink()
+        assert Path(target).read_bytes() == ROWS
+
+
+def test_an_export_replaced_a_pipe() -> None:
+    os.mkfifo("pipe.csv")
+    with subprocess.Popen(["cat", "pipe.csv"], stdout=subprocess.PIPE) as reader:
+        assert export("pipe.csv") == 0
+        assert reader.communicate(timeout=WAIT_S)[0] == ROWS
+    assert Path("pipe.csv").is_fifo()
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/full"])
+def test_an_export_replaced_a_device(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("device.csv").symlink_to(device)
+    assert export("device.csv") == (0 if device == "/dev/null" else 1)
+    assert Path(device).is_char_device()
+    if device == "/dev/full":
+        assert capsys.readouterr().err == "persist export: 'device.csv' cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_an_export_to_standard_output_replaced_what_it_is(to_file: bool) -> None:
+    Path("out.csv").symlink_to("/dev/stdout")
+    with open("all.csv", "ab") as out:
+        out.write(b"before\n")
+        out.flush()
+        found = subprocess.run(
+            [*COMMAND, "export", "orders", "out.csv"],
+            stdout=out if to_file else subprocess.PIPE, stderr=subprocess.PIPE, timeout=WAIT_S, env=environment(),
+        )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert (Path("all.csv").read_bytes() if to_file else b"before\n" + found.stdout) == b"before\n" + ROWS
+    assert json.loads(found.stderr)["rows"] == 1
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_an_export_changed_the_mode_of_a_file(mode: int) -> None:
+    Path("rows.csv").write_text("before")
+    Path("rows.csv").chmod(mode)
+    assert export("rows.csv") == 0
+    assert Path("rows.csv").stat().st_mode & 0o777 == mode
+
+
+def test_an_export_gave_a_new_file_another_mode_than_the_shell() -> None:
+    Path("other").touch()
+    assert export("rows.csv") == 0
+    assert Path("rows.csv").stat().st_mode == Path("other").stat().st_mode
+
+
+def test_what_a_killed_export_left_stopped_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(f".rows.csv.{os.getpid()}.part").touch()
+    Path(".rows.csv.00.part").touch()
+    drawn = iter(["00", "00", "01"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(drawn))
+    assert export("rows.csv") == 0
+    assert Path("rows.csv").read_bytes() == ROWS
+    assert not Path(".rows.csv.01.part").exists()
+
+
+@pytest.mark.parametrize("name", ["n" * 251 + ".csv", "ä" * 125 + ".csv"])
+def test_an_export_to_a_long_name_was_refused(name: str) -> None:
+    assert export(name) == 0
+    assert Path(name).read_bytes() == ROWS
+
+
+# --- files that are imported
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (f'{{"id":1,"state":{DEEP}}}\n', 1),
+        (f'{{"id":1,"state":"["}}\n\n{{"id":2,"state":{DEEP}}}\n', 3),
+        ('{"id":1,"state":' + '{"a":' * 100_000 + "1" + "}" * 100_001 + "\n", 1),
+        ('{"id":1,"state":' + "[\n" * 100_000 + "]" * 100_000 + "}\n", 100),
+        ('{"id":1,"\\\\\\"":' + "[" * 100_000 + "\n", 1),
+        (f"{DEEP}\n", 1),
+    ],
+)
+def test_deep_json_ended_the_process_by_a_signal(content: str, line: int) -> None:
+    Path("deep.ndjson").write_text(content)
+    found = typed("import", "new", "deep.ndjson", "--create", "--key", "id")
+    assert (found.returncode, found.stdout) == (1, "")
+    said = f"deep.ndjson, line {line}: it is nested more than 100 levels deep; flatten it; nothing of it was written"
+    assert found.stderr == f"persist import: {said}\n"
+    with pytest.raises(InvalidUsage, match=f"line {line}"), files.opened(["deep.ndjson"], None) as sources:
+        sources[0].inferred()  # as `persist create --like` does
+
+
+@pytest.mark.parametrize("column", ["state", "other"])
+@pytest.mark.parametrize("kind", ["ndjson", "csv"])
+def test_deep_json_for_a_shard_that_is_there_is_told_in_a_line(
+    column: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = f'{{"id":2,"{column}":{DEEP}}}\n' if kind == "ndjson" else f"id,{column}\n2,{DEEP}\n"
+    Path(f"deep.{kind}").write_text(content)
+    assert main(["create", "lists", "--schema", "id int64, state list<int64>", "--key", "id"]) == 0
+    for shard in ("orders", "lists"):
+        capsys.readouterr()
+        is_text = (shard, kind, column) == ("orders", "csv", "state")
+        assert main(["import", shard, f"deep.{kind}"]) == (0 if is_text else 1)
+        assert len(capsys.readouterr().err.splitlines()) == (0 if is_text else 1)
+
+
+def test_brackets_in_texts_are_no_nesting() -> None:
+    Path("texts.ndjson").write_text(json.dumps({"id": 1, "state": '\\"' + "[" * 200}) + "\n")
+    assert main(["import", "new", "texts.ndjson", "--create", "--key", "id"]) == 0
+
+
+@pytest.mark.parametrize("one_commit", [[], ["--one-commit"]])
+def test_rows_that_were_added_to_a_file_before_its_turn_came_twice(
+    one_commit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, number in (("a", 10), ("b", 20)):
+        Path(f"{name}.csv").write_text(f"id,state\n{number},new\n")
+    real = files.opened
+
+    @contextmanager
+    def growing(names: list[str], form: str | None) -> Iterator[list[files.Source]]:
+        with real(names, form) as found:
+            with open("b.csv", "a") as file:
+                file.write("21,late\n")
+            yield found
+
+    monkeypatch.setattr(files, "opened", growing)
+    assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 1
+    assert capsys.readouterr().err == (
+        "persist import: b.csv, it was changed while it was read; nothing of it was written\n"
+    )
+    monkeypatch.setattr(files, "opened", real)
+    for _ in range(2):
+        assert main(["import", "orders", "a.csv", "b.csv", *one_commit]) == 0
+    capsys.readouterr()
+    assert main(["cat", "orders", "--columns", "id"]) == 0
+    assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 10, 20, 21]
+
+
+# --- standard output, and arguments
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["cat orders", "cat orders --format arrow", "tail orders", "shards", "inspect shards", "--help", "cat --help"],
+)
+@pytest.mark.parametrize("end", ["> /dev/full", ">&-"])
+def test_output_that_could_not_be_written_ended_in_a_trace(words: str, end: str) -> None:
+    found = subprocess.run(
+        f'"{sys.executable}" -m persist.cli {words} {end}', shell=True, stderr=subprocess.PIPE, text=True,
+        timeout=WAIT_S, env=environment(), check=False,
+    )  # fmt: skip
+    said = "No space left on device" if end.endswith("full") else "Bad file descriptor"
+    name = "persist" if words.startswith("-") else f"persist {words.split()[0]}"
+    assert found.stderr == f"{name}: standard output cannot be written: {said}\n"
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("cat orders 2>&-", 0),
+        ("cat missing 2>&-", 1),
+        ("import orders - --format csv <&-", 1),
+        ("cat orders --format csv < /dev/null", 0),
+    ],
+)
+def test_streams_that_were_closed_ended_in_a_trace(line: str, code: int) -> None:
+    found = subprocess.run(
+        f'"{sys.executable}" -m persist.cli {line}', shell=True, capture_output=True, text=True, timeout=WAIT_S,
+        env=environment(), check=False,
+    )  # fmt: skip
+    assert (found.returncode, "Traceback" in found.stderr) == (code, False)
+    assert bool(found.stdout) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["create", "new", "--schema", "id int64, \udcff string", "--key", "id"], 1),
+        (["import", "orders", "n\udcff.csv"], 1),
+        (["export", "orders", "n\udcff.csv"], 1),
+        (["cat", "orders", "--dir", "nu\udcff"], 1),
+        (["inspect", "shards", "--dir", "nu\udcff"], 2),
+        (["doctor", "--dir", "nu\udcff"], 2),
+    ],
+)
+def test_an_argument_that_is_no_text_ended_in_a_trace(
+    words: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"persist {words[0]}: an argument is ")
+    assert said.endswith("which is no Unicode text: write it as UTF-8\n")
+
+
+def test_a_variable_or_a_directory_that_is_no_text_ended_in_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PERSIST_DIRECTORY", "\udcff")
+    assert main(["shards"]) == 1
+    monkeypatch.delenv("PERSIST_DIRECTORY")
+    Path("n\udcff").mkdir()
+    monkeypatch.chdir("n\udcff")
+    assert main(["create", "new", "--schema", "id int64", "--key", "id"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_character_that_the_terminal_has_not_ended_in_a_trace() -> None:
+    assert main(["create", "texts", "--schema", "id int64, state string", "--key", "id"]) == 0
+    typed("import", "texts", "-", "--format", "ndjson", stdin='{"id":1,"state":"caf\u00e9"}\n')
+    shown = subprocess.run(
+        [*COMMAND, "cat", "texts", "--format", "table"], capture_output=True, text=True, timeout=WAIT_S, check=True,
+        env=environment(PYTHONIOENCODING="ascii"),
+    )  # fmt: skip
+    assert "caf\\xe9" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"), [("csv", r'2,"\x1b[2J\x9b31m"'), ("ndjson", r'{"id":2,"state":"\u001b[2J\u009b31m"}')]
+)
+def test_rows_in_csv_or_ndjson_could_take_a_terminal_over(form: str, shown: str) -> None:
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        client.shard("orders").insert([{"id": 2, "state": "\x1b[2J\x9b31m"}])
+    mine, its = pty.openpty()
+    with subprocess.Popen([*COMMAND, "cat", "orders", "--format", form], stdout=its, env=environment()) as command:
+        os.close(its)
+        assert command.wait(WAIT_S) == 0
+    said = os.read(mine, 65536).decode()
+    os.close(mine)
+    assert shown in said.splitlines()
+    assert "\x1b" not in said
+    assert "\x9b" not in said
+
+
+# --- round trips through files
+
+LISTS: dict[str, tuple[pa.DataType, list[object]]] = {
+    "large": (pa.large_list(pa.string()), [[], None, ["a", None]]),
+    "fixed": (pa.list_(pa.int64(), 2), [[1, None], None]),
+    "plain": (pa.list_(pa.int64()), [[1, None], None]),
+    "map": (pa.map_(pa.int64(), pa.list_(pa.binary())), [None, [(1, [b"\xff", None])]]),
+}
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_shard_that_was_made_of_parquet_had_items_of_another_name(kind: str) -> None:
+    its, values = LISTS[kind]
+    rows = pa.table({"id": range(len(values)), "v": pa.array(values, its)})
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        made = client.create_shard("made", rows.schema, ["id"])
+        made.insert(rows)
+        assert main(["export", "made", "rows.parquet"]) == 0
+        assert main(["import", "again", "rows.parquet", "--create", "--key", "id"]) == 0
+        again = client.shard("again")
+        assert str(again.schema.arrow.field("v").type) == str(made.schema.arrow.field("v").type)
+        assert again.snapshot().to_arrow().equals(made.snapshot().to_arrow(), check_metadata=True)
+
+
+def test_days_beyond_32_bits_were_written_as_others() -> None:
+    far = pa.array([86_400_000 * (2**31 + 5)]).view(pa.date64())
+    with persist.connect(f"persist://{Path.cwd() / 'persist-data'}") as client:
+        days = client.create_shard("days", pa.schema([("id", pa.int64()), ("day", pa.date64())]), ["id"])
+        with pytest.raises(InvalidUsage, match="32 bits"):
+            days.insert(pa.table({"id": [1], "day": far}))
+
+
+def test_what_a_line_of_a_storm_stood_for_was_forgotten() -> None:
+    now = [0.0]
+    bound = FloodFilter(lambda: now[0])
+
+    def storm(left_out: int) -> logging.LogRecord:
+        record = logging.LogRecord("persist.commit", logging.WARNING, "", 0, "retry storm", (), None)
+        record.left_out = left_out
+        return record
+
+    assert [bound.filter(storm(1)) for _ in range(LINES_MAX + 3)].count(False) == 3
+    now[0] += WINDOW_S
+    last = storm(40)
+    assert bound.filter(last)
+    assert last.left_out == 40 + 3 * 2  # type: ignore[attr-defined]
+
+
+# --- figures of tokens
+
+
+@pytest.mark.parametrize("name", ["unknown", "other", "anybody", "maintenance"])
+def test_a_token_of_such_a_name_saw_the_figures_of_others(name: str) -> None:
+    figures = TokenFigures(tokens_max=3)
+    for principal in (None, ANYBODY, MAINTENANCE, Principal("last", frozenset())):
+        figures.observe(label_of(principal), 1, 1)
+    assert [family.samples for family in figures.families(name)] == [[], [], []]
+    assert mint(name)
