@@ -195,7 +195,7 @@ def test_a_directory_whose_name_is_not_utf8_was_a_traceback(
     odd = os.fsdecode(os.fsencode(place) + b"\xff")
     place.rename(odd)
     assert main([*words, "--dir", odd]) == (1 if words[0] == "cat" else 2)
-    assert "has a name that is not UTF-8" in said(capsys)
+    assert "is no Unicode text" in said(capsys)
 
 
 # --- servers
