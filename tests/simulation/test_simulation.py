@@ -17,10 +17,10 @@ from tests.simulation.runner import Plan, run_plan
 from tests.simulation.world import FAULTS
 
 FEW = range(15)
-MANY = [range(240)]  # `python -m tests.simulation 0:20000` runs more
-COPIED = range(CLONES_FROM, CLONES_FROM + 200)
+MANY = [range(160)]  # `python -m tests.simulation 0:20000` runs more
+COPIED = range(CLONES_FROM, CLONES_FROM + 120)
 QUICK = ("merge_beyond_since", "splits_overlap", "tokens_made_anew")  # mutations that the first seed shows
-# What four hundred seeds together must have walked through; each of them checks that its own faults struck.
+# What all seeds of MANY together must have walked through; each of them checks that its own faults struck.
 PATHS = (
     "append acknowledged",
     "attribute mismatch",

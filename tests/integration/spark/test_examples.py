@@ -19,7 +19,7 @@ from tests.support.patience import patiently
 
 pytestmark = pytest.mark.spark
 
-KILLS = 2  # bench/spark.py does it twenty times
+KILLS = 1  # bench/spark.py does it twenty times
 
 
 @pytest.mark.proof
