@@ -20,9 +20,9 @@ from persist.cli.__main__ import main
 from persist.commit.location import LocationSettings
 from persist.commit.system import SystemClock, SystemIds
 from persist.copies.backup_store import BLOBS, PRUNING, RUNNING, BackupStore
-from persist.core import errors
 from persist.formats.state_frames import Build
 from tests.support.pages import page
+from tests.support.refused import errors_made
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ["eu/items", "eu/orders", "us/orders"]
@@ -277,18 +277,11 @@ def test_what_is_wrong_is_refused_and_nothing_is_written(
     place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, row: str, wrong: Wrong
 ) -> None:
     arguments = wrong(place)
-    made_errors: list[errors.PersistError] = []
-    made = errors.PersistError.__init__
-
-    def noted(self: errors.PersistError, *args: Any, **details: Any) -> None:
-        made(self, *args, **details)
-        made_errors.append(self)
-
     before = kept(place)
-    monkeypatch.setattr(errors.PersistError, "__init__", noted)
-    code, out, err = run(capsys, *arguments)
+    with errors_made(monkeypatch) as made:
+        code, out, err = run(capsys, *arguments)
     assert (code, out, err.count("\n")) == (1, [], 1), err
-    assert {error.kind for error in made_errors if error.message in err} == {documented()[row]}, err
+    assert {error.kind for error in made if error.message in err} == {documented()[row]}, err
     assert kept(place) == before
     if (place.root / "again").exists():
         with persist.connect(f"persist://{place.root}/again") as client:

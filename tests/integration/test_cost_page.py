@@ -6,7 +6,6 @@ import http.server
 import json
 import re
 import shlex
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from persist.cli.__main__ import main
-from persist.core import errors
 from persist.cost.prices import EXAMPLE
 from persist.inspect import looking
 from rpc.auth import mint
 from tests.support.disaster import free_port
 from tests.support.inspected import FixedClock, copied
 from tests.support.pages import blocks, page, run_python
+from tests.support.refused import check_refused, emptied, without
 from tests.support.server import Server
 
 PAGE = "docs/cost.md"
@@ -69,20 +68,6 @@ def priced(place: Path, old: str, new: str) -> list[str]:
     file = place / "prices.toml"
     file.write_text(EXAMPLE.replace(old, new))
     return at(place, "--prices", str(file))
-
-
-def emptied(place: Path) -> list[str]:
-    shutil.rmtree(place)
-    place.mkdir()
-    return at(place)
-
-
-def without(place: Path, name: str) -> list[str]:
-    if (place / name).is_dir():
-        shutil.rmtree(place / name)
-    else:
-        (place / name).unlink()
-    return at(place)
 
 
 def scraped(place: Path, *texts: str) -> list[str]:
@@ -136,8 +121,8 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "a price that is not known": lambda p: priced(p, "delete = 0.0", "delete = 0.0\nhead = 0.1"),
     "prices without a name or a currency": lambda p: priced(p, 'currency = "USD"', ""),
     "`--dir` that is not there": lambda p: at(p / "nowhere"),
-    "`--dir` without anything of persist": emptied,
-    "`--dir` whose log, or blobs, are not there": lambda p: without(p, "consensus.db"),
+    "`--dir` without anything of persist": lambda p: at(emptied(p)),
+    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db")),
     "`--blob` without `--consensus`": lambda p: ["--blob", f"file://{p}/blob"],
     "`--url` that is none": lambda p: ["--url", "host:8787"],
     "`--url` where nobody answers": lambda p: ["--url", f"http://127.0.0.1:{free_port()}"],
@@ -165,7 +150,7 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a price that is not known", lambda p: priced(p, "currency =", "place = 'here'\ncurrency =")),
     ("prices without a name or a currency", lambda p: priced(p, '"S3 Standard, us-east-1"', "7")),
     ("prices without a name or a currency", lambda p: priced(p, '"USD"', '"\\u001b[31m"')),
-    ("`--dir` whose log, or blobs, are not there", lambda p: without(p, "blob")),
+    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"))),
     ("`--url` that is none", lambda p: ["--url", ""]),
     ("`--watch` that is no number above 0, or more than a week", lambda p: ["--url", "http://a", "--watch", "700000"]),
     ("`--scrape` without counts of a store", lambda p: scraped(p, "{broken")),
@@ -196,17 +181,4 @@ def test_what_is_refused_is_one_sentence_with_its_exit_code(
     servers = {ELSEWHERE: elsewhere, GUARDED: guarded}
     arguments = [servers.get(word, word) for word in wrong(copied(tmp_path / "location"))]
     monkeypatch.setenv("PERSIST_TOKEN", "of nobody")
-    kinds: list[str] = []
-    made = errors.PersistError.__init__
-
-    def noted(self: errors.PersistError, *args: str, **details: object) -> None:
-        made(self, *args, **details)
-        kinds.append(self.kind)
-
-    monkeypatch.setattr(errors.PersistError, "__init__", noted)
-    code = main(["cost", *arguments])
-    told = capsys.readouterr()
-    assert (kinds[-1], code) == documented()[row], told.err
-    assert told.err.startswith("persist cost: ")
-    assert len(told.err.splitlines()) == 1
-    assert told.out == ""
+    check_refused("cost", arguments, documented()[row], capsys, monkeypatch)

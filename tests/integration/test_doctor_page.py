@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from starlette.testclient import TestClient
 import persist
 from persist.cli.__main__ import main
 from persist.commit.location import open_location
-from persist.core import errors
 from persist.doctor.diagnosis import IDS
 from persist.doctor.examining import Report
 from persist.doctor.limits import AGES, Limits
@@ -27,6 +25,7 @@ from rpc.settings import ServerSettings
 from tests.support.disaster import free_port
 from tests.support.inspected import FixedClock, copied, everything, undated
 from tests.support.pages import blocks, page
+from tests.support.refused import check_refused, emptied, without
 from tests.test_pages import anchors
 
 PAGE = "docs/doctor.md"
@@ -125,20 +124,6 @@ def at(place: Path, *words: str) -> list[str]:
     return [*words, "--dir", str(place)]
 
 
-def emptied(place: Path) -> list[str]:
-    shutil.rmtree(place)
-    place.mkdir()
-    return at(place)
-
-
-def without(place: Path, name: str) -> list[str]:
-    if (place / name).is_dir():
-        shutil.rmtree(place / name)
-    else:
-        (place / name).unlink()
-    return at(place)
-
-
 def spoilt(place: Path) -> list[str]:
     (place / "consensus.db").write_bytes(b"x" * 5000)
     return at(place)
@@ -171,8 +156,8 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--backup` that is not there": lambda p: at(p, "--backup", f"file://{p.parent}/nowhere"),
     "`--tokens` that cannot be read": lambda p: at(p, "--tokens", str(p / "nowhere.json")),
     "`--dir` that is not there": lambda p: at(p / "nowhere"),
-    "`--dir` without anything of persist": emptied,
-    "`--dir` whose log, or blobs, are not there": lambda p: without(p, "consensus.db"),
+    "`--dir` without anything of persist": lambda p: at(emptied(p)),
+    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db")),
     "`--blob` without `--consensus`": lambda p: ["--blob", f"file://{p}/blob"],
     "`--blob` of a kind that is not known": lambda p: [
         "--blob", "ftp://host/a", "--consensus", f"sqlite:///{p}/consensus.db"
@@ -190,7 +175,7 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("`--free` that is no number in [0, 100]", lambda p: at(p, "--free", "1.5")),
     ("`--free` that is no number in [0, 100]", lambda p: at(p, "--free", "٣")),
     ("`--backup-age` that is no age", lambda p: at(p, "--backup-age", "none")),
-    ("`--dir` whose log, or blobs, are not there", lambda p: without(p, "blob")),
+    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"))),
     ("`--url` that is none", lambda p: ["--url", "http://"]),
 ]
 OVER_HTTP: dict[str, str] = {
@@ -225,22 +210,7 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = wrong(copied(tmp_path / "location"))
-    capsys.readouterr()
-    kinds: list[str] = []
-    made = errors.PersistError.__init__
-
-    def noted(self: errors.PersistError, *args: str, **details: object) -> None:
-        made(self, *args, **details)
-        kinds.append(self.kind)
-
-    monkeypatch.setattr(errors.PersistError, "__init__", noted)
-    code = main(["doctor", *arguments])
-    monkeypatch.undo()
-    told = capsys.readouterr()
-    assert (kinds[-1], code) == documented()[row][:2], told.err
-    assert told.err.startswith("persist doctor: ")
-    assert len(told.err.splitlines()) == 1
-    assert told.out == ""
+    check_refused("doctor", arguments, documented()[row][:2], capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("row", OVER_HTTP)

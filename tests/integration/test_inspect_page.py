@@ -14,12 +14,12 @@ import pytest
 
 import persist
 from persist.cli.__main__ import main
-from persist.core import errors
 from persist.inspect.asking import ANSWERS
 from tests.support.answers import Answers
 from tests.support.disaster import free_port
 from tests.support.inspected import PART, ROLLUP, copied, spoil_entry
 from tests.support.pages import blocks, page
+from tests.support.refused import check_refused, emptied, without
 
 PAGE = "docs/inspect.md"
 EXAMPLES = [block for block in blocks(PAGE) if block.language == "sh"]
@@ -74,18 +74,8 @@ def orphan(place: Path) -> str:
     return key
 
 
-def emptied(place: Path) -> list[str]:
-    shutil.rmtree(place)
-    place.mkdir()
-    (place / "notes.txt").write_text("")
-    return at(place, "shards")
-
-
-def without(place: Path, name: str) -> list[str]:
-    if (place / name).is_dir():
-        shutil.rmtree(place / name)
-    else:
-        (place / name).unlink()
+def with_notes(place: Path) -> list[str]:
+    (emptied(place) / "notes.txt").write_text("")
     return at(place, "shards")
 
 
@@ -136,8 +126,8 @@ WRONG: dict[str, Callable[[Path], list[str]]] = {
     "`--as-of` that history has forgotten": lambda p: at(p, "digest", "thrown", "--as-of", "0"),
     "a digest of a shard that was dropped": lambda p: at(p, "digest", "gone"),
     "`--dir` that is not there": lambda p: at(p / "nowhere", "shards"),
-    "`--dir` without anything of persist": emptied,
-    "`--dir` whose log, or blobs, are not there": lambda p: without(p, "consensus.db"),
+    "`--dir` without anything of persist": with_notes,
+    "`--dir` whose log, or blobs, are not there": lambda p: at(without(p, "consensus.db"), "shards"),
     "`--dir` whose log is no regular file, such as a pipe": piped,
     "`--dir` whose log is empty, beside a write-ahead log": truncated,
     "`--dir` whose name is not UTF-8": lambda p: at(p / os.fsdecode(b"\xff"), "shards"),
@@ -175,7 +165,7 @@ MORE: list[tuple[str, Callable[[Path], list[str]]]] = [
     ("a part's key that is none", lambda p: at(p, "part", ROLLUP)),
     ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of", "9" * 30)),
     ("`--as-of` that is no time", lambda p: at(p, "digest", "orders", "--as-of=-1")),
-    ("`--dir` whose log, or blobs, are not there", lambda p: without(p, "blob")),
+    ("`--dir` whose log, or blobs, are not there", lambda p: at(without(p, "blob"), "shards")),
     ("`--url` that is none", lambda p: ["shards", "--url", "http://"]),
     ("`--url` that is none", lambda p: ["shards", "--url", "http://[::1"]),
     ("`--url` that is none", lambda p: ["shards", "--url", "http://127.0.0.1:8x/"]),
@@ -202,22 +192,7 @@ def test_what_is_wrong_is_one_sentence_with_its_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = wrong(copied(tmp_path / "location"))
-    capsys.readouterr()
-    kinds: list[str] = []
-    made = errors.PersistError.__init__
-
-    def noted(self: errors.PersistError, *args: str, **details: object) -> None:
-        made(self, *args, **details)
-        kinds.append(self.kind)
-
-    monkeypatch.setattr(errors.PersistError, "__init__", noted)
-    code = main(["inspect", *arguments])
-    monkeypatch.undo()
-    told = capsys.readouterr()
-    assert (kinds[-1], code) == documented()[row], told.err
-    assert told.err.startswith("persist inspect: ")
-    assert len(told.err.splitlines()) == 1
-    assert told.out == ""
+    check_refused("inspect", arguments, documented()[row], capsys, monkeypatch)
 
 
 def test_an_argument_that_is_not_known_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from persist.core.record import replace
 from persist.core.state import Policy, State
 from tests.support.clocks import Machine, World
 from tests.support.pages import page
+from tests.support.refused import errors_made
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 SMALL = Policy(inline_part_bytes_max=200, plain_parts_max=3, bundle_parts_max=4, rollup_every=8)
@@ -240,20 +241,12 @@ def test_what_is_wrong_is_refused_and_no_shard_is_made(
 ) -> None:
     place = Place(tmp_path)
     arguments = wrong(place)
-    kinds: list[str] = []
-    made = errors.PersistError.__init__
-
-    def noted(self: errors.PersistError, *args: Any, **details: Any) -> None:
-        made(self, *args, **details)
-        kinds.append(self.kind)
-
-    monkeypatch.setattr(errors.PersistError, "__init__", noted)
-    assert main(arguments) == 1
-    monkeypatch.undo()
+    with errors_made(monkeypatch) as made:
+        assert main(arguments) == 1
     told = capsys.readouterr().err
     assert told.startswith("persist state: ")
     assert "Traceback" not in told
-    assert kinds[-1] == documented()[row], told
+    assert made[-1].kind == documented()[row], told
     with persist.connect(f"persist://{place.data}") as client:
         assert client.shards() == ["orders"]
 
