@@ -180,17 +180,21 @@ def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, tuple[by
         name, digest = str(entry["id"]), bytes.fromhex(entry["sha256"])
         scopes, prefixes = _texts(entry["scopes"]), tuple(_texts(entry.get("prefixes", [])))
         expires = entry.get("expires")
-        until = None if expires is None else datetime.fromisoformat(expires)
+        until = None if expires is None else expiry_of(expires)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidUsage(f"{place} needs id, sha256, scopes, and may have prefixes, expires: {error}") from error
     if len(digest) != 32 or not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
         raise InvalidUsage(f"{place} needs an id of letters, digits and '-', and the SHA-256 of the token in hex")
     if not scopes or not set(scopes) <= set(SCOPES) or not all(prefixes):
         raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
-    if until is not None and until.tzinfo is None:
-        until = until.replace(tzinfo=UTC)
     expires_s = None if until is None else until.timestamp()
     return name, (digest, Principal(name, _included(scopes), prefixes, expires_s))
+
+
+def expiry_of(text: str) -> datetime:
+    """When a token ends: UTC, where the text names no zone. Raises ValueError, TypeError: it is no date or time."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _texts(value: object) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from persist.client.arguments import named_once
 from persist.core.errors import InvalidUsage, Unavailable
-from rpc.auth import SCOPES, known_of, mint
+from rpc.auth import SCOPES, expiry_of, known_of, mint
 from rpc.cli.writing import replacing
 
 LOCK_WAIT_S = 10.0
@@ -64,20 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _told(entry: dict[str, Any]) -> dict[str, Any]:
     """A token without its hash."""
-    until = _instant(entry.get("expires"))
+    until = entry.get("expires")
     told = {name: entry.get(name) for name in ("id", "scopes", "prefixes", "expires")}
-    return {**told, "expired": until is not None and until <= datetime.now(UTC)}
-
-
-def _instant(text: object) -> datetime | None:
-    """When a token expires. Raises InvalidUsage."""
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(str(text))
-    except ValueError as error:
-        raise InvalidUsage(f"a token expires on {text!r}; it must be a date such as 2030-01-31") from error
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return {**told, "expired": until is not None and expiry_of(until) <= datetime.now(UTC)}
 
 
 def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, Any]]) -> str:
@@ -90,8 +79,11 @@ def _minted(arguments: argparse.Namespace, path: Path, tokens: list[dict[str, An
             raise InvalidUsage("--prefix is empty: give a prefix, or leave it out for all shards")
         entry["prefixes"] = arguments.prefix
     if arguments.expires is not None:
-        until = _instant(arguments.expires)
-        if until is not None and until <= datetime.now(UTC):
+        try:
+            is_past = expiry_of(arguments.expires) <= datetime.now(UTC)
+        except ValueError as error:
+            raise InvalidUsage(f"--expires is {arguments.expires!r}; it must be a date such as 2030-01-31") from error
+        if is_past:
             raise InvalidUsage(f"--expires is {arguments.expires!r}, which is past: nobody could use the token")
         entry["expires"] = arguments.expires
     _replace(path, [*tokens, entry])
