@@ -19,7 +19,7 @@ from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.cost.document import CostDocument, cost_document
 from persist.cost.metered import Metered, metered, together
 from persist.cost.priced import MeteredTold, metered_told
-from persist.cost.prices import EXAMPLE, Prices, built_in, read_prices
+from persist.cost.prices import EXAMPLE, Prices, built_in, read_bounded, read_prices
 from persist.inspect.records import Findings
 
 DAYS = 7.0
@@ -148,11 +148,4 @@ def _watched(ask: Callable[[], Metered], watch_s: float | None) -> tuple[Metered
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(SCRAPE_BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidUsage(f"the metrics {str(path)!r:.200} cannot be read: {error.strerror}") from error
-    if len(data) > SCRAPE_BYTES_MAX:
-        raise InvalidUsage(f"the metrics {str(path)!r:.200} have more than {SCRAPE_BYTES_MAX} bytes")
-    return data.decode("utf-8", "replace")
+    return read_bounded("metrics", path, SCRAPE_BYTES_MAX).decode("utf-8", "replace")

@@ -100,15 +100,21 @@ def built_in() -> Prices:
     return prices_of(tomllib.loads(EXAMPLE), "built in")
 
 
-def read_prices(path: Path) -> Prices:
-    """The table in a TOML file. Raises InvalidUsage: it cannot be read, or a price is missing, wrong or unknown."""
+def read_bounded(what: str, path: Path, bytes_max: int) -> bytes:
+    """A file that somebody named, `what` by its name. Raises InvalidUsage: it cannot be read, or has more bytes."""
     try:
         with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+            data = file.read(bytes_max + 1)
     except OSError as error:
-        raise InvalidUsage(f"the prices {str(path)!r:.200} cannot be read: {error.strerror}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise InvalidUsage(f"the prices {str(path)!r:.200} have more than {FILE_BYTES_MAX} bytes")
+        raise InvalidUsage(f"the {what} {str(path)!r:.200} cannot be read: {error.strerror}") from error
+    if len(data) > bytes_max:
+        raise InvalidUsage(f"the {what} {str(path)!r:.200} have more than {bytes_max} bytes")
+    return data
+
+
+def read_prices(path: Path) -> Prices:
+    """The table in a TOML file. Raises InvalidUsage: it cannot be read, or a price is missing, wrong or unknown."""
+    data = read_bounded("prices", path, FILE_BYTES_MAX)
     try:
         given = tomllib.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
