@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from persist.client.arguments import named_once
+from persist.client.regular_file import opens_regular
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
@@ -151,7 +152,7 @@ def _ending(known: dict[str, tuple[bytes, Principal]]) -> dict[str, float]:
 
 def _read(path: str) -> dict[str, tuple[bytes, Principal]]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opens_regular) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidUsage(f"the tokens file {path} cannot be read: {error.strerror}") from error
