@@ -284,4 +284,5 @@ class _Joining:
     def _flush(self) -> None:
         if self._pieces:
             data, self._pieces = b"".join(self._pieces), []
-            self._transport.write(data)
+            if not self._transport.is_closing():  # else nobody is there any more
+                self._transport.write(data)

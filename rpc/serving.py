@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import resource
 import signal
@@ -25,6 +26,8 @@ from rpc.settings import ServerSettings
 
 BACKLOG = 4096
 SWITCH_INTERVAL_S = 0.0005  # how long the event loop waits for Python code of the background at most; 5 ms otherwise
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
+MAPPED_BYTES_MIN = 512 * 1024
 FILES_RESERVED = 512  # of the files that this process may open: for stores, spooled bodies, and refusals
 _log = logging.getLogger("persist.rpc")
 
@@ -71,6 +74,15 @@ def local_url_of(listener: socket.socket, settings: ServerSettings) -> str:
     return url_of(listener, replace(settings, host=everywhere.get(host, host)))
 
 
+def _give_memory_back() -> None:
+    """Have large pieces of memory go back to the system once they are freed. Only glibc has to be told.
+
+    Else it keeps what was freed for later, for each thread by itself: pieces of bodies and parts would add up.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+
+
 def _fit_files(bounds: Bounds) -> None:
     """Let this process open as many files as it may, and take no more connections than that.
 
@@ -87,7 +99,7 @@ def _fit_files(bounds: Bounds) -> None:
         if soft < wanted:
             bounds.limited(max(1, soft - min(FILES_RESERVED, soft // 2)))
             told = {"connections_max": bounds.connections_max, "files": soft}
-            _log.warning("fewer connections than connections_max: raise the limit of open files", extra=told)
+            _log.info("fewer connections than connections_max: raise the limit of open files", extra=told)
 
 
 def serve(location: Location, settings: ServerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -99,6 +111,7 @@ def serve(location: Location, settings: ServerSettings, listener: socket.socket,
     app = create_app(location, settings)
     service: Service = app.state.service
     _fit_files(service.bounds)
+    _give_memory_back()
     config = uvicorn.Config(
         app,
         http=cast(Any, partial(JoiningProtocol, bounds=service.bounds)),

@@ -62,13 +62,13 @@ class Limits:
     bodies_bytes_max: int = 64 * MIB  # all bodies in memory that are being received
     spool_bytes_max: int = 4 * GIB  # all bodies in temporary files
     worked_bytes_max: int = 256 * MIB  # of those, in memory to be worked on; others wait
-    downloads_bytes_max: int = 128 * MIB  # of parts that are sent; others wait
-    download_piece_bytes: int = 8 * MIB  # as which one is read
+    downloads_bytes_max: int = 64 * MIB  # of parts that are sent; others wait
+    download_piece_bytes: int = 4 * MIB  # as which one is read
     waits_max: int = 20_000  # requests that wait for a shard to move
     listeners_max: int = 20_000  # listen streams
     snapshots_max: int = 8  # snapshots that are streamed through the server
-    snapshot_memory_bytes: int = 64 * MIB  # what each of them holds while it consolidates
-    listen_memory_bytes: int = 64 * MIB  # what a listener takes for one event
+    snapshot_memory_bytes: int = 32 * MIB  # what each of them holds while it consolidates
+    listen_memory_bytes: int = 8 * MIB  # what a listener takes for one event
     wait_s_max: float = 60.0  # longest wait of one request
     lead_threads: int = 16  # commits under way, one a shard
     io_threads: int = 32  # store reads, parts, rows
