@@ -68,7 +68,7 @@ class Limits:
     listeners_max: int = 20_000  # listen streams
     snapshots_max: int = 8  # snapshots that are streamed through the server
     snapshot_memory_bytes: int = 32 * MIB  # what each of them holds while it consolidates
-    listen_memory_bytes: int = 8 * MIB  # what a listener takes for one event
+    listen_memory_bytes: int = 16 * MIB  # what a listener takes for one event
     wait_s_max: float = 60.0  # longest wait of one request
     lead_threads: int = 16  # commits under way, one a shard
     io_threads: int = 32  # store reads, parts, rows

@@ -63,7 +63,9 @@ class House:
         tokens = directory / "tokens.json"
         tokens.write_text(json.dumps({"tokens": entries}))
         tokens.chmod(0o600)
-        given = {f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()}
+        given = {
+            f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()
+        }
         self.server = Server(directory / "data", "--tokens", str(tokens), environment=given)
         self.port = self.server.port
         self._good: Good | None = None
@@ -105,13 +107,12 @@ class House:
 
         `refusals`: the other may be told to come again (429, 503), which it does.
         """
-        self.forget_peak(); print("START", self.peak_bytes()>>20)
+        self.forget_peak()
         with Evil(self) as evil, Good(self) as good:
             self._good = good
             self.others_work()
             attack(self, evil)
             self.others_work()
-        print('PEAK', self.peak_bytes()>>20)
         assert self.is_alive, "the server has died"
         good.check()
         assert refusals or not good.refused, f"the other tenant was refused: {good.refused}"
@@ -166,7 +167,7 @@ class Evil:
 
 
 class Good:
-    """Inserts, reads snapshots and listens, each on a thread. Every answer is checked; what was acknowledged is there."""
+    """Inserts, reads snapshots and listens, each on a thread; every answer is checked."""
 
     def __init__(self, house: House) -> None:
         self._house = house

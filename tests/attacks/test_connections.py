@@ -168,7 +168,9 @@ def test_answers_that_nobody_takes(house: House) -> None:
 def cut(house: House, why: str) -> int:
     """How many connections the server has cut off for that reason."""
     _, text = house.ask("admin", "GET", "/metrics")
-    lines = [line for line in text.decode().splitlines() if line.startswith(f'persist_connections_cut_total{{why="{why}"')]
+    lines = [
+        line for line in text.decode().splitlines() if line.startswith(f'persist_connections_cut_total{{why="{why}"')
+    ]
     return sum(int(float(line.split()[-1])) for line in lines)
 
 
@@ -180,7 +182,12 @@ def test_a_path_that_is_a_shards_only_once_it_is_decoded(house: House, path: str
 
 @pytest.mark.parametrize(
     "sent",
-    [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9.9\r\n\r\n", b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n", b"\0" * 100],
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"\0" * 100,
+    ],
     ids=["TLS", "version", "bytes", "zeros"],
 )
 def test_what_is_no_request_is_told_so(house: House, sent: bytes) -> None:

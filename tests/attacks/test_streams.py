@@ -13,7 +13,9 @@ from tests.attacks.harness import Evil, House, reset, statuses
 SHARE = 4  # half of snapshots_max
 
 
-def asking(evil: Evil, path: str, count: int, *, token: str = "evil", receives: int | None = 4096) -> list[socket.socket]:
+def asking(
+    evil: Evil, path: str, count: int, *, token: str = "evil", receives: int | None = 4096
+) -> list[socket.socket]:
     opened = [evil.connect(receives=receives) for _ in range(count)]
     for one in opened:
         one.sendall(evil.head("GET", path, token=token))
@@ -45,6 +47,7 @@ def test_stalled_listeners(house: House) -> None:
         evil.fill(4 << 20)
         while pools(house)["listeners"] > 1:  # that of the other tenant
             house.others_work()
+
     house.withstands(attack)
 
 
