@@ -25,6 +25,7 @@ REFUSED = "persist.refused"
 CONNECTION = "persist.connection"
 """The key of a request's scope that holds its connection."""
 LINGER_S = 2.0  # after a refusal: a client that still sends would otherwise lose the answer
+JOINED_BYTES_MAX = 64 * 1024
 NOTHING, HEAD, BODY = range(3)  # what of a request is coming in
 
 
@@ -258,6 +259,7 @@ class _Joining:
         self._transport = transport
         self._loop = loop
         self._pieces: list[bytes] = []
+        self._joined = 0  # bytes of them
         self.written = 0  # bytes, of which `pending()` are still here
 
     def __getattr__(self, name: str) -> Any:
@@ -267,7 +269,10 @@ class _Joining:
         if not self._pieces:
             self._loop.call_soon(self._flush)
         self.written += len(data)
+        self._joined += len(data)
         self._pieces.append(data)
+        if self._joined > JOINED_BYTES_MAX:  # only what has been sent tells a stream to wait for its client
+            self._flush()
 
     def write_eof(self) -> None:
         self._flush()
@@ -279,10 +284,10 @@ class _Joining:
 
     def pending(self) -> int:
         """Bytes that the system has not taken, because the client does not take them."""
-        return self._transport.get_write_buffer_size() + sum(map(len, self._pieces))
+        return self._transport.get_write_buffer_size() + self._joined
 
     def _flush(self) -> None:
         if self._pieces:
-            data, self._pieces = b"".join(self._pieces), []
+            data, self._pieces, self._joined = b"".join(self._pieces), [], 0
             if not self._transport.is_closing():  # else nobody is there any more
                 self._transport.write(data)
