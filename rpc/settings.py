@@ -52,6 +52,7 @@ class Limits:
     sweep_s: float = 1.0  # how often connections are looked at for the times above
     share_percent: int = 50  # of snapshots, bodies, commands and work, that one token or address may have
     streams_share_percent: int = 75  # of listen streams
+    io_share_percent: int = 25  # of io_threads: each that works keeps the event loop waiting, too
     commands_max: int = 10_000  # commands queued or being committed
     command_bytes_max: int = 16 * MIB  # body of one command
     read_command_bytes_max: int = 64 * KIB  # of one by a token that may only read
@@ -81,7 +82,7 @@ class Limits:
             value = getattr(self, limit.name)
             if not 0 < value < 1 << 50:
                 raise InvalidUsage(f"the limit {limit.name} is {value}; it must be more than 0, and below 2^50")
-        for name in ("share_percent", "streams_share_percent"):
+        for name in ("share_percent", "streams_share_percent", "io_share_percent"):
             if getattr(self, name) > 100:
                 raise InvalidUsage(f"the limit {name} is {getattr(self, name)}; it must be in [1, 100]")
 

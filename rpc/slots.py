@@ -78,12 +78,13 @@ class Turns:
 
     async def take(self, count: int = 1) -> None:
         caller = CALLER.get()
-        if caller not in self._waiting and not self._is_full(count) and not self._has_enough(caller, count):
+        if not self._waiting and not self._is_full(count) and not self._has_enough(caller, count):
             self._grant(caller, count)
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (count, waiter)
         self._waiting.setdefault(caller, deque()).append(entry)
+        self._admit()  # those who wait may all have their share, and this caller not
         try:
             await waiter
         except asyncio.CancelledError:

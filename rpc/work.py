@@ -34,7 +34,8 @@ class Work:
         self.limits = limits
         share = limits.share
         self.io_queued = Slots(limits.io_queue_max, "much work queued", share(limits.io_queue_max))
-        self._io_turns = Turns(limits.io_queue_max, share(limits.io_threads))  # what all may have, the queue bounds
+        # What all may have of the threads, the queue bounds.
+        self._io_turns = Turns(limits.io_queue_max, share(limits.io_threads, limits.io_share_percent))
         self.commands = Slots(limits.commands_max, "many commands queued", share(limits.commands_max))
         self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
         self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
