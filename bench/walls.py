@@ -47,8 +47,7 @@ def send(connections: list[socket.socket], begin: Callable[[int], bytes], more: 
         add(number, opened)
     while True:
         for key, events in watched.select(1.0):
-            opened = key.fileobj
-            assert isinstance(opened, socket.socket)
+            opened = key.fileobj  # type: ignore[assignment]
             try:
                 if events & selectors.EVENT_READ and not opened.recv(1 << 16):
                     raise ConnectionResetError

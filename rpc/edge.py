@@ -109,6 +109,8 @@ class Edge:
             self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
+            if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
+                scope.pop(TOLD).__traceback__ = None
 
     def _told(
         self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool

