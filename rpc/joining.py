@@ -24,7 +24,7 @@ REFUSED = "persist.refused"
 """The key of a request's scope that holds the error with which it is refused: of a connection beyond the limits."""
 CONNECTION = "persist.connection"
 """The key of a request's scope that holds its connection."""
-LINGER_S = 2.0  # after a refusal: a client that still sends would otherwise lose the answer
+LINGER_S = 1.0  # after a refusal: a client that still sends would otherwise lose the answer
 DISCARDED_BYTES_MAX = 1024 * 1024  # of what it sends then
 JOINED_BYTES_MAX = 64 * 1024
 NOTHING, HEAD, BODY = range(3)  # what of a request is coming in

@@ -20,7 +20,7 @@ from typing import Any
 
 from rpc.auth import mint
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 
 MEMORY_BYTES_MAX = 512 * 1024 * 1024  # what a server may have under any attack
 LOW = {
@@ -87,6 +87,13 @@ class House:
         finally:
             connection.close()
 
+    def pools(self) -> dict[str, int]:
+        """What is in use of each pool."""
+        start = 'persist_pool_used{pool="'
+        lines = self.ask("admin", "GET", "/metrics")[1].decode().splitlines()
+        found = [line[len(start) :].split('"} ') for line in lines if line.startswith(start)]
+        return {name: int(float(value)) for name, value in found}
+
     def peak_bytes(self) -> int:
         """The most memory that the server has had since `forget_peak`."""
         with open(f"/proc/{self.server.process.pid}/status", encoding="ascii") as file:
@@ -107,6 +114,7 @@ class House:
 
         `refusals`: the other may be told to come again (429, 503), which it does.
         """
+        wait_until(lambda: self.pools()["connections"] <= 1, "those of the attack before are gone")
         self.forget_peak()
         with Evil(self) as evil, Good(self) as good:
             self._good = good

@@ -8,7 +8,6 @@ import pytest
 
 from tests.attacks import harness
 from tests.attacks.harness import Evil, House, answered, is_ended, pushed, statuses
-from tests.attacks.test_streams import pools
 
 MIB = 1 << 20
 SHORT = b"z" * MIB
@@ -60,7 +59,7 @@ def test_stalled_parts(house: House) -> None:
         found = statuses(opened)
         assert set(found) <= {408, 429, 0}, "slow, more than half of spool_bytes_max, or both"
         assert 408 in found
-        assert pools(house)["spool_bytes"] == 0
+        assert house.pools()["spool_bytes"] == 0
 
     house.withstands(attack)
 
@@ -86,7 +85,7 @@ def test_bodies_that_a_token_may_not_send_are_not_taken_in(house: House) -> None
         large.sendall(evil.head("POST", wanted[0][0], "transfer-encoding: chunked", token="evil-reader"))
         pushed(large, b"10000\r\n" + b"z" * 65536 + b"\r\n", 40)
         assert statuses([large]) == [413]
-        assert pools(house)["body_bytes"] < 10_000, "of the other tenant"
+        assert house.pools()["body_bytes"] < 10_000, "of the other tenant"
 
     house.withstands(attack)
 

@@ -32,7 +32,7 @@ def test_stalled_snapshots(house: House) -> None:
         found = statuses(opened)
         assert (found.count(200), found.count(429)) == (SHARE, SHARE)
         house.others_work()
-        while pools(house)["snapshots"] >= SHARE:
+        while house.pools()["snapshots"] >= SHARE:
             house.others_work()
         again = asking(evil, path, 1, token="evil-reader")
         assert statuses(again) == [200], "it can ask anew"
@@ -45,7 +45,7 @@ def test_stalled_listeners(house: House) -> None:
         opened = asking(evil, f"/v1/shards/{evil.shard}/listen", 20, token="evil-reader")
         assert set(statuses(opened)) == {200}
         evil.fill(4 << 20)
-        while pools(house)["listeners"] > 1:  # that of the other tenant
+        while house.pools()["listeners"] > 1:  # that of the other tenant
             house.others_work()
 
     house.withstands(attack)
@@ -93,11 +93,3 @@ def test_large_snapshots_by_the_limits_that_servers_have(tmp_path: Path) -> None
 
     with harness.house(tmp_path, {}) as house:
         house.withstands(attack)
-
-
-def pools(house: House) -> dict[str, int]:
-    """What is in use of each pool."""
-    start = 'persist_pool_used{pool="'
-    lines = house.ask("admin", "GET", "/metrics")[1].decode().splitlines()
-    found = [line[len(start) :].split('"} ') for line in lines if line.startswith(start)]
-    return {name: int(float(value)) for name, value in found}
