@@ -64,6 +64,7 @@ class JoiningProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.leave(self)
         self._release_head()
+        self._url = []
         if self.scope is not None:
             self.scope.pop(CONNECTION, None)  # type: ignore[misc]
         super().connection_lost(exc)
@@ -219,7 +220,7 @@ class JoiningProtocol(HttpToolsProtocol):
     def _refuse(self, error: PersistError) -> None:
         self._bounds.cut["long"] += 1
         self._refusal = error
-        raise error
+        raise _Refused  # not the error: its frames, and what was read, would stay with this connection
 
     def _line_too_long(self) -> PersistError:
         return RequestLineTooLong(
@@ -254,6 +255,10 @@ class JoiningProtocol(HttpToolsProtocol):
             self.transport.write_eof()  # the sweep closes it, if the client does not
         else:
             self.transport.close()
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request."""
 
 
 def _raw(error: PersistError) -> bytes:
