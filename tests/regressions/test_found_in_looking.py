@@ -187,7 +187,8 @@ def test_a_marker_of_nested_lists_was_a_traceback(
     told = capsys.readouterr()
     fault, figures = (json.loads(line) for line in told.out.splitlines())
     assert (fault["kind"], fault["what"]) == ("location", f"persist.json is damaged: it {what}")
-    assert figures["faults"] == 1 and "Traceback" not in told.err
+    assert figures["faults"] == 1
+    assert "Traceback" not in told.err
 
 
 @pytest.mark.parametrize("words", [*LOOKS, ["cat", "orders"]], ids=" ".join)
