@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.command import WriteCommand
+from persist.core.command import MAINTAIN, MANAGE, WriteCommand
 from persist.core.ids import Token, WriterId, written
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.record import Meta
@@ -30,6 +30,8 @@ class Rewrite(WriteCommand, frozen=True):
 class Restore(Rewrite, frozen=True):
     """The rows lead back to the contents as of `as_of`. -> Appended"""
 
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)
+
 
 class Truncate(Rewrite, frozen=True):
     """The rows take away what is there since `as_of`, the last time before the cut. -> Appended
@@ -37,6 +39,8 @@ class Truncate(Rewrite, frozen=True):
     It lands also where rows were added since the upper was `expected_upper`, but none was taken away. InvalidUsage
     where the shard is fed by `append`.
     """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
 
 class DropBefore(Rewrite, frozen=True):
@@ -46,6 +50,8 @@ class DropBefore(Rewrite, frozen=True):
     where what was written from the cut on may hold a retraction, or where the shard is fed by `append`; NotReadable
     where the time before the cut was forgotten.
     """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
 
 EDITS = (

@@ -16,7 +16,7 @@ from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, Want
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.transport import AsCaller
 from persist.client.wall_clock import read_instant
-from persist.core.commands import READ, WRITE
+from persist.core.commands import MANAGE, READ
 from persist.core.errors import InvalidUsage
 from rpc.auth import Principal
 from rpc.json_rows import body_json
@@ -42,7 +42,6 @@ _CUT = _body({"v": 1, "location": "…", "epoch": 1, "taken_ms": 0, "kind": "upp
 async def cut(request: Request) -> Response:
     """Changes nothing. Give `shards` or `prefix`; then `at` (RFC 3339), or `cursors`, or neither for the uppers."""
     service, principal = service_of(request), principal_of(request)
-    principal.require(READ)
     async with service.body(request, TEXT_CHARS_MAX) as data:
         asked = _asked(body_json(data))
     asked.check()
@@ -62,10 +61,9 @@ async def truncate_all(
 ) -> Response:
     """The body is the cut. An outcome for each shard; where `complete` is false, the same again does the rest.
 
-    Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
+    Refused as a whole, before anything is written, unless the token may manage every shard of the cut.
     """
     service, principal = service_of(request), principal_of(request)
-    principal.require(WRITE)
     async with service.body(request, TEXT_CHARS_MAX) as data:
         given = Cut.of(body_json(data))
     _require(principal, given)
@@ -81,7 +79,7 @@ async def truncate_all(
 
 def _require(principal: Principal, given: Cut) -> None:
     for name in given.shards:
-        principal.require(WRITE, name)
+        principal.require(MANAGE, name)
 
 
 def _asked(wanted: Any) -> Asked:

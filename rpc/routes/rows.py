@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
@@ -20,11 +21,13 @@ from persist.client.shard import Shard
 from persist.client.snapshot import Snapshot, Tagged
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
-from persist.core.commands import READ, WRITE, Appended
+from persist.core.commands import Appended
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
+from persist.parts import TIME
 from rpc import rows
+from rpc.commanding import check_upper
 from rpc.routes.parameters import (
     AsOfOrTag,
     Format,
@@ -68,7 +71,14 @@ async def append(
     token: IdempotencyToken = None,
 ) -> Response:
     since, until = frontier(lower, "lower"), frontier(upper, "upper")
-    return await _post(request, form, token, lambda w, table, t: w.append(table, since, until, token=t))
+    principal = principal_of(request)
+    check_upper(principal, since, until, until.element or 0)  # whether it closes the shard, before the body is read
+
+    def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
+        check_upper(principal, since, until, _last(table))
+        return handle.append(table, since, until, token=given)
+
+    return await _post(request, form, token, commit)
 
 
 @router.post(
@@ -84,16 +94,25 @@ async def compare_and_append(
     token: IdempotencyToken = None,
 ) -> Response:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
+    principal = principal_of(request)
+    check_upper(principal, lower, upper, upper.element or 0)
 
     def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
+        check_upper(principal, lower, upper, _last(table))
         return handle.compare_and_append(table, lower, upper, token=given)
 
     return await _post(request, form, token, commit)
 
 
+def _last(table: pa.Table) -> int:
+    """The last time that rows give; 0 where they give none."""
+    if TIME not in table.schema.names:
+        return 0
+    return int(pc.max(table.column(TIME)).as_py() or 0)
+
+
 async def _post(request: Request, form: str | None, token: str | None, commit: _Commit) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
     given, caller = token_of(request, token), caller_of(request)
 
@@ -142,7 +161,6 @@ async def snapshot(
     it is there. A stream that breaks off is not whole.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     chosen = rows.format_of(request.headers.get("accept"), form)
     wait_s = min(wait, service.limits.wait_s_max)
 
@@ -165,7 +183,6 @@ async def count(
 ) -> Response:
     """The sum of `__diff`: each row counts as often as it is there. `columns` does not matter, but must be true."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     wait_s = min(wait, service.limits.wait_s_max)
 
     def told() -> dict[str, int]:
