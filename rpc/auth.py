@@ -68,6 +68,8 @@ class Principal:
 
 
 ANYBODY = Principal("anybody", frozenset(SCOPES))
+STRANGER = Principal("anybody", frozenset())
+"""Who asks for what is open to everybody, of a server that wants tokens."""
 MAINTENANCE = Principal("maintenance", INCLUDED[MAINTAIN])
 
 
