@@ -16,17 +16,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
-from persist.core.commands import READ
-from persist.core.errors import Corruption, PersistError, Unauthorized, Unavailable
-from persist.core.ids import check_shard_name
+from persist.core.errors import Corruption, PersistError, Unauthorized
 from persist.formats.http_messages import RECORD
 from rpc import browsers, paths
 from rpc.auth import ANYBODY, STRANGER, Principal
-from rpc.commanding import answer
+from rpc.bodies import Body, check_declared
+from rpc.bounds import network_of
+from rpc.commanding import answer, bytes_max_of
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
-from rpc.joining import FULL
+from rpc.joining import CONNECTION, REFUSED
 from rpc.saying import said
-from rpc.service import Body, Service
+from rpc.service import Service
+from rpc.slots import CALLER
+from rpc.token_figures import label_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
@@ -77,7 +79,7 @@ class Edge:
                     asking = scope.get("persist.principal")
                     if asking is not None and asking.sees(shard[0]):
                         message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
-                if FULL in scope:
+                if REFUSED in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
             if message["type"] == "http.response.body":
@@ -85,13 +87,14 @@ class Edge:
                 answered = answered or not message.get("more_body", False)
 
         try:
-            if FULL in scope:
-                raise Unavailable("this server has too many connections; try again, or another server")
-            scope["persist.principal"] = self._principal(scope, headers)
+            if REFUSED in scope:
+                raise scope[REFUSED]
+            scope["persist.principal"] = principal = self._principal(scope, headers)
             self._check_page(scope, headers)
+            CALLER.set(self._caller(scope, principal))
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
-                await self._command(shard[0], scope, receive, answering)
+                await self._command(shard[0], scope, headers, receive, answering)
             else:
                 await self._app(scope, _counting(scope, receive), answering)
         except ClientDisconnect:
@@ -107,6 +110,8 @@ class Edge:
             self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
+            if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
+                scope.pop(TOLD).__traceback__ = None
 
     def _told(
         self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
@@ -125,14 +130,18 @@ class Edge:
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
-    async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["persist.principal"].require(READ, check_shard_name(name))  # before the body is taken
-        caller = said(scope["persist.principal"], Headers(scope=scope))
+    async def _command(
+        self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        principal: Principal = scope["persist.principal"]
+        bytes_max = bytes_max_of(principal, name, self._service.limits)
+        check_declared(headers.get(b"content-length", b""), bytes_max)
+        caller = said(principal, Headers(scope=scope))
         body = Body(self._service.work)
         try:
-            data = await body.read(receive, self._service.limits.command_bytes_max)
+            data = await body.read(receive, bytes_max)
             scope["persist.received"] = len(data)
-            result = await answer(self._service, name, scope["persist.principal"], data, caller)
+            result = await answer(self._service, name, principal, data, caller)
         finally:
             body.release()
         await send(
@@ -171,6 +180,25 @@ class Edge:
             browsers.check_site(scope["method"], headers, is_local_only=is_local_only)
         if scope["method"] not in browsers.SAFE_METHODS:
             browsers.check_type(headers)
+    def _caller(self, scope: Scope, principal: Principal) -> str:
+        """Whose share of the server a request takes: its token's, or its address's where it needs none.
+
+        Without tokens all processes of this machine are one: what listens on loopback has no strangers.
+        """
+        if principal is not ANYBODY and principal is not STRANGER:
+            owner = label_of(principal)
+            connection = scope.get(CONNECTION)
+            if connection is not None:
+                try:
+                    connection.belong(owner)
+                except PersistError as error:
+                    scope[REFUSED] = error
+                    raise
+            return owner
+        host = scope["client"][0] if scope.get("client") else ""
+        if self._service.tokens is None and (host.startswith("127.") or host == "::1"):
+            return ""
+        return network_of(host)
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
         given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")
