@@ -79,6 +79,11 @@ STRANGER = Principal("anybody", frozenset())
 MAINTENANCE = Principal("maintenance", INCLUDED[MAINTAIN])
 
 
+def has_token(principal: Principal) -> bool:
+    """Whether it gave a token, so that it is known who asks."""
+    return principal is not ANYBODY and principal is not STRANGER
+
+
 def maintenance_token() -> str:
     """A token for the maintenance that a server starts beside itself; it is good until that server ends."""
     return f"pt_maintenance_{secrets.token_urlsafe(32)}"

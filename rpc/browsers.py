@@ -15,6 +15,7 @@ from persist.formats.http_messages import RECORD
 from rpc.settings import is_local
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
+_ASKED_FIRST = frozenset({"PUT", "DELETE", "PATCH"})  # a browser first asks whether a page may, and is not told so
 FORM_TYPES = frozenset({b"application/x-www-form-urlencoded", b"multipart/form-data", b"text/plain"})
 SAFE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -37,14 +38,19 @@ class FormRefused(InvalidUsage):
     kind = "form_refused"
 
 
-def check_type(headers: _Headers) -> None:
-    """Of a request that can change something. Raises FormRefused where a plain form could have sent it."""
+def check_type(method: str, headers: _Headers, *, has_token: bool) -> None:
+    """Of a request that can change something. Raises FormRefused where a plain form could have sent it.
+
+    A form posts, with one of three types. A script of any page can post a body without a type, too, but adds no token.
+    """
     given = headers.get(b"content-type", b"")
-    if given in _GOOD_TYPES:
+    if given in _GOOD_TYPES or method in _ASKED_FIRST:
         return
     kind = given.partition(b";")[0].strip().lower()
-    if not kind and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
-        return
+    if not kind:
+        is_empty = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+        if has_token or is_empty:
+            return
     if kind in FORM_TYPES or b"/" not in kind:
         shown = repr(kind.decode("latin-1")[:100]) if kind else "none"
         raise FormRefused(

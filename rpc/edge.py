@@ -19,7 +19,7 @@ from persist.commit.tracing import TRACEPARENT, Span
 from persist.core.errors import Corruption, PersistError, Unauthorized
 from persist.formats.http_messages import RECORD
 from rpc import browsers, paths
-from rpc.auth import ANYBODY, STRANGER, Principal
+from rpc.auth import ANYBODY, STRANGER, Principal, has_token
 from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
 from rpc.commanding import answer, bytes_max_of
@@ -90,7 +90,7 @@ class Edge:
             if REFUSED in scope:
                 raise scope[REFUSED]
             scope["persist.principal"] = principal = self._principal(scope, headers)
-            self._check_page(scope, headers)
+            self._check_page(scope, headers, principal)
             CALLER.set(self._caller(scope, principal))
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
@@ -169,7 +169,7 @@ class Edge:
                 raise
         return ANYBODY
 
-    def _check_page(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check_page(self, scope: Scope, headers: dict[bytes, bytes], principal: Principal) -> None:
         """Raises Forbidden, FormRefused: it was sent by a web page, or could have been."""
         if len(headers) != len(scope["headers"]):
             browsers.check_once(scope["headers"])
@@ -179,13 +179,14 @@ class Edge:
         if (b"origin" in headers or b"sec-fetch-site" in headers) and b"authorization" not in headers:
             browsers.check_site(scope["method"], headers, is_local_only=is_local_only)
         if scope["method"] not in browsers.SAFE_METHODS:
-            browsers.check_type(headers)
+            browsers.check_type(scope["method"], headers, has_token=has_token(principal))
+
     def _caller(self, scope: Scope, principal: Principal) -> str:
         """Whose share of the server a request takes: its token's, or its address's where it needs none.
 
         Without tokens all processes of this machine are one: what listens on loopback has no strangers.
         """
-        if principal is not ANYBODY and principal is not STRANGER:
+        if has_token(principal):
             owner = label_of(principal)
             connection = scope.get(CONNECTION)
             if connection is not None:

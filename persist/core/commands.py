@@ -190,10 +190,11 @@ class Insert(WriteCommand, frozen=True):
 class AdvanceUpper(ManagedCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 
-    Never moves the upper back; idempotent.
+    Never moves the upper back; idempotent. `force`: also beyond FAR_TIME, where nobody means to come.
     """
 
     upper: Antichain
+    force: bool = False
 
 
 # --- attributes

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.command import MAINTAIN, MANAGE, WriteCommand
+from persist.core.command import MAINTAIN, WRITE, WriteCommand
 from persist.core.ids import Token, WriterId, written
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.record import Meta
@@ -30,8 +30,6 @@ class Rewrite(WriteCommand, frozen=True):
 class Restore(Rewrite, frozen=True):
     """The rows lead back to the contents as of `as_of`. -> Appended"""
 
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)
-
 
 class Truncate(Rewrite, frozen=True):
     """The rows take away what is there since `as_of`, the last time before the cut. -> Appended
@@ -40,7 +38,7 @@ class Truncate(Rewrite, frozen=True):
     where the shard is fed by `append`.
     """
 
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
 
 
 class DropBefore(Rewrite, frozen=True):
@@ -51,7 +49,7 @@ class DropBefore(Rewrite, frozen=True):
     where the time before the cut was forgotten.
     """
 
-    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
 
 
 EDITS = (

@@ -16,7 +16,7 @@ from persist.client.cutting import ASKED_AT_ONCE, TRUNCATED_AT_ONCE, Asked, Want
 from persist.client.rewriting import RETRIES_MAX
 from persist.client.transport import AsCaller
 from persist.client.wall_clock import read_instant
-from persist.core.commands import MANAGE, READ
+from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage
 from rpc.auth import Principal
 from rpc.json_rows import body_json
@@ -61,7 +61,7 @@ async def truncate_all(
 ) -> Response:
     """The body is the cut. An outcome for each shard; where `complete` is false, the same again does the rest.
 
-    Refused as a whole, before anything is written, unless the token may manage every shard of the cut.
+    Refused as a whole, before anything is written, unless the token may write to every shard of the cut.
     """
     service, principal = service_of(request), principal_of(request)
     async with service.body(request, TEXT_CHARS_MAX) as data:
@@ -79,7 +79,7 @@ async def truncate_all(
 
 def _require(principal: Principal, given: Cut) -> None:
     for name in given.shards:
-        principal.require(MANAGE, name)
+        principal.require(WRITE, name)
 
 
 def _asked(wanted: Any) -> Asked:

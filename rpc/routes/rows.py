@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
@@ -25,7 +24,6 @@ from persist.core.commands import Appended
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
-from persist.parts import TIME
 from rpc import rows
 from rpc.commanding import check_upper
 from rpc.routes.parameters import (
@@ -71,14 +69,8 @@ async def append(
     token: IdempotencyToken = None,
 ) -> Response:
     since, until = frontier(lower, "lower"), frontier(upper, "upper")
-    principal = principal_of(request)
-    check_upper(principal, since, until, until.element or 0)  # whether it closes the shard, before the body is read
-
-    def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
-        check_upper(principal, since, until, _last(table))
-        return handle.append(table, since, until, token=given)
-
-    return await _post(request, form, token, commit)
+    check_upper(principal_of(request), until)
+    return await _post(request, form, token, lambda w, table, t: w.append(table, since, until, token=t))
 
 
 @router.post(
@@ -94,21 +86,12 @@ async def compare_and_append(
     token: IdempotencyToken = None,
 ) -> Response:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
-    principal = principal_of(request)
-    check_upper(principal, lower, upper, upper.element or 0)
+    check_upper(principal_of(request), upper)
 
     def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
-        check_upper(principal, lower, upper, _last(table))
         return handle.compare_and_append(table, lower, upper, token=given)
 
     return await _post(request, form, token, commit)
-
-
-def _last(table: pa.Table) -> int:
-    """The last time that rows give; 0 where they give none."""
-    if TIME not in table.schema.names:
-        return 0
-    return int(pc.max(table.column(TIME)).as_py() or 0)
 
 
 async def _post(request: Request, form: str | None, token: str | None, commit: _Commit) -> Response:

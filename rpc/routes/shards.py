@@ -248,8 +248,12 @@ async def receipts(request: Request) -> Response:
 
 
 @router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")
-async def advance_upper(request: Request, upper: Frontier) -> Response:
-    return await _command(request, c.AdvanceUpper(frontier(upper, "upper")))
+async def advance_upper(
+    request: Request,
+    upper: Frontier,
+    force: Annotated[bool, Query(description="Also beyond 2^62, where no clock counts.")] = False,
+) -> Response:
+    return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force))
 
 
 @router.post("/shards/{name}/downgrade-since", summary="Let history before `since` be forgotten")

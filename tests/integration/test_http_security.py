@@ -27,6 +27,7 @@ from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.location import InlineBackground, memory_location
 from tests.support.server import Server
 from tests.support.shard import make_part
@@ -239,7 +240,7 @@ def test_host_and_origin_are_compared_as_addresses(header: str) -> None:
     scheme = "http://" if header == "origin" else ""
     with (
         closing(memory_location()) as location,
-        TestClient(create_app(location), base_url="http://127.0.0.1") as http,
+        typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http,
     ):
         for text in HERE:
             assert http.get("/v1/shards", headers={header: scheme + text}).status_code == 200, text
@@ -259,7 +260,7 @@ def test_a_name_that_looks_like_loopback_is_not_listened_on_without_tokens(host:
 @pytest.mark.parametrize("header", ["host", "origin"])
 def test_without_tokens_web_pages_cannot_write(header: str) -> None:
     location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with TestClient(create_app(location), base_url="http://127.0.0.1") as http:
+    with typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http:
         foreign = {header: "https://evil.example" if header == "origin" else "evil.example"}
         assert http.put("/v1/shards/orders", json=FIELDS, headers=foreign).status_code == 403
         assert http.put("/v1/shards/orders", json=FIELDS, headers={"origin": "http://localhost:3000"}).is_success

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from persist.core import commands as c
-from persist.core.antichain import MINIMUM, TIME_MAX, Antichain
+from persist.core.antichain import FAR_TIME, MINIMUM, TIME_MAX, Antichain
 from persist.core.batch import Description, HollowBatch, Part, Run, batch_of, diff_sum_of
 from persist.core.drops import RowDrop, clipped
 from persist.core.entries import with_changes
@@ -66,6 +66,7 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     _check_times(command.runs, lower, upper)
     check_staged(state, command.runs, context)
     _check_upper(state, lower)
+    _check_near(state, upper)
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
     if lower == upper and not command.attributes and not is_alone(command):
@@ -99,6 +100,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
+    _check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
     return _push(state, command, result, runs, context)
@@ -290,6 +292,15 @@ def _check_upper(state: State, expected: Antichain) -> None:
         )
 
 
+def _check_near(state: State, upper: Antichain) -> None:
+    """A slip of the keyboard would take all times from a shard for ever. One that is there already goes on."""
+    if upper.element is not None and upper.element > FAR_TIME and state.upper <= Antichain(FAR_TIME):
+        raise InvalidUsage(
+            f"the upper {upper} of shard {state.name!r} would be beyond {FAR_TIME}, where no clock counts, and it "
+            "never moves back; give it in the unit of the other times, or advance the upper with force"
+        )
+
+
 def _check_not_erased(state: State, as_of: int) -> None:
     """Who has read before an erasure must not bring back what that took away."""
     at = erased_at(state)
@@ -312,6 +323,8 @@ def _no_time_left(state: State) -> UpperMismatch:
 def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:
     if command.upper <= state.upper:
         return state, c.Appended(command.upper, command.upper)
+    if not command.force:
+        _check_near(state, command.upper)
     desc = Description(state.upper, command.upper, MINIMUM)
     return replace(state, trace=state.trace.push(HollowBatch(desc, (), 0))), c.Appended(desc.lower, desc.upper)
 
