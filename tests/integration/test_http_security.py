@@ -51,9 +51,11 @@ class Tokens:
         for name, scope, prefixes in (
             ("reader", "read", []),
             ("writer", "write", []),
+            ("manager", "manage", []),
             ("admin", "admin", []),
             ("eu-reader", "read", ["eu/"]),
             ("eu-writer", "write", ["eu/"]),
+            ("eu-manager", "manage", ["eu/"]),
         ):
             self.by_name[name], digest = mint(name)
             entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
@@ -94,9 +96,9 @@ DOORS = [
     ("POST", "/v1/shards/eu/orders/insert?format=csv", b"id\na\n", "write"),
     ("POST", "/v1/shards/eu/orders/append?format=csv&lower=0&upper=1", b"id\na\n", "write"),
     ("POST", "/v1/shards/eu/orders/compare-and-append?format=csv&expected_upper=0&new_upper=1", b"id\na\n", "write"),
-    ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "write"),
-    ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "write"),
-    ("POST", "/v1/shards/eu/orders/commands", encoded(c.AdvanceUpper(Antichain(1))), "write"),
+    ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "manage"),
+    ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "manage"),
+    ("POST", "/v1/shards/eu/orders/commands", encoded(c.AdvanceUpper(Antichain(1))), "manage"),
     ("POST", "/v1/shards/eu/orders/receipts", encoded(Staged(())), "write"),
     ("POST", "/v1/shards/eu/orders/commands", encoded(c.Drop()), "admin"),
     ("DELETE", "/v1/shards/eu/orders", None, "admin"),
@@ -113,10 +115,13 @@ def test_every_door_wants_a_token_of_its_scope(
 
     assert knock({}) == 401
     assert knock({"authorization": "Bearer pt_admin_" + "x" * 43}) == 401
-    lesser = {"read": None, "write": "reader", "admin": "writer"}[scope]
+    lesser = {"read": None, "write": "reader", "manage": "writer", "admin": "manager"}[scope]
     if lesser is not None:
         assert knock(tokens.header(lesser)) == 403
-    assert knock(tokens.header({"read": "reader", "write": "writer", "admin": "admin"}[scope])) not in REFUSED
+    assert (
+        knock(tokens.header({"read": "reader", "write": "writer", "manage": "manager", "admin": "admin"}[scope]))
+        not in REFUSED
+    )
 
 
 @pytest.mark.parametrize(("method", "path", "body", "scope"), [door for door in DOORS if "eu/" in door[1]])
@@ -125,7 +130,7 @@ def test_every_door_of_a_shard_heeds_prefixes(
 ) -> None:
     if scope == "admin":
         return
-    headers = tokens.header("eu-reader" if scope == "read" else "eu-writer")
+    headers = tokens.header({"read": "eu-reader", "write": "eu-writer", "manage": "eu-manager"}[scope])
     foreign = path.replace("eu/", "us/")
     assert http.request(method, foreign, content=body, headers=headers).status_code == 403
     assert http.request(method, path, content=body, headers=headers).status_code not in REFUSED
