@@ -27,7 +27,7 @@ from tests.support.scopes_page import PAGE, page
 
 SHARD = "eu/orders"
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
-_ROW = re.compile(r"\| `(.+?)` \|((?: (?:yes|–) \|){5})")
+_ROW = re.compile(r"\| `(.+?)` \|((?: (?:yes|no) \|){5})")
 
 
 def said() -> dict[str, dict[str, bool]]:

@@ -10,7 +10,7 @@ from rpc.doors import BY_COMMAND, OPEN, SCOPES_OF_ROUTES
 from tests.support.pages import ROOT
 
 PAGE = ROOT / "docs" / "scopes.md"
-YES, NO = "yes", "–"
+YES, NO = "yes", "no"
 
 HEAD = """\
 # Scopes
@@ -20,7 +20,7 @@ token ID --scope SCOPE` mints [tokens](http.md#tokens).
 
 | scope | includes | is for |
 | --- | --- | --- |
-| `read` | – | who reads and listens: it changes nothing for anybody |
+| `read` | nothing else | who reads and listens: it changes nothing for anybody |
 | `write` | `read` | who creates shards and writes to them |
 | `manage` | `read`, `write` | who moves frontiers, keeps cursors, changes schemas, settings, policies and tags |
 | `maintain` | `read` | maintenance that runs elsewhere (`persist compactor --url`) |
