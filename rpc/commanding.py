@@ -13,6 +13,7 @@ from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.auth import Principal
 from rpc.settings import Limits
+from rpc.token_figures import label_of
 from rpc.token_leases import ABOUT
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ async def answer(service: Service, name: str, principal: Principal, data: bytes,
     if type(command) in _LOOKED_AT:
         command = as_allowed(command, principal)
         if service.leases is not None and type(command) in ABOUT:
-            with service.leases.counted(principal.name, name, command):
+            with service.leases.counted(label_of(principal), name, command):
                 return encoded(await service.apply(name, command, caller))
     return encoded(await service.apply(name, command, caller))
 

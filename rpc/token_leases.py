@@ -56,7 +56,8 @@ class TokenLeases:
         A lease that was refused is not counted.
         """
         reader: ReaderId = command.reader  # type: ignore[attr-defined]
-        is_new = reader not in self._of(token).by_shard.get(shard, {})
+        known = self._taken.get(token)
+        is_new = known is None or reader not in known.by_shard.get(shard, {})
         if isinstance(command, (c.RegisterReader, c.HoldPoint)):
             self._take(token, shard, reader, command.lease_ms / 1000, is_new)
         elif isinstance(command, c.ExpireReader):
@@ -72,11 +73,8 @@ class TokenLeases:
         if type(command) in RENEWS:
             self._renew(token, shard, reader)
 
-    def _of(self, token: str) -> _Taken:
-        return self._taken.setdefault(token, _Taken())
-
     def _take(self, token: str, shard: str, reader: ReaderId, seconds: float, is_new: bool) -> None:
-        taken = self._of(token)
+        taken = self._taken.setdefault(token, _Taken())
         if is_new and self._is_full(taken, shard):
             self._forget_lapsed(taken)
             if self._is_full(taken, shard):
@@ -93,20 +91,26 @@ class TokenLeases:
         return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, {})) >= self._of_shard_max
 
     def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
-        taken = self._of(token)
-        known = taken.by_shard.get(shard, {}).get(reader)
+        taken = self._taken.get(token)
+        known = None if taken is None else taken.by_shard.get(shard, {}).get(reader)
         if known is not None:
             known.until_s = self._now_s() + known.seconds
-        elif not self._is_full(taken, shard):  # taken through another server, or before this one started
+        elif taken is None or not self._is_full(
+            taken, shard
+        ):  # taken through another server, or before this one started
             self._take(token, shard, reader, RENEWED_S, True)
 
     def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
-        taken = self._of(token)
+        taken = self._taken.get(token)
+        if taken is None:
+            return
         held = taken.by_shard.get(shard, {})
         if held.pop(reader, None) is not None:
             taken.count -= 1
         if not held:
             taken.by_shard.pop(shard, None)
+        if not taken.by_shard:
+            del self._taken[token]
 
     def _forget_lapsed(self, taken: _Taken) -> None:
         now_s = self._now_s()
