@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 from starlette.testclient import TestClient
 
 
@@ -15,6 +14,6 @@ def typed(client: TestClient) -> TestClient:
     return client
 
 
-def _say(request: httpx.Request) -> None:
+def _say(request: Any) -> None:
     if request.headers.get("content-length", "chunked") != "0" and request.method == "POST":
         request.headers.setdefault("content-type", "application/octet-stream")
