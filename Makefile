@@ -99,8 +99,9 @@ types: $(DEV) ## mypy, strict
 imports: $(DEV) ## who may import whom
 	@$(VENV)/bin/lint-imports
 
-docs: $(DEV) ## write docs/python.md anew from the docstrings
+docs: $(DEV) ## write docs/python.md and docs/scopes.md anew from the code
 	@$(PY) -m tests.support.api_page
+	@$(PY) -m tests.support.scopes_page
 
 wheel: $(DEV) ## build the wheel; its top level holds our six packages, each marked as typed, and nothing else
 	@rm -rf dist && $(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any
 
 from fastapi import Depends, FastAPI
@@ -16,6 +17,7 @@ from persist.client import identity
 from persist.commit.location import Location
 from persist.formats.store_errors import translated
 from rpc import errors
+from rpc.doors import allowed
 from rpc.edge import Edge
 from rpc.openapi import declare_path_parameters
 from rpc.routes import (
@@ -43,6 +45,11 @@ from rpc.settings import ServerSettings
 
 _log = logging.getLogger("persist.rpc")
 DESCRIPTION = "Durable, definite time-varying collections. Errors are application/problem+json (RFC 9457)."
+
+
+def _checks(module: ModuleType) -> list[Any]:
+    """What is checked before every route of a module."""
+    return [Depends(allowed)] if module is health else [Depends(allowed), Depends(only_known)]
 
 
 class _App(FastAPI):
@@ -114,5 +121,5 @@ def create_app(location: Location, settings: ServerSettings | None = None) -> Fa
         listen,
         blobs,
     ):
-        app.include_router(module.router, dependencies=[] if module is health else [Depends(only_known)])
+        app.include_router(module.router, dependencies=_checks(module))
     return app

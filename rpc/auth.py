@@ -24,10 +24,9 @@ from typing import Any
 
 from persist.client.arguments import named_once
 from persist.client.regular_file import opens_regular
-from persist.core.commands import ADMIN, READ, WRITE
+from persist.core.commands import INCLUDED, MAINTAIN, SCOPES
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
 
-SCOPES = (READ, WRITE, ADMIN)
 TOKENS_MAX = 10_000
 FILE_BYTES_MAX = 16 * 1024 * 1024
 LOOK_AGAIN_S = 0.5
@@ -36,7 +35,7 @@ _TOKEN = re.compile(r"pt_([A-Za-z0-9-]{1,64})_([A-Za-z0-9_-]{20,200})\Z")
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. `admin` includes `write`, `write` includes `read`; no prefixes means every shard."""
+    """Who asks. `scopes` has those too that its own ones include; no prefixes means every shard."""
 
     name: str
     scopes: frozenset[str]
@@ -53,8 +52,13 @@ class Principal:
 
     def require(self, scope: str, shard: str | None = None) -> None:
         """Raises Forbidden unless this principal has the scope, on this shard."""
-        if scope not in self.scopes:
-            raise Forbidden(f"the token {self.name!r} has no scope {scope!r}; ask for one that has it")
+        self.require_any((scope,), shard)
+
+    def require_any(self, scopes: tuple[str, ...], shard: str | None = None) -> None:
+        """Raises Forbidden unless this principal has one of the scopes, on this shard."""
+        if self.scopes.isdisjoint(scopes):
+            wanted = " or ".join(repr(scope) for scope in scopes)
+            raise Forbidden(f"the token {self.name!r} has no scope {wanted}; ask for one that has it")
         if shard is not None:
             self.require_shard(shard)
 
@@ -69,13 +73,15 @@ class Principal:
             raise Forbidden(f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only")
 
 
-def _included(scopes: list[str]) -> frozenset[str]:
-    highest = max(SCOPES.index(scope) for scope in scopes)
-    return frozenset(SCOPES[: highest + 1])
-
-
 ANYBODY = Principal("anybody", frozenset(SCOPES))
-MAINTENANCE = Principal("maintenance", frozenset(SCOPES))
+STRANGER = Principal("anybody", frozenset())
+"""Who asks for what is open to everybody, of a server that wants tokens."""
+MAINTENANCE = Principal("maintenance", INCLUDED[MAINTAIN])
+
+
+def has_token(principal: Principal) -> bool:
+    """Whether it gave a token, so that it is known who asks."""
+    return principal is not ANYBODY and principal is not STRANGER
 
 
 def maintenance_token() -> str:
@@ -194,7 +200,7 @@ def _entry(entry: dict[str, Any], number: int, path: str) -> tuple[str, tuple[by
     if not scopes or not set(scopes) <= set(SCOPES) or not all(prefixes):
         raise InvalidUsage(f"{place} needs scopes out of {', '.join(SCOPES)}, and prefixes that are not empty")
     expires_s = None if until is None else until.timestamp()
-    return name, (digest, Principal(name, _included(scopes), prefixes, expires_s))
+    return name, (digest, Principal(name, frozenset().union(*(INCLUDED[one] for one in scopes)), prefixes, expires_s))
 
 
 def expiry_of(text: str) -> datetime:

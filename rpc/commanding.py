@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Forbidden
 from persist.core.ids import check_shard_name
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.auth import Principal
 from rpc.settings import Limits
+from rpc.token_figures import label_of
+from rpc.token_leases import ABOUT
 
 if TYPE_CHECKING:
     from rpc.service import Service
@@ -30,12 +34,33 @@ def bytes_max_of(principal: Principal, name: str, limits: Limits) -> int:
 async def answer(service: Service, name: str, principal: Principal, data: bytes, caller: Caller = NOBODY) -> bytes:
     """Commit the command of a body; the body of the answer. Raises the error with which it was refused."""
     command = decode_command(data)
-    principal.require(command.scope, check_shard_name(name))
-    return encoded(await service.apply(name, as_allowed(command, principal), caller))
+    principal.require_any(command.scopes, check_shard_name(name))
+    if type(command) in _LOOKED_AT:
+        command = as_allowed(command, principal)
+        if service.leases is not None and type(command) in ABOUT:
+            with service.leases.counted(label_of(principal), name, command):
+                return encoded(await service.apply(name, command, caller))
+    return encoded(await service.apply(name, command, caller))
+
+
+_LOOKED_AT = ABOUT | {c.CompareAndAppend, c.Append}
 
 
 def as_allowed(command: c.Command, principal: Principal) -> c.Command:
-    """The command as this principal may have it done: who may only read makes nobody else forget history."""
-    if isinstance(command, c.DowngradeSince) and c.WRITE not in principal.scopes:
+    """The command as this principal may have it done: without `manage` nobody else forgets history by it.
+
+    Raises Forbidden where it closes the shard.
+    """
+    if c.MANAGE in principal.scopes:
+        return command
+    if isinstance(command, c.DowngradeSince):
         return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)
+    if isinstance(command, (c.CompareAndAppend, c.Append)):
+        check_upper(principal, command.upper if isinstance(command, c.Append) else command.new_upper)
     return command
+
+
+def check_upper(principal: Principal, upper: Antichain) -> None:
+    """Raises Forbidden where a write would close the shard for everybody, and this principal may not."""
+    if upper.is_empty and c.MANAGE not in principal.scopes:
+        raise Forbidden(f"the token {principal.name!r} has no scope 'manage': it may not close a shard to writes")

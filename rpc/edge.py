@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -18,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
-from persist.core.errors import Corruption, Forbidden, PersistError
+from persist.core.errors import Corruption, PersistError, Unauthorized
 from persist.formats.http_messages import RECORD
-from rpc import paths
-from rpc.auth import ANYBODY, Principal
+from rpc import browsers, paths
+from rpc.auth import ANYBODY, STRANGER, Principal, has_token
 from rpc.bodies import Body, check_declared
 from rpc.bounds import network_of
 from rpc.commanding import answer, bytes_max_of
@@ -29,7 +27,6 @@ from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
 from rpc.joining import CONNECTION, REFUSED
 from rpc.saying import said
 from rpc.service import Service
-from rpc.settings import is_local
 from rpc.slots import CALLER
 from rpc.token_figures import label_of
 
@@ -76,9 +73,12 @@ class Edge:
             nonlocal status, answered, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
+                added = (REQUEST_ID_HEADER, request_id.encode())
+                message["headers"] = [*message.get("headers", ()), added, *browsers.SAFE_HEADERS]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
-                    message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
+                    asking = scope.get("persist.principal")
+                    if asking is not None and asking.sees(shard[0]):
+                        message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
                 if REFUSED in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -90,6 +90,7 @@ class Edge:
             if REFUSED in scope:
                 raise scope[REFUSED]
             scope["persist.principal"] = principal = self._principal(scope, headers)
+            self._check_page(scope, headers, principal)
             CALLER.set(self._caller(scope, principal))
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
@@ -157,20 +158,35 @@ class Edge:
 
     def _principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
         if self._service.tokens is not None:
-            if scope["path"] in OPEN_PATHS:
-                return ANYBODY
-            given = headers.get(b"authorization")
-            return self._service.tokens.principal(None if given is None else given.decode("latin-1"))
-        if not self._service.settings.insecure:
-            _check_local(scope["headers"])
+            given, is_open = headers.get(b"authorization"), scope["path"] in OPEN_PATHS
+            if is_open and given is None:
+                return STRANGER
+            try:
+                return self._service.tokens.principal(None if given is None else given.decode("latin-1"))
+            except Unauthorized:
+                if is_open:
+                    return STRANGER
+                raise
         return ANYBODY
+
+    def _check_page(self, scope: Scope, headers: dict[bytes, bytes], principal: Principal) -> None:
+        """Raises Forbidden, FormRefused: it was sent by a web page, or could have been."""
+        if len(headers) != len(scope["headers"]):
+            browsers.check_once(scope["headers"])
+        is_local_only = self._service.tokens is None and not self._service.settings.insecure
+        if is_local_only:
+            browsers.check_local(headers)
+        if (b"origin" in headers or b"sec-fetch-site" in headers) and b"authorization" not in headers:
+            browsers.check_site(scope["method"], headers, is_local_only=is_local_only)
+        if scope["method"] not in browsers.SAFE_METHODS:
+            browsers.check_type(scope["method"], headers, has_token=has_token(principal))
 
     def _caller(self, scope: Scope, principal: Principal) -> str:
         """Whose share of the server a request takes: its token's, or its address's where it needs none.
 
         Without tokens all processes of this machine are one: what listens on loopback has no strangers.
         """
-        if principal is not ANYBODY:
+        if has_token(principal):
             owner = label_of(principal)
             connection = scope.get(CONNECTION)
             if connection is not None:
@@ -262,21 +278,3 @@ def _verb(scope: Scope, shard: tuple[str, str] | None) -> str:
         return str(path.rpartition("/")[2])
     name = path[1:]
     return name if name in _VERBS_OF_PATHS else "other"
-
-
-def _check_local(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Without tokens, a web page in a browser on this machine must not be able to write: its requests tell on it."""
-    for name, value in headers:
-        if name in (b"host", b"origin"):
-            text = value.decode("latin-1")
-            if not is_local(_host_of(text if name == b"origin" else f"//{text}")):
-                raise Forbidden(
-                    f"without tokens this server answers requests to and from this machine only, not {text[:100]!r}"
-                )
-
-
-def _host_of(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from persist.core import errors as e
 from persist.formats.http_messages import PROBLEM_JSON, error_to_json
 from rpc.blob_errors import BlobMissing
+from rpc.browsers import FormRefused
 
 CLIENT_GONE = 499  # for logs and counters only: nobody reads it
 RETRY_AFTER_DEFAULT_S = 1.0
@@ -45,6 +46,7 @@ STATUS: Mapping[type[e.PersistError], int] = {
     e.PersistError: 500,
     e.InvalidUsage: 400,
     BodyTooLarge: 413,
+    FormRefused: 415,
     TooSlow: 408,
     RequestLineTooLong: 414,
     HeadersTooLarge: 431,

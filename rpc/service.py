@@ -30,6 +30,7 @@ from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
 from rpc.slots import Slots, Turns
+from rpc.token_leases import TokenLeases
 from rpc.watching import Watcher
 from rpc.work import Work
 
@@ -52,6 +53,7 @@ class Service:
         self.work = Work(settings.limits)
         self.watcher = Watcher(location, self.work)
         self.tokens: Tokens | None = None
+        self.leases: TokenLeases | None = None
         self.index = open_index(settings.index, settings.index_token, location.clock) if settings.index else None
         self.bounds = Bounds(settings.limits)
         self.metrics = Metrics(location, self._pools, settings.limits.metric_shards_max, self.bounds.families)
@@ -70,6 +72,10 @@ class Service:
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
+            )
+            limits = settings.limits
+            self.leases = TokenLeases(
+                limits.token_shard_leases_max, limits.token_leases_max, now_s=location.clock.monotonic
             )
 
     def _pools(self) -> dict[str, tuple[int, int]]:

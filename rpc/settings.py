@@ -75,6 +75,8 @@ class Limits:
     io_threads: int = 32  # store reads, parts, rows
     io_queue_max: int = 2_000  # work that waits for such a thread
     metric_shards_max: int = 1_000  # shards with gauges of their own
+    token_shard_leases_max: int = 1_000  # leased readers of one token on one shard, at this server
+    token_leases_max: int = 20_000  # leased readers of one token on all shards, at this server
 
     def check(self) -> None:
         """Raises InvalidUsage naming the limit that is wrong."""

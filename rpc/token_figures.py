@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from persist.formats.exposition import COUNTER, Family, Labelled
-from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.auth import ANYBODY, MAINTENANCE, STRANGER, Principal
 
 TOKENS_MAX = 100  # with series of their own; the rest are OTHER
 # The labels of who is no token of the file. No id has an underscore, so that nobody's token is counted with them.
 OTHER = "_other"
 NOBODY = "_unknown"  # who gave no token that is known here
-_OWN = ((ANYBODY, "_anybody"), (MAINTENANCE, "_maintenance"))
+_OWN = ((ANYBODY, "_anybody"), (STRANGER, "_anybody"), (MAINTENANCE, "_maintenance"))
 
 
 def label_of(principal: Principal | None) -> str:

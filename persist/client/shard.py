@@ -236,14 +236,17 @@ class Shard(Reading, Verbs, Retaining):
         with self._writer() as writer:
             writer.update_attributes(updates, token=token)
 
-    def advance_upper(self, upper: Time) -> c.Appended:
+    def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
         """Declare every time before `upper` complete, without rows. None closes the shard to writes.
 
+        Args:
+            force: also beyond 2^62, where no clock counts; the upper never comes back.
         Returns: the interval that was added; empty if the shard was that far. Repeating it is safe.
-        Raises: InvalidUsage (`upper` is no time, or None where the shard is closed to reads: only `drop` closes both).
+        Raises: InvalidUsage (`upper` is no time, beyond 2^62 without `force`, or None where the shard is closed to
+            reads: only `drop` closes both).
         """
         with self._writer() as writer:
-            return writer.advance_upper(upper)
+            return writer.advance_upper(upper, force=force)
 
     # --- wall clocks
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.client.arguments import check_numbers
+from persist.client.arguments import check_numbers, checked
 from persist.client.digests import digest_of
 from persist.client.retry import send
 from persist.client.telling import Info, info_bytes
@@ -159,12 +159,14 @@ class WriteHandle(Timeable):
         changes = as_attribute_updates(updates)
         self._commit(lambda w, t: c.UpdateAttributes(w, t, changes), token)
 
-    def advance_upper(self, upper: Time) -> c.Appended:
+    def advance_upper(self, upper: Time, *, force: bool = False) -> c.Appended:
         """Declare every time before `upper` complete; None closes the shard to writes. Repeating it is safe.
 
-        Raises: InvalidUsage (`upper` is no time).
+        `force`: also beyond 2^62, from where it never comes back. Raises InvalidUsage: `upper` is no time, or so far.
         """
-        result = send(self._transport, self._name, c.AdvanceUpper(frontier(upper)), self._settings.retry_s, self.caller)
+        checked("force", force, bool)
+        command = c.AdvanceUpper(frontier(upper), force)
+        result = send(self._transport, self._name, command, self._settings.retry_s, self.caller)
         assert isinstance(result, c.Appended)
         return result
 

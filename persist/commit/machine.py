@@ -287,7 +287,7 @@ class Machine(CachedState):
         writes = [
             index
             for index, (outcome, pending) in enumerate(zip(told, group, strict=False))
-            if pending.command.scope == c.WRITE and not isinstance(outcome, Exception)
+            if isinstance(pending.command, c.WriteCommand) and not isinstance(outcome, Exception)
         ]
         if writes:
             try:
@@ -299,7 +299,7 @@ class Machine(CachedState):
 
     def _unless_copied(self, commit: Commit, group: Sequence[Pending]) -> Sequence[Outcome]:
         """What became of the group. Reads of a shard that goes on elsewhere: unless the store has become a copy."""
-        reads = [pending.command.scope != c.WRITE for pending in group[: len(commit.outcomes)]]
+        reads = [not isinstance(pending.command, c.WriteCommand) for pending in group[: len(commit.outcomes)]]
         if not commit.following.handed_over or not any(reads):
             return commit.outcomes
         try:

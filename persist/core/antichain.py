@@ -15,6 +15,7 @@ from persist.core.record import Meta, Record
 
 TIME_MIN = 0
 TIME_MAX = 2**63 - 2  # one below int64's last, so that time + 1 always fits
+FAR_TIME = 2**62  # nobody counts so far by intent: nanoseconds since 1970 come there in 2116
 
 
 class Antichain(Record, frozen=True):

@@ -2,30 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from persist.core.ids import ShardId, written
 from persist.core.record import Record
 from persist.core.results import snake
 
-READ, WRITE, ADMIN = "read", "write", "admin"  # scopes; each includes the ones before it
+READ, WRITE, MANAGE, MAINTAIN, ADMIN = SCOPES = "read", "write", "manage", "maintain", "admin"
+INCLUDED: Mapping[str, frozenset[str]] = {
+    READ: frozenset({READ}),
+    WRITE: frozenset({READ, WRITE}),
+    MANAGE: frozenset({READ, WRITE, MANAGE}),
+    MAINTAIN: frozenset({READ, MAINTAIN}),
+    ADMIN: frozenset(SCOPES),
+}
+"""Of each scope all those that it opens, itself too."""
 
 TIME_MS_MAX = 2**48 - 1  # that the key of a blob can hold
 
 
 class Command(Record, frozen=True, kw_only=True, tag=snake):
-    """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command."""
+    """What can be asked of a shard. `shard`: the one that is meant. Another life of its name refuses the command.
 
-    scope: ClassVar[str] = ADMIN
+    `scopes`: each of them is enough to send it.
+    """
+
+    scopes: ClassVar[tuple[str, ...]] = (ADMIN,)
     shard: Annotated[ShardId, written(ShardId)] | None = None
 
 
 class ReadCommand(Command, frozen=True):
-    scope: ClassVar[str] = READ
+    scopes: ClassVar[tuple[str, ...]] = (READ,)
 
 
 class WriteCommand(Command, frozen=True):
-    scope: ClassVar[str] = WRITE
+    scopes: ClassVar[tuple[str, ...]] = (WRITE,)
+
+
+class WriterCommand(WriteCommand, frozen=True):
+    """Of registered writers, such as the one by which maintenance carries out a policy of rows."""
+
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
+
+
+class ManagedCommand(WriteCommand, frozen=True):
+    """What is as good as a write, but cannot be undone, or holds others back."""
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)
+
+
+class ManageCommand(Command, frozen=True):
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE,)
+
+
+class MaintainCommand(Command, frozen=True):
+    scopes: ClassVar[tuple[str, ...]] = (MAINTAIN,)
 
 
 def kinds(base: type[Any]) -> list[type[Any]]:

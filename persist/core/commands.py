@@ -6,8 +6,8 @@ did: of a registered writer its last one, or of a token that comes alone, whose 
 not at all: AttributeMismatch carries the actual values. Frontiers are `Antichain`s, intervals half-open, durations in
 milliseconds.
 
-A class here and its line in `transitions` is all that a command takes. The class says under which scope a caller may
-send it; its name in snake case is what tells it from the others when it is written.
+A class here and its line in `transitions` is all that a command takes. The class says under which scopes a caller
+may send it; its name in snake case is what tells it from the others when it is written.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate, GivenKey, IndexChunk, IndexRoot
 from persist.core.batch import Part, Run
 from persist.core.command import ADMIN as ADMIN
+from persist.core.command import INCLUDED as INCLUDED
+from persist.core.command import MAINTAIN as MAINTAIN
+from persist.core.command import MANAGE as MANAGE
 from persist.core.command import READ as READ
+from persist.core.command import SCOPES as SCOPES
 from persist.core.command import TIME_MS_MAX as TIME_MS_MAX
 from persist.core.command import WRITE as WRITE
 from persist.core.command import Command as Command
+from persist.core.command import MaintainCommand as MaintainCommand
+from persist.core.command import ManagedCommand as ManagedCommand
 from persist.core.command import ReadCommand as ReadCommand
 from persist.core.command import WriteCommand as WriteCommand
+from persist.core.command import WriterCommand as WriterCommand
 from persist.core.command import kinds as kinds
 from persist.core.erasure_commands import Erase as Erase
 from persist.core.erasure_commands import NoteRewritten as NoteRewritten
@@ -117,20 +124,20 @@ _Critical = Annotated[CriticalReaderId, written(CriticalReaderId)]
 # --- writers
 
 
-class RegisterWriter(WriteCommand, frozen=True):
+class RegisterWriter(WriterCommand, frozen=True):
     """Register a writer, or extend its lease if it is registered. -> WriterRegistered"""
 
     writer: _Writer
     lease_ms: int
 
 
-class HeartbeatWriter(WriteCommand, frozen=True):
+class HeartbeatWriter(WriterCommand, frozen=True):
     """Extend a writer's lease. -> Done. Expired when it is gone."""
 
     writer: _Writer
 
 
-class ExpireWriter(WriteCommand, frozen=True):
+class ExpireWriter(WriterCommand, frozen=True):
     """Retire a writer. -> Done, also when it is gone already."""
 
     writer: _Writer
@@ -180,13 +187,14 @@ class Insert(WriteCommand, frozen=True):
     digest: _Digest = b""
 
 
-class AdvanceUpper(WriteCommand, frozen=True):
+class AdvanceUpper(ManagedCommand, frozen=True):
     """Declare every time before `upper` complete, without data; `[]` closes the shard to writes. -> Appended
 
-    Never moves the upper back; idempotent.
+    Never moves the upper back; idempotent. `force`: also beyond FAR_TIME, where nobody means to come.
     """
 
     upper: Antichain
+    force: bool = False
 
 
 # --- attributes
@@ -219,7 +227,7 @@ class ScanAttributes(ReadCommand, frozen=True):
     limit: int = 1_000
 
 
-class FlushAttributes(Command, frozen=True):
+class FlushAttributes(MaintainCommand, frozen=True):
     """Replace the index at `expected` by the one at `root`, which covers the values `flushed` too. -> Flushed
 
     `chunks` are the new blobs by first offset. Chunks wholly before the root's `lowest` leave the State.
@@ -231,7 +239,7 @@ class FlushAttributes(Command, frozen=True):
     flushed: Mapping[GivenKey, int | None]
 
 
-class FlushOutcomes(Command, frozen=True):
+class FlushOutcomes(MaintainCommand, frozen=True):
     """Put `file` in the place of the files `merged` and of the recent outcomes `flushed`. -> Flushed
 
     Files of which all outcomes are older than they are kept leave the State, also where `file` is None, if `store_ms`
@@ -293,7 +301,7 @@ class ExpireReader(ReadCommand, frozen=True):
     reader: _Reader
 
 
-class RegisterCriticalReader(WriteCommand, frozen=True):
+class RegisterCriticalReader(ManagedCommand, frozen=True):
     """Take a hold on since that never expires, or find it again as it is. -> CriticalReaderState
 
     A new hold begins at `since`, as if it had been moved there, or is refused. None: at the shard's since.
@@ -311,7 +319,7 @@ class RegisterCriticalReader(WriteCommand, frozen=True):
     seen: SeqNo | None = None
 
 
-class CompareAndDowngradeSince(WriteCommand, frozen=True):
+class CompareAndDowngradeSince(ManagedCommand, frozen=True):
     """Move a critical reader's hold iff its opaque token is `expected_opaque`. -> CriticalReaderState
 
     `force`: also beyond the shard's upper. Nothing can be read then before somebody writes that far. `registered`
@@ -326,7 +334,7 @@ class CompareAndDowngradeSince(WriteCommand, frozen=True):
     registered: SeqNo | None = None
 
 
-class ExpireCriticalReader(WriteCommand, frozen=True):
+class ExpireCriticalReader(ManagedCommand, frozen=True):
     """Retire a critical reader iff its opaque token matches; the shard's since stays. -> Done, also when it is gone.
 
     `registered` as in CompareAndDowngradeSince: a new hold of the same name stays.
@@ -340,7 +348,7 @@ class ExpireCriticalReader(WriteCommand, frozen=True):
 # --- schema and life cycle
 
 
-class EvolveSchema(WriteCommand, frozen=True):
+class EvolveSchema(ManagedCommand, frozen=True):
     """Make `schema` current iff the current id is `expected_id` and the shard can evolve to it. -> SchemaRegistered
 
     InvalidUsage where it is no schema, or does not fit the one before it.
@@ -356,7 +364,7 @@ class Drop(Command, frozen=True):
     force: bool = False
 
 
-class Finalise(Command, frozen=True):
+class Finalise(MaintainCommand, frozen=True):
     """Take a closed shard one bounded step towards its tombstone. -> Finalised
 
     `store_ms` is the blob store's time, by which it is judged which minted tokens are from the future.
@@ -379,7 +387,7 @@ class Recreate(WriteCommand, frozen=True):
 # --- maintenance
 
 
-class AddRollup(Command, frozen=True):
+class AddRollup(MaintainCommand, frozen=True):
     """Name the rollup of the State at `seqno`. -> RollupAdded; not added when a newer one is known."""
 
     seqno: SeqNo
@@ -387,13 +395,13 @@ class AddRollup(Command, frozen=True):
     size: int
 
 
-class RemoveRollups(Command, frozen=True):
+class RemoveRollups(MaintainCommand, frozen=True):
     """Forget the rollups, and the blobs of state diffs, before `below`; the newest rollup always stays. -> Done"""
 
     below: SeqNo
 
 
-class TakeClaim(Command, frozen=True):
+class TakeClaim(MaintainCommand, frozen=True):
     """Claim the maintenance called `key`, renew one's own claim, or take over a lapsed one. -> Claimed
 
     For a merge, `inputs` are the parts that it reads. What an earlier holder wrote is handed on when its inputs were
@@ -406,7 +414,7 @@ class TakeClaim(Command, frozen=True):
     inputs: tuple[str, ...] = ()
 
 
-class SaveMergeProgress(Command, frozen=True):
+class SaveMergeProgress(MaintainCommand, frozen=True):
     """Keep the output of a merge so far with the claim `key`. -> Claimed. Not granted when the claim was lost.
 
     Outputs are only ever added: `done` begins with what the claim holds already.
@@ -420,7 +428,7 @@ class SaveMergeProgress(Command, frozen=True):
     since: Antichain
 
 
-class ReleaseClaim(Command, frozen=True):
+class ReleaseClaim(MaintainCommand, frozen=True):
     """Give a claim up. -> Done, also when it is another's."""
 
     key: str
@@ -442,7 +450,7 @@ class MergeSpec(Record, frozen=True):
         return f"merge:{self.lower}"
 
 
-class MergeResult(Command, frozen=True):
+class MergeResult(MaintainCommand, frozen=True):
     """A merge's outcome: `outputs` replace the parts `inputs`, iff all of these are still there. -> MergeApplied
 
     With a `claim_key` also iff `owner` still holds that claim: the outputs of one who lost it may be deleted already.
@@ -455,7 +463,7 @@ class MergeResult(Command, frozen=True):
     owner: str = ""
 
 
-class BundleParts(Command, frozen=True):
+class BundleParts(MaintainCommand, frozen=True):
     """Bundles `outputs` take the place of the parts `inputs` of one batch, which they list. -> Bundled
 
     Iff all of these are still there, no merge is at work on one, and the location has level 3.

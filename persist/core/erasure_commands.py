@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from persist.core.command import ADMIN, Command
+from persist.core.command import ADMIN, MaintainCommand
 from persist.core.erasure import DEADLINE_MS_MAX, QUESTION_BYTES, Doomed, Proof
 from persist.core.record import Meta
 from persist.core.rewrite_commands import Rewrite
@@ -17,7 +17,7 @@ class Erase(Rewrite, frozen=True, kw_only=True):
     history too, and with `tags` all earlier tags. It takes a time also where no row is to go.
     """
 
-    scope: ClassVar[str] = ADMIN
+    scopes: ClassVar[tuple[str, ...]] = (ADMIN,)
 
     erasure: Annotated[str, Meta(pattern="^e[0-9a-f]{32}$")]
     question: Annotated[bytes, Meta(max_length=QUESTION_BYTES)] = b""
@@ -26,11 +26,11 @@ class Erase(Rewrite, frozen=True, kw_only=True):
     tags: bool = False
 
 
-class ReadErasures(Command, frozen=True):
+class ReadErasures(MaintainCommand, frozen=True):
     """The shard's erasures as of now, and what each waits for. -> ErasuresAre; changes nothing."""
 
 
-class NoteRewritten(Command, frozen=True):
+class NoteRewritten(MaintainCommand, frozen=True):
     """From now on no part of the shard shows the rows of this erasure; `doomed` are blobs that did. -> ErasuresAre
 
     Changes nothing where a part may still show them, or where it was noted before.
@@ -40,7 +40,7 @@ class NoteRewritten(Command, frozen=True):
     doomed: Doomed
 
 
-class ProveErasure(Command, frozen=True):
+class ProveErasure(MaintainCommand, frozen=True):
     """Both stores were looked through, and nothing of this erasure is left. -> ErasuresAre
 
     Changes nothing where a rollup of before `rewritten` is still named, or where it was proved before.

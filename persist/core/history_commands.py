@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from persist.core.antichain import Antichain
-from persist.core.command import TIME_MS_MAX, Command, ReadCommand
+from persist.core.command import MAINTAIN, MANAGE, TIME_MS_MAX, Command, MaintainCommand, ManageCommand, ReadCommand
 from persist.core.ids import CriticalReaderId, ReaderId, SeqNo, written
 from persist.core.marks import MARKS_PAGE_MAX
 from persist.core.record import Meta
@@ -51,7 +51,7 @@ class LowerSeal(Command, frozen=True):
     """
 
 
-class SetSettings(Command, frozen=True):
+class SetSettings(ManageCommand, frozen=True):
     """Change the shard's settings iff their version is the expected one. -> SettingsAre
 
     `history_ms` None: for ever; 0: as readers need it. `rows` None: all of them are kept. Conflict carries the actual
@@ -68,7 +68,7 @@ class ReadShardSettings(ReadCommand, frozen=True):
     """The shard's settings as of now. -> SettingsAre; changes nothing."""
 
 
-class AgeHistory(Command, frozen=True):
+class AgeHistory(MaintainCommand, frozen=True):
     """Move the shard's own hold to what was there at `before_ms`. -> HistoryMoved
 
     Changes nothing where that is not older than the history of the shard by the clock of this commit.
@@ -81,10 +81,12 @@ class AgeHistory(Command, frozen=True):
 class ForgetHistory(Command, frozen=True):
     """Move the shard's own hold to `before`, and since as far as readers allow. -> HistoryMoved. A retry is safe."""
 
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
     before: Antichain
 
 
-class FlushEntries(Command, frozen=True):
+class FlushEntries(MaintainCommand, frozen=True):
     """Put `file` in the place of the files `merged` and of the recent entries from `first` to `last`. -> Flushed
 
     Iff the State holds all of these still, and `first` is its oldest one.
@@ -96,7 +98,7 @@ class FlushEntries(Command, frozen=True):
     file: EntryFile
 
 
-class SetTag(Command, frozen=True):
+class SetTag(ManageCommand, frozen=True):
     """Keep `time` readable under the name `tag`, for `keep_ms` from now on (None: until it is taken away). -> TagsAre
 
     The time must be readable: not before since, or kept by a tag already. A tag that is there stays at its time, and
@@ -108,7 +110,7 @@ class SetTag(Command, frozen=True):
     keep_ms: Annotated[int, Meta(ge=0, le=KEEP_MS_MAX)] | None = None
 
 
-class RemoveTag(Command, frozen=True):
+class RemoveTag(ManageCommand, frozen=True):
     """Take a tag away; its time is forgotten unless something else keeps it. -> TagRemoved, also where there is none"""
 
     tag: str
@@ -118,11 +120,11 @@ class ReadTags(ReadCommand, frozen=True):
     """The shard's tags as of now. -> TagsAre; changes nothing."""
 
 
-class ForgetTags(Command, frozen=True):
+class ForgetTags(MaintainCommand, frozen=True):
     """Take away the tags that were to be kept up to a time that a checked clock has passed. -> TagsAre"""
 
 
-class ForgetDropped(Command, frozen=True):
+class ForgetDropped(MaintainCommand, frozen=True):
     """Take the rows out of the State that drops took away, where no readable time comes before the drop. -> Done
 
     By metadata alone: parts wholly before a cut go, parts across it are clipped. A retry is safe.

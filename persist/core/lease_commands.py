@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from persist.core.command import TIME_MS_MAX, Command
+from persist.core.command import TIME_MS_MAX, MaintainCommand
 from persist.core.ids import ReaderId, WriterId, written
 from persist.core.record import Meta, Record
 from persist.core.state import Claim, LeasedReader, WriterState
@@ -19,7 +19,7 @@ class Leases(Record, frozen=True):
     claims: Mapping[str, Claim] = {}
 
 
-class ForgetLapsed(Command, frozen=True):
+class ForgetLapsed(MaintainCommand, frozen=True):
     """Forget readers, writers and claims whose leases lapsed, in a commit that happens even if none did. -> Done
 
     The caller vouches that those in `silent` lapsed too. One of them that was renewed since, so that it differs from
@@ -29,7 +29,7 @@ class ForgetLapsed(Command, frozen=True):
     silent: Leases = Leases()
 
 
-class RefuseStagedBefore(Command, frozen=True):
+class RefuseStagedBefore(MaintainCommand, frozen=True):
     """From now on name no blob whose key was minted before `before_ms`, unless it is named already. -> SweptBefore
 
     Never beyond the committer's own clock. It also forgets what ForgetLapsed does. After it, a commit that was stepped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from persist.core.command import Command
+from persist.core.command import Command, MaintainCommand
 from persist.core.ids import LoanId, SeqNo, written
 from persist.core.loans import LENT_KEYS_MAX
 from persist.core.record import Meta
@@ -43,7 +43,7 @@ class LendOn(Command, frozen=True):
     through_key: str
 
 
-class ShrinkLoan(Command, frozen=True):
+class ShrinkLoan(MaintainCommand, frozen=True):
     """The borrower needs only the blobs of the list at `new_key`, a part of that at `list_key`. -> Lent
 
     Accepted iff the loan has that list still.
@@ -55,13 +55,13 @@ class ShrinkLoan(Command, frozen=True):
     keys: _Count
 
 
-class EndLoan(Command, frozen=True):
+class EndLoan(MaintainCommand, frozen=True):
     """The borrower names no blob of the loan, and will name none. -> Done, also where there is no such loan."""
 
     loan: _Id
 
 
-class Returned(Command, frozen=True):
+class Returned(MaintainCommand, frozen=True):
     """The owner has ended this loan; the borrower forgets it. -> Done, also where it knows of none.
 
     InvalidUsage while the State names a blob of that owner, and has no other loan of it.

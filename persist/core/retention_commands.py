@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from persist.core.command import TIME_MS_MAX, Command, ReadCommand
+from persist.core.command import MAINTAIN, MANAGE, TIME_MS_MAX, Command, ReadCommand
 from persist.core.record import Meta
 from persist.core.results import Result
 from persist.core.retention_plan import Facts
@@ -35,6 +35,8 @@ class TakeCut(Command, frozen=True):
     Unavailable: the clock of the committer could not be checked, or the instant is to come.
     """
 
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
     at_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
 
 
@@ -43,6 +45,8 @@ class PassCut(Command, frozen=True):
 
     Earlier cuts go. `removed` rows went by it (None: not known); `overran`: it has passed a consumer.
     """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
     cut_ms: Annotated[int, Meta(ge=0, le=TIME_MS_MAX)]
     upper: Annotated[int, Meta(ge=0)]
@@ -56,6 +60,8 @@ class RetractAged(Rewrite, frozen=True, kw_only=True):
     Conflict where the settings have another version by now: then nothing is taken away.
     """
 
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
+
     version: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -65,6 +71,8 @@ class NoteLooked(Command, frozen=True):
     Nothing changes where the settings have another version by now, or where it has come further. `overran`: what a
     consumer has not passed went.
     """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
     looked: Looked
     overran: bool = False
@@ -76,6 +84,8 @@ class SetRungs(Command, frozen=True):
     A tag is set at what was there by its instant. It is left out where that is not known or not readable any more, or
     where there is one of that name. A retry is safe. Unavailable: no clock can be trusted, or an instant is to come.
     """
+
+    scopes: ClassVar[tuple[str, ...]] = (MANAGE, MAINTAIN)
 
     rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_AT_ONCE)]
     gone: Annotated[tuple[str, ...], Meta(max_length=TAGS_MAX)] = ()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from persist.core.antichain import Antichain
 from persist.core.attribute import AttributeUpdate
 from persist.core.batch import Run
-from persist.core.command import WriteCommand
+from persist.core.command import MAINTAIN, WRITE, WriteCommand
 from persist.core.ids import Token, WriterId, written
 from persist.core.outcomes import DIGEST_BYTES
 from persist.core.record import Meta
@@ -38,6 +38,8 @@ class Truncate(Rewrite, frozen=True):
     where the shard is fed by `append`.
     """
 
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
+
 
 class DropBefore(Rewrite, frozen=True):
     """Take away the rows with times up to `as_of`, the last time before the cut, without any `runs`. -> Appended
@@ -46,6 +48,8 @@ class DropBefore(Rewrite, frozen=True):
     where what was written from the cut on may hold a retraction, or where the shard is fed by `append`; NotReadable
     where the time before the cut was forgotten.
     """
+
+    scopes: ClassVar[tuple[str, ...]] = (WRITE, MAINTAIN)
 
 
 EDITS = (

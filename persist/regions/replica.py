@@ -221,7 +221,7 @@ class ReplicaMachine(Machine):
         state = self.refresh()
         if command.shard not in (None, state.shard_id):
             raise UnknownShard(f"shard {self.name!r} was dropped, and its name has another life")
-        if command.scope != c.READ:
+        if not isinstance(command, c.ReadCommand):
             raise self._home.refusal(f"changing shard {self.name!r}")
         if (held := self._held(command, state)) is not None:
             return held

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from persist.client.arguments import named_once
+from persist.core.commands import SCOPES
 from persist.core.errors import InvalidUsage, Unavailable
-from rpc.auth import SCOPES, expiry_of, known_of, mint
+from rpc.auth import expiry_of, known_of, mint
 from rpc.cli.writing import replacing
 
 LOCK_WAIT_S = 10.0
@@ -29,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     does.add_argument("--list", action="store_true", help="show the tokens of the file, a line of JSON each")
     does.add_argument("--revoke", action="store_true", help="take this token out of the file")
     parser.add_argument(
-        "--scope", choices=SCOPES, help="read (the default), write or admin: admin includes write, write includes read"
+        "--scope",
+        choices=SCOPES,
+        help="read (the default); write and maintain include it, manage includes write, admin includes all",
     )
     parser.add_argument("--prefix", action="append", default=[], help="only shards with this prefix; may be repeated")
     parser.add_argument("--expires", metavar="DATE", help="ISO date or time after which it is refused (UTC)")

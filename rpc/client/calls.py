@@ -178,6 +178,8 @@ class HttpCalls:
 
     def _ask(self, server: str, call: Call, timeout_s: float, request_id: str) -> Reply:
         headers = {**self._headers, **call.headers, REQUEST_ID_HEADER: request_id}
+        if call.body is not None:
+            headers.setdefault("content-type", "application/octet-stream")  # servers refuse a body without a type
         begun, outcome = self._clock.monotonic(), "broken"
         try:
             reply = self._pools[server].request(call.method, call.path, headers, call.body, timeout_s, call.bytes_max)

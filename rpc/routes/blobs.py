@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -11,11 +12,12 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from blob import BlobExists, BlobNotFound
-from persist.core.commands import READ, WRITE
-from persist.core.errors import Conflict, InvalidUsage, PersistError
+from persist.core.commands import MAINTAIN, WRITE
+from persist.core.errors import Conflict, InvalidUsage, PersistError, Unauthorized
 from persist.core.ids import ShardId
 from persist.core.keys import belongs_to, is_bundle_key, is_part_key
 from persist.formats.store_errors import translated
+from rpc.auth import Principal
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
 from rpc.service import Service, principal_of, service_of
@@ -29,7 +31,7 @@ _OCTETS = "application/octet-stream"
 @router.put("/{key:path}", summary="Write a part, all or nothing", status_code=204, response_class=Response)
 async def put(request: Request, key: str) -> Response:
     """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
-    service = await _checked(request, key, WRITE)
+    service = await _checked(request, key, is_part_key(key))
     async with service.body(request, service.limits.blob_bytes_max) as data:
         await service.work.run(_put, service, key, data)
     return Response(status_code=204)
@@ -41,7 +43,7 @@ async def get(
     key: str,
     presign: Annotated[bool, Query(description="Answer with a URL for GET and one for PUT instead.")] = False,
 ) -> Response:
-    service = await _checked(request, key, READ)
+    service = await _checked(request, key, is_part_key(key) or is_bundle_key(key))
     if presign:
         return await _presigned(request, service, key)
     header = request.headers.get("range")
@@ -66,7 +68,7 @@ async def get(
 
 @router.head("/{key:path}", summary="Size and time of a part", response_class=Response)
 async def head(request: Request, key: str) -> Response:
-    service = await _checked(request, key, READ)
+    service = await _checked(request, key, is_part_key(key) or is_bundle_key(key))
     found = await service.work.run(_stat, service, key)
     if found is None:
         return Response(status_code=404)
@@ -75,24 +77,33 @@ async def head(request: Request, key: str) -> Response:
 
 
 async def _presigned(request: Request, service: Service, key: str) -> Response:
-    seconds = service.settings.presigned_s
-    may_write = WRITE in principal_of(request).scopes and is_part_key(key)
+    principal = principal_of(request)
+    seconds = seconds_of(principal, service.settings.presigned_s, service.location.clock.now_ms())
+    may_write = not principal.scopes.isdisjoint((WRITE, MAINTAIN)) and is_part_key(key)
     blob = service.location.blob
     found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds)}
     found["put"] = blob.presign_put(key, seconds) if may_write else None
     return JSONResponse(found)
 
 
-async def _checked(request: Request, key: str, scope: str) -> Service:
+def seconds_of(principal: Principal, most_s: int, now_ms: int) -> int:
+    """How long a URL is good that is signed for this principal: no longer than its token. Raises Unauthorized."""
+    if principal.expires_s is None:
+        return most_s
+    left_s = math.floor(principal.expires_s - now_ms / 1000)
+    if left_s < 1:
+        raise Unauthorized(f"the token {principal.name!r} expires within a second; ask for a new one")
+    return min(most_s, left_s)
+
+
+async def _checked(request: Request, key: str, is_possible: bool) -> Service:
     """Raises InvalidUsage unless the key is one of a part, Forbidden unless the caller may use its shard.
 
     Bundles can be read only: persist itself writes them.
     """
     service, principal = service_of(request), principal_of(request)
-    principal.require(scope)
     shard = key.partition("/")[0]
-    is_readable = is_part_key(key) or (scope == READ and is_bundle_key(key))
-    if not is_readable or not belongs_to(key, ShardId(shard)):
+    if not is_possible or not belongs_to(key, ShardId(shard)):
         raise InvalidUsage(f"{key[:200]!r} is not the key of a part")
     if not principal.is_unlimited:
         await service.work.run(service.shard_ids.find, shard, principal)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from persist.core.commands import READ
+from persist.core.commands import ADMIN
+from persist.core.errors import PersistError, Unavailable
+from rpc.auth import Principal
 from rpc.metrics import CONTENT_TYPE
 from rpc.service import principal_of, service_of
 
 router = APIRouter(tags=["health"])
+_log = logging.getLogger("persist.rpc")
 
 
 @router.get("/healthz", summary="The process answers")
@@ -21,15 +25,28 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", summary="Both stores answer", responses={503: {"description": "A store does not"}})
 async def readyz(request: Request) -> dict[str, Any]:
-    service = service_of(request)
-    unwritable = await service.work.run(service.location.check)
+    """Where there are tokens, only `admin` on all shards is told where the stores are, and what is wrong with one."""
+    service, tells_all = service_of(request), _tells_all(principal_of(request))
+    try:
+        unwritable = await service.work.run(service.location.check)
+    except PersistError as error:
+        if tells_all:
+            raise
+        _log.warning("a store does not answer", extra={"why": error.message})
+        raise Unavailable("a store does not answer; the server's log says which") from None
+    status = {"status": "read-only" if unwritable else "ok"}
+    if not tells_all:
+        return status
     stores = {"blob": service.location.blob.url, "consensus": service.location.consensus.url}
-    return {"status": "read-only", "why": unwritable, **stores} if unwritable else {"status": "ok", **stores}
+    return {**status, **({"why": unwritable} if unwritable else {}), **stores}
+
+
+def _tells_all(principal: Principal) -> bool:
+    return ADMIN in principal.scopes and principal.is_unlimited
 
 
 @router.get("/metrics", summary="Counters in Prometheus' text format", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Of shards that the token does not see there is nothing. A token for some shards sees of tokens itself alone."""
     service, principal = service_of(request), principal_of(request)
-    principal.require(READ)
     return Response(await service.work.run(service.metrics.text, principal), media_type=CONTENT_TYPE)

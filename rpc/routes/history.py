@@ -12,7 +12,6 @@ from starlette.responses import Response
 from persist.client.telling import entry_json, entry_shown, read_place
 from persist.client.wall_clock import instant_text, read_instant, resolved
 from persist.core import commands as c
-from persist.core.commands import ADMIN, READ
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.recorded import PAGE_MAX
@@ -21,7 +20,7 @@ from persist.formats.http_messages import RECORD, result_to_json
 from persist.formats.records import encoded
 from rpc.json_rows import body_json
 from rpc.routes.parameters import IF_MATCH, Frontier, caller_of, frontier, version_of
-from rpc.service import principal_of, service_of, shard_of
+from rpc.service import service_of, shard_of
 
 router = APIRouter(prefix="/v1/shards", tags=["history"])
 SETTINGS_BYTES_MAX = 64 * 1024
@@ -45,7 +44,6 @@ async def time_at(
 ) -> Response:
     """`frontier`: every time before it was complete; it is the same for ever. `as_of` is the latest of them."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     when = read_instant("parameter timestamp", timestamp)
     wait_s = min(wait, service.limits.wait_s_max)
     found = await service.work.run(partial(resolved, service.transport, name, when, wait_s, wait_s))
@@ -58,7 +56,6 @@ async def time_at(
 async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> Response:
     """`timestamp` is null where that is not known."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     found = await service.apply(name, c.TimeShown(time))
     assert isinstance(found, c.ShownFrom)
     return _json({"time": time, "timestamp": None if found.at_ms is None else instant_text(found.at_ms)})
@@ -67,7 +64,6 @@ async def timestamp_of(request: Request, time: Annotated[int, Query(ge=0)]) -> R
 @router.get("/{name}/settings", summary="The settings of a shard")
 async def settings(request: Request) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     found = await service.apply(name, c.ReadShardSettings())
     assert isinstance(found, c.SettingsAre)
     return _settings(found.settings)
@@ -77,7 +73,6 @@ async def settings(request: Request) -> Response:
 async def configure(request: Request) -> Response:
     """What is left out has its default. 409 where the settings have another version than If-Match says."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(ADMIN, name)
     version = version_of(request)
     async with service.body(request, SETTINGS_BYTES_MAX) as data:
         kept_ms, every_ms = _read(data)
@@ -93,7 +88,6 @@ async def configure(request: Request) -> Response:
 @router.post("/{name}/forget", summary="Let history before a time be forgotten now, as far as readers allow")
 async def forget(request: Request, before: Frontier) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(ADMIN, name)
     command = c.ForgetHistory(frontier(before, "before"))
     return _json(result_to_json(await service.apply(name, command, caller_of(request))))
 
@@ -110,7 +104,6 @@ async def history(
 ) -> Response:
     """Newest first. `following` is null where there are no more; a page that ends early tells where it goes on."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     place = read_place("parameter before", before)
     page = await service.work.run(service.location.history_page, name, place, limit, maintenance)
     if request.headers.get("accept") == RECORD:

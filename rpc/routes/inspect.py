@@ -10,7 +10,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from persist.core.commands import ADMIN
 from persist.core.errors import InvalidUsage
 from persist.core.ids import check_shard_name
 from persist.core.keys import shard_of as shard_of_key
@@ -41,7 +40,6 @@ async def of_location(  # noqa: PLR0913 - a query parameter each
 ) -> Response:
     """`what` is shards, usage or part. The document is that of `persist inspect WHAT --json`."""
     service, principal = service_of(request), principal_of(request)
-    principal.require(ADMIN)
     if what not in OF_LOCATION:
         raise InvalidUsage(f"{what!r:.60} cannot be inspected here; give one of {', '.join(OF_LOCATION)}")
     if what == "part":
@@ -88,7 +86,6 @@ async def of_shard(
 ) -> Response:
     """`what` is a subcommand of `persist inspect`. The document is that of its `--json`; of log, a line an entry."""
     service, principal, name = service_of(request), principal_of(request), check_shard_name(shard_of(request))
-    principal.require(ADMIN, name)
     if what not in OF_ONE:
         raise InvalidUsage(f"{what!r:.60} cannot be inspected; give one of {', '.join(OF_ONE)}")
     return await _answer(service, principal, Asked(what, name, **asdict(within), keys=keys, whole=whole, follow=follow))

@@ -16,7 +16,7 @@ from persist.client.connect import Client
 from persist.client.wall_clock import as_of_at, resolved
 from persist.core import antichain
 from persist.core.antichain import Antichain
-from persist.core.commands import READ, WRITE
+from persist.core.commands import MANAGE
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
 from persist.core.phases import dropped
@@ -74,13 +74,11 @@ async def listen(
     With `timestamp`: every update after what was there by that wall clock. The header `persist-after` tells the time.
     Resume with the header Last-Event-ID, or with `after` = the last event's upper - 1. An id is good for the shard that
     gave it: 404 (`unknown_shard`) where that was dropped, also where its name belongs to another one now. The shard's
-    since follows a listener only if its token has the scope `write`. A stream of events that fails ends with an event
+    since follows a listener only if its token has the scope `manage`. A stream of events that fails ends with an event
     `error`.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal = principal_of(request)
-    principal.require(READ, name)
-    moves_since = service.tokens is not None and WRITE in principal.scopes
+    moves_since = service.tokens is not None and MANAGE in principal_of(request).scopes
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     told, time = {}, after if not isinstance(after, datetime) else None
     if isinstance(after, datetime) and "last-event-id" not in request.headers:

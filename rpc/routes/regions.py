@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from persist.client.wall_clock import instant_text
-from persist.core.commands import READ
 from persist.regions.index import index_json
 from persist.regions.replica import Replica
+from rpc.auth import Principal
 from rpc.service import principal_of, service_of
 
 router = APIRouter(prefix="/v1", tags=["location"])
@@ -25,14 +25,13 @@ async def regions(request: Request) -> dict[str, Any]:
     come. `index` is the index of regions, where this server was given one.
     """
     service, principal = service_of(request), principal_of(request)
-    principal.require(READ)
     location, settings = service.location, service.settings
     told: dict[str, Any] = {"region": settings.region or None, "role": "copy" if location.is_copy else "home"}
     binding = await service.work.run(location.identity.check)
     told |= {"location": binding.location_id, "epoch": binding.epoch}
     if service.index is not None:
         told["index"] = index_json(service.index.now())
-        told["index_failed"] = service.index.failed or None
+        told["index_failed"] = _failed(principal, service.index.failed or None)
     if not isinstance(location, Replica):
         return told
     follower = location.follower
@@ -43,19 +42,25 @@ async def regions(request: Request) -> dict[str, Any]:
         "of": location.home.region or None,
         "home": list(location.home.urls),
         "published": instant_text(published_ms) if published_ms else None,
-        "failed": None if follower.failed is None else follower.failed.message,
+        "failed": _failed(principal, None if follower.failed is None else follower.failed.message),
         "bad_blobs": follower.bad_blobs,
-        "holds": _holds(location),
+        "holds": _holds(location, principal),
         "shards": [_shard(location, name) for name in names],
     }
 
 
-def _holds(location: Replica) -> dict[str, Any] | None:
+def _holds(location: Replica, principal: Principal) -> dict[str, Any] | None:
     """How many shards are held at home, and why the last try failed; None: nothing is to be held."""
     holds = location.holds
     if holds is None:
         return None
-    return {"shards": holds.count, "failed": None if holds.failed is None else holds.failed.message}
+    failed = _failed(principal, None if holds.failed is None else holds.failed.message)
+    return {"shards": holds.count if principal.is_unlimited else None, "failed": failed}
+
+
+def _failed(principal: Principal, why: str | None) -> str | None:
+    """Why something failed. It may name shards, so that a token for some of them is told no more than that."""
+    return why if why is None or principal.is_unlimited else "it failed; a token for all shards is told why"
 
 
 def _shard(location: Replica, name: str) -> dict[str, Any]:

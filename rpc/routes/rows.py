@@ -20,11 +20,12 @@ from persist.client.shard import Shard
 from persist.client.snapshot import Snapshot, Tagged
 from persist.client.wall_clock import instant_ms, instant_text
 from persist.client.write import WriteHandle
-from persist.core.commands import READ, WRITE, Appended
+from persist.core.commands import Appended
 from persist.core.errors import InvalidUsage
 from persist.core.ids import Token, check_shard_name
 from persist.formats.http_messages import result_to_json
 from rpc import rows
+from rpc.commanding import check_upper
 from rpc.routes.parameters import (
     AsOfOrTag,
     Format,
@@ -68,6 +69,7 @@ async def append(
     token: IdempotencyToken = None,
 ) -> Response:
     since, until = frontier(lower, "lower"), frontier(upper, "upper")
+    check_upper(principal_of(request), until)
     return await _post(request, form, token, lambda w, table, t: w.append(table, since, until, token=t))
 
 
@@ -84,6 +86,7 @@ async def compare_and_append(
     token: IdempotencyToken = None,
 ) -> Response:
     lower, upper = frontier(expected_upper, "expected_upper"), frontier(new_upper, "new_upper")
+    check_upper(principal_of(request), upper)
 
     def commit(handle: WriteHandle, table: pa.Table, given: Token | None) -> Appended:
         return handle.compare_and_append(table, lower, upper, token=given)
@@ -93,7 +96,6 @@ async def compare_and_append(
 
 async def _post(request: Request, form: str | None, token: str | None, commit: _Commit) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
     given, caller = token_of(request, token), caller_of(request)
 
@@ -142,7 +144,6 @@ async def snapshot(
     it is there. A stream that breaks off is not whole.
     """
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     chosen = rows.format_of(request.headers.get("accept"), form)
     wait_s = min(wait, service.limits.wait_s_max)
 
@@ -165,7 +166,6 @@ async def count(
 ) -> Response:
     """The sum of `__diff`: each row counts as often as it is there. `columns` does not matter, but must be true."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     wait_s = min(wait, service.limits.wait_s_max)
 
     def told() -> dict[str, int]:

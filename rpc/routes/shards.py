@@ -14,7 +14,7 @@ from persist.client.bulk import PAGE_MAX, Chosen, drop_all, page
 from persist.client.embedded import EmbeddedTransport
 from persist.client.transport import AsCaller
 from persist.core import commands as c
-from persist.core.commands import ADMIN, READ, WRITE
+from persist.core.commands import ADMIN, WRITE
 from persist.core.errors import InvalidUsage, UnknownShard
 from persist.core.ids import ShardId, check_shard_name, critical_reader_id_of, parse
 from persist.core.phases import dropped
@@ -97,7 +97,6 @@ async def names(
 ) -> dict[str, Any]:
     """With `details` each has its rows, bytes, since, upper, oldest instant and policy; `after`: the next page."""
     service, principal = service_of(request), principal_of(request)
-    principal.require(READ)
     principal.require_prefix(prefix)
     if details:
         asked = (service.transport, service.handles, prefix, after, min(limit, PAGE_MAX))
@@ -112,7 +111,6 @@ async def names(
 async def delete_many(request: Request) -> Response:
     """`shards` or `prefix`; without `confirm`, the number of them, it only tells which. An outcome for each."""
     service, principal = service_of(request), principal_of(request)
-    principal.require(ADMIN)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
         chosen = _chosen(data)
     chosen.check()
@@ -146,7 +144,6 @@ async def create(
     ] = None,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(WRITE, name)
     service.check_home(name)
     async with service.body(request, SCHEMA_BYTES_MAX) as data:
         try:
@@ -199,7 +196,6 @@ async def view(
     batches: Annotated[bool, Query(description="Whether a record shows batches; JSON never does.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(READ, name)
     from_time = frontier(lower, "lower")
     wait_s = min(timeout, service.limits.wait_s_max)
     if service.watcher.waiting >= service.limits.waits_max:
@@ -230,7 +226,7 @@ def _view(request: Request, view: ShardView) -> Response:
 async def drop(
     request: Request, force: Annotated[bool, Query(description="Also if readers hold it.")] = False
 ) -> Response:
-    return await _command(request, c.Drop(force), ADMIN)
+    return await _command(request, c.Drop(force))
 
 
 @router.post("/shards/{name}/commands", summary="One command of the protocol", openapi_extra=_COMMAND_BODY)
@@ -245,7 +241,6 @@ async def commands(request: Request) -> Response:
 async def receipts(request: Request) -> Response:
     """The parts with receipts, by which a later commit through this server believes them. Changes nothing."""
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(WRITE, name)
     async with service.body(request, service.limits.command_bytes_max) as data:
         runs = decode_staged(data, InvalidUsage)
         found = await service.work.run(service.location.machine(name).receipted, runs)
@@ -253,8 +248,12 @@ async def receipts(request: Request) -> Response:
 
 
 @router.post("/shards/{name}/advance-upper", summary="Declare every time before `upper` complete, without rows")
-async def advance_upper(request: Request, upper: Frontier) -> Response:
-    return await _command(request, c.AdvanceUpper(frontier(upper, "upper")), WRITE)
+async def advance_upper(
+    request: Request,
+    upper: Frontier,
+    force: Annotated[bool, Query(description="Also beyond 2^62, where no clock counts.")] = False,
+) -> Response:
+    return await _command(request, c.AdvanceUpper(frontier(upper, "upper"), force))
 
 
 @router.post("/shards/{name}/downgrade-since", summary="Let history before `since` be forgotten")
@@ -265,7 +264,6 @@ async def downgrade_since(
     force: Annotated[bool, Query(description="Also beyond the shard's upper.")] = False,
 ) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(WRITE, name)
     target = frontier(since, "since")
     reader = critical_reader_id_of(cursor)
     # A new hold begins at the target, so that a refusal leaves none.
@@ -275,9 +273,8 @@ async def downgrade_since(
     return _json(result_to_json(await _apply(service, name, command)))
 
 
-async def _command(request: Request, command: c.Command, scope: str) -> Response:
+async def _command(request: Request, command: c.Command) -> Response:
     service, name = service_of(request), check_shard_name(shard_of(request))
-    principal_of(request).require(scope, name)
     return _json(result_to_json(await service.apply(name, command, caller_of(request))))
 
 

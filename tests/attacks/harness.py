@@ -46,9 +46,14 @@ Attack = Callable[["House", "Evil"], None]
 
 
 class House:
-    """A server process with a file of tokens: `admin`, and `evil`, `evil-reader` and `good`, limited to prefixes."""
+    """A server process with a file of tokens: `admin`, and `evil`, `evil-reader` and `good`, limited to prefixes.
 
-    def __init__(self, directory: Path, limits: dict[str, float] | None = None) -> None:
+    `options`: those of a server that wants no tokens. Nobody is told apart then.
+    """
+
+    def __init__(
+        self, directory: Path, limits: dict[str, float] | None = None, options: list[str] | None = None
+    ) -> None:
         self.tokens: dict[str, str] = {}
         directory.mkdir(parents=True, exist_ok=True)
         entries = []
@@ -66,7 +71,8 @@ class House:
         given = {
             f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()
         }
-        self.server = Server(directory / "data", "--tokens", str(tokens), environment=given)
+        options = ["--tokens", str(tokens)] if options is None else options
+        self.server = Server(directory / "data", *options, environment=given)
         self.port = self.server.port
         self._good: Good | None = None
         for shard in (EVIL_SHARD, GOOD_SHARD):
@@ -319,7 +325,8 @@ def asked(
     headers: dict[str, str] | None = None,
 ) -> tuple[int, Any]:
     """The status and the JSON of an answer, or its bytes."""
-    connection.request(method, path, body, {"authorization": f"Bearer {token}", **(headers or {})})
+    known = {"authorization": f"Bearer {token}", "content-type": "application/octet-stream"}
+    connection.request(method, path, body, {**known, **(headers or {})})
     answer = connection.getresponse()
     data = answer.read()
     is_json = (answer.getheader("content-type") or "").endswith("json") and "ndjson" not in path
@@ -380,9 +387,9 @@ def is_ended(opened: socket.socket) -> bool:
 
 
 @contextmanager
-def house(directory: Path, limits: dict[str, float] | None = None) -> Iterator[House]:
+def house(directory: Path, limits: dict[str, float] | None = None, options: list[str] | None = None) -> Iterator[House]:
     """A server that is stopped at the end."""
-    one = House(directory, limits)
+    one = House(directory, limits, options)
     with one.server:
         yield one
         if one.is_alive:

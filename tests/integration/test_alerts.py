@@ -37,6 +37,7 @@ from rpc.app import create_app
 from rpc.metrics import Metrics as ServerMetrics
 from rpc.settings import Limits, ServerSettings
 from tests.integration.test_metrics import documented
+from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan, FaultyBlob
 from tests.support.consensus_faults import FaultyConsensus
 from tests.support.damaged import Damaged, healthy, opened
@@ -152,7 +153,7 @@ class Troubled:
             background=InlineBackground(),
         )
         self.app = create_app(self.location, settings)
-        self.http = TestClient(self.app, base_url="http://127.0.0.1")
+        self.http = typed(TestClient(self.app, base_url="http://127.0.0.1"))
 
     def insert(self, number: int = 0) -> int:
         body = json.dumps({"id": number}).encode()

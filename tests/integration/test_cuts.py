@@ -23,6 +23,7 @@ from persist.core.errors import InvalidUsage, PersistError, UnknownShard, Upgrad
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import DAY_MS, HOUR_MS, Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -48,7 +49,7 @@ def machine(world: World) -> Machine:
 
 @pytest.fixture
 def http(machine: Machine) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 
@@ -287,7 +288,7 @@ def test_a_wall_clock_that_a_shard_does_not_know_refuses_the_cut(world: World, m
     right.location.machine("eu/orders").apply(c.LowerSeal())
     world.pass_ms(2 * HOUR_MS)
     at = shown_instant(world.true_ms - HOUR_MS)
-    with TestClient(create_app(right.location, ServerSettings()), base_url="http://127.0.0.1") as http:
+    with typed(TestClient(create_app(right.location, ServerSettings()), base_url="http://127.0.0.1")) as http:
         answer = http.post("/v1/cuts", json={"prefix": "eu/", "at": at.isoformat()})
         assert (answer.status_code, answer.json()["kind"]) == (410, "not_readable"), answer.text
         assert http.post("/v1/cuts", json={"prefix": "eu/"}).json()["shards"]["eu/orders"] == [4]

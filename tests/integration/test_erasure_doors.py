@@ -23,6 +23,7 @@ from persist.core.erasure import ERASURES_MAX
 from persist.core.errors import InvalidUsage
 from rpc.app import create_app
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 from tests.support.markers import in_files, marker, uncompressed, where
 from tests.support.pages import page
@@ -47,7 +48,7 @@ def shard(machine: Machine) -> Shard:
 
 @pytest.fixture
 def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 

@@ -18,6 +18,7 @@ from rpc.app import create_app
 from rpc.settings import ServerSettings
 from tests.integration.test_http_app import ipc
 from tests.integration.test_maintenance_http import served
+from tests.support.asking import typed
 from tests.support.location import memory_location
 
 ID = pa.field("id", pa.int64(), nullable=False)
@@ -64,7 +65,7 @@ def test_a_post_with_a_new_column_is_taken_by_a_server_that_has_not_heard_of_it(
 ) -> None:
     """The first one was refused, 400; the same one right after it was taken."""
     media, body = BODIES[form]
-    with TestClient(create_app(there, ServerSettings()), base_url="http://127.0.0.1") as http:
+    with typed(TestClient(create_app(there, ServerSettings()), base_url="http://127.0.0.1")) as http:
         assert http.post("/v1/shards/orders/insert?format=csv", content=b"id\n3\n").status_code == 200
         evolve(here)
         answer = http.post("/v1/shards/orders/insert", content=body, headers={"content-type": media})

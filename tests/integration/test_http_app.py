@@ -24,6 +24,7 @@ from persist.core.ids import PartId, WriterId, shard_id_of
 from persist.core.keys import part_key
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
+from tests.support.asking import typed
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}, {"name": "amount", "type": "int64"}]}
@@ -43,7 +44,8 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture
 def http(location: Location) -> Iterator[TestClient]:
-    with TestClient(create_app(location, ServerSettings(limits=LIMITS)), base_url="http://127.0.0.1") as client:
+    app = create_app(location, ServerSettings(limits=LIMITS))
+    with typed(TestClient(app, base_url="http://127.0.0.1")) as client:
         client.put("/v1/shards/orders", json=FIELDS)
         yield client
 
@@ -333,7 +335,7 @@ def test_a_probe_may_carry_a_query(http: TestClient, path: str) -> None:
     assert http.get(f"{path}?probe=17").status_code == 200
 
 
-def test_rows_without_a_content_type_are_told_of_it(http: TestClient) -> None:
+def test_rows_whose_content_type_names_no_format_are_told_of_it(http: TestClient) -> None:
     answer = http.post("/v1/shards/orders/insert", content=b'{"id": "a"}')
     said = problem(answer, 400, "invalid_usage")
     assert "read as Arrow" in said

@@ -12,6 +12,7 @@ from consensus.memory import MemoryConsensus
 from persist.commit.location import Location
 from persist.core.ids import shard_id_of
 from rpc.app import create_app
+from tests.support.asking import typed
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
@@ -27,7 +28,7 @@ class Stores:
 
     def server(self) -> TestClient:
         location = Location(self.blob, self.consensus, background=InlineBackground())
-        return TestClient(create_app(location), base_url="http://127.0.0.1")
+        return typed(TestClient(create_app(location), base_url="http://127.0.0.1"))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from persist.client.embedded import EmbeddedTransport
 from persist.commit.location import Location
 from rpc.app import create_app
 from rpc.rows import MEDIA_TYPES
+from tests.support.asking import typed
 from tests.support.location import memory_location
 from tests.unit.parts.strategies import array_of, canonical
 
@@ -85,7 +86,7 @@ def location() -> Iterator[Location]:
 
 @pytest.fixture(scope="module")
 def http(location: Location) -> Iterator[TestClient]:
-    with TestClient(create_app(location), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as client:
         yield client
 
 

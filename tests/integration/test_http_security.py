@@ -19,14 +19,15 @@ from persist.commit.location import Location
 from persist.core import commands as c
 from persist.core.antichain import Antichain
 from persist.core.batch import Run
-from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.core.ids import PartId, Token, WriterId, shard_id_of
+from persist.core.errors import Forbidden, InvalidUsage, Unauthorized, Unavailable
+from persist.core.ids import PartId, ReaderId, Token, WriterId, shard_id_of
 from persist.core.keys import part_key
 from persist.formats.http_messages import Staged
 from persist.formats.records import encoded
 from rpc.app import create_app
 from rpc.auth import mint
-from rpc.settings import ServerSettings
+from rpc.settings import Limits, ServerSettings
+from tests.support.asking import typed
 from tests.support.location import InlineBackground, memory_location
 from tests.support.server import Server
 from tests.support.shard import make_part
@@ -50,9 +51,11 @@ class Tokens:
         for name, scope, prefixes in (
             ("reader", "read", []),
             ("writer", "write", []),
+            ("manager", "manage", []),
             ("admin", "admin", []),
             ("eu-reader", "read", ["eu/"]),
             ("eu-writer", "write", ["eu/"]),
+            ("eu-manager", "manage", ["eu/"]),
         ):
             self.by_name[name], digest = mint(name)
             entries.append({"id": name, "sha256": digest, "scopes": [scope], "prefixes": prefixes})
@@ -93,9 +96,9 @@ DOORS = [
     ("POST", "/v1/shards/eu/orders/insert?format=csv", b"id\na\n", "write"),
     ("POST", "/v1/shards/eu/orders/append?format=csv&lower=0&upper=1", b"id\na\n", "write"),
     ("POST", "/v1/shards/eu/orders/compare-and-append?format=csv&expected_upper=0&new_upper=1", b"id\na\n", "write"),
-    ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "write"),
-    ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "write"),
-    ("POST", "/v1/shards/eu/orders/commands", encoded(c.AdvanceUpper(Antichain(1))), "write"),
+    ("POST", "/v1/shards/eu/orders/advance-upper?upper=1", None, "manage"),
+    ("POST", "/v1/shards/eu/orders/downgrade-since?since=0", None, "manage"),
+    ("POST", "/v1/shards/eu/orders/commands", encoded(c.AdvanceUpper(Antichain(1))), "manage"),
     ("POST", "/v1/shards/eu/orders/receipts", encoded(Staged(())), "write"),
     ("POST", "/v1/shards/eu/orders/commands", encoded(c.Drop()), "admin"),
     ("DELETE", "/v1/shards/eu/orders", None, "admin"),
@@ -112,10 +115,13 @@ def test_every_door_wants_a_token_of_its_scope(
 
     assert knock({}) == 401
     assert knock({"authorization": "Bearer pt_admin_" + "x" * 43}) == 401
-    lesser = {"read": None, "write": "reader", "admin": "writer"}[scope]
+    lesser = {"read": None, "write": "reader", "manage": "writer", "admin": "manager"}[scope]
     if lesser is not None:
         assert knock(tokens.header(lesser)) == 403
-    assert knock(tokens.header({"read": "reader", "write": "writer", "admin": "admin"}[scope])) not in REFUSED
+    assert (
+        knock(tokens.header({"read": "reader", "write": "writer", "manage": "manager", "admin": "admin"}[scope]))
+        not in REFUSED
+    )
 
 
 @pytest.mark.parametrize(("method", "path", "body", "scope"), [door for door in DOORS if "eu/" in door[1]])
@@ -124,7 +130,7 @@ def test_every_door_of_a_shard_heeds_prefixes(
 ) -> None:
     if scope == "admin":
         return
-    headers = tokens.header("eu-reader" if scope == "read" else "eu-writer")
+    headers = tokens.header({"read": "eu-reader", "write": "eu-writer", "manage": "eu-manager"}[scope])
     foreign = path.replace("eu/", "us/")
     assert http.request(method, foreign, content=body, headers=headers).status_code == 403
     assert http.request(method, path, content=body, headers=headers).status_code not in REFUSED
@@ -239,7 +245,7 @@ def test_host_and_origin_are_compared_as_addresses(header: str) -> None:
     scheme = "http://" if header == "origin" else ""
     with (
         closing(memory_location()) as location,
-        TestClient(create_app(location), base_url="http://127.0.0.1") as http,
+        typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http,
     ):
         for text in HERE:
             assert http.get("/v1/shards", headers={header: scheme + text}).status_code == 200, text
@@ -259,7 +265,7 @@ def test_a_name_that_looks_like_loopback_is_not_listened_on_without_tokens(host:
 @pytest.mark.parametrize("header", ["host", "origin"])
 def test_without_tokens_web_pages_cannot_write(header: str) -> None:
     location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
-    with TestClient(create_app(location), base_url="http://127.0.0.1") as http:
+    with typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http:
         foreign = {header: "https://evil.example" if header == "origin" else "evil.example"}
         assert http.put("/v1/shards/orders", json=FIELDS, headers=foreign).status_code == 403
         assert http.put("/v1/shards/orders", json=FIELDS, headers={"origin": "http://localhost:3000"}).is_success
@@ -285,3 +291,110 @@ def test_tls(tmp_path: Path) -> None:
             assert shard.snapshot().to_arrow().num_rows == 1
         with pytest.raises(InvalidUsage, match="not trusted"):
             persist.connect(server.url)
+
+
+# --- from a browser
+
+REFUSALS = {403: "forbidden", 415: "form_refused"}
+
+
+def test_with_insecure_a_page_of_another_site_may_do_nothing() -> None:
+    """A cross-site form of text/plain, for which no browser asks first, dropped a shard."""
+    drop = encoded(c.Drop(True))
+    evil = {"origin": "https://evil.example", "sec-fetch-site": "cross-site", "content-type": "text/plain"}
+    with (
+        closing(memory_location()) as location,
+        TestClient(create_app(location, ServerSettings(insecure=True)), base_url="http://shop.example:8787") as http,
+    ):
+        path = "/v1/shards/orders"
+        assert http.put(path, json=FIELDS).is_success, "a program sends no Origin"
+        own = {"origin": "http://shop.example:8787", "sec-fetch-site": "same-origin"}
+        assert http.put(path, json=FIELDS, headers=own).is_success, "so may a page of our own"
+        for left_out, status in ((), 403), (("origin",), 403), (("origin", "sec-fetch-site"), 415):
+            headers = {name: value for name, value in evil.items() if name not in left_out}
+            answer = http.post(f"{path}/commands", content=drop, headers=headers)
+            assert (answer.status_code, answer.json()["kind"]) == (status, REFUSALS[status])
+        for method in ("GET", "PUT", "DELETE", "OPTIONS"):
+            assert http.request(method, path, headers={"origin": "http://evil.example"}).status_code == 403
+        assert http.get(path).json()["upper"] == [0], "it is there still"
+
+
+@pytest.mark.parametrize("header", ["host", "origin"])
+def test_with_insecure_headers_that_come_twice_are_refused(header: str) -> None:
+    """The last one won."""
+    with (
+        closing(memory_location()) as location,
+        TestClient(create_app(location, ServerSettings(insecure=True)), base_url="http://shop.example") as http,
+    ):
+        twice = [(header, "evil.example"), (header, "http://shop.example")]
+        for headers in (twice, twice[::-1]):
+            assert http.get("/v1/shards", headers=headers).status_code == 403
+
+
+def test_every_answer_says_that_it_is_no_page(http: TestClient) -> None:
+    for answer in (http.get("/healthz"), http.get("/v1/shards"), http.get("/nowhere")):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+
+
+# --- what strangers are told
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_only_who_may_do_all_is_told_where_the_stores_are(
+    monkeypatch: pytest.MonkeyPatch, http: TestClient, tokens: Tokens, is_broken: bool
+) -> None:
+    """Anybody was told the URLs of both stores, without a token."""
+
+    def broken(_: MemoryBlob) -> None:
+        raise Unavailable("mem: does not answer")
+
+    if is_broken:
+        monkeypatch.setattr(MemoryBlob, "check", broken)
+    wrong = {"authorization": "Bearer pt_admin_" + "x" * 43}  # a probe needs no token, so a wrong one does no harm
+    for headers in ({}, wrong, *map(tokens.header, ("reader", "eu-writer", "manager"))):
+        answer = http.get("/readyz", headers=headers)
+        assert answer.status_code == (503 if is_broken else 200)
+        assert "mem:" not in answer.text
+    assert "mem:" in http.get("/readyz", headers=tokens.header("admin")).text
+
+
+# --- slips that cannot be undone
+
+
+def test_an_upper_where_no_clock_counts_needs_the_word_force(http: TestClient, tokens: Tokens) -> None:
+    """`upper=2^63-1` closed a shard for ever, and a since beyond the upper made it unreadable."""
+    path, manager = "/v1/shards/eu/orders", tokens.header("manager")
+
+    def post(verb: str, name: str = "manager") -> tuple[int, str]:
+        answer = http.post(f"{path}/{verb}", headers=tokens.header(name))
+        return answer.status_code, answer.json().get("kind", "")
+
+    refused = (400, "invalid_usage")
+    assert post(f"advance-upper?upper={2**63 - 1}") == refused
+    assert post(f"compare-and-append?format=csv&expected_upper=0&new_upper={2**63 - 1}", "writer") == refused
+    assert post(f"append?format=csv&lower=0&upper={2**62 + 1}", "writer") == refused
+    assert post("downgrade-since?since=20300101") == refused
+    shown = http.get(path, headers=manager).json()
+    assert (shown["since"], shown["upper"]) == ([0], [0])
+    assert post(f"advance-upper?upper={2**62}")[0] == 200
+    assert post(f"advance-upper?upper={2**63 - 1}") == refused
+    assert post(f"advance-upper?upper={2**63 - 1}&force=true")[0] == 200
+    assert http.get(path, headers=manager).json()["upper"] == [2**63 - 1]
+
+
+def test_a_token_takes_so_many_leases_and_no_more(tokens: Tokens) -> None:
+    location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
+    settings = ServerSettings(tokens_file=str(tokens.path), limits=Limits(token_shard_leases_max=2))
+    with TestClient(create_app(location, settings)) as http:
+        http.put("/v1/shards/eu/orders", json=FIELDS, headers=tokens.header("admin"))
+
+        def take(number: int, name: str) -> int:
+            command = encoded(c.RegisterReader(ReaderId(f"r{number:032x}"), None, 60_000))
+            path = "/v1/shards/eu/orders/commands"
+            return int(http.post(path, content=command, headers=tokens.header(name)).status_code)
+
+        assert [take(number, "reader") for number in (1, 2, 3, 2)] == [200, 200, 429, 200]
+        assert take(4, "eu-reader") == 200
+    location.close()

@@ -55,7 +55,7 @@ class Place:
         self.location = Location(MemoryBlob(), MemoryConsensus(), background=InlineBackground())
         self.tokens = {}
         entries = []
-        for scope in ("read", "write"):
+        for scope in c.SCOPES:
             self.tokens[scope], digest = mint(scope)
             entries.append({"id": scope, "sha256": digest, "scopes": [scope]})
         file = directory / "tokens.json"
@@ -193,15 +193,37 @@ def commands(place: Place) -> list[c.Command]:
 
 
 def test_no_command_changes_anything_for_others(place: Place) -> None:
+    """A token for reading could make a shard forget its history, and close it to reads for ever."""
     tried = commands(place)
     assert {type(command) for command in tried} == set(c.kinds(c.Command)), "every command is in the table"
     before = place.told()
     for command in tried:
         answer = place.send("read", command)
-        assert (answer.status_code == 403) == (command.scope != "read"), (command, answer.text)
+        assert (answer.status_code == 403) == ("read" not in command.scopes), (command, answer.text)
         assert place.told() == before, command
     place.sent("read", c.ExpireReader(READER))
     assert place.told() == before
+
+
+def test_who_may_write_moves_no_since_and_no_cursor_changes_no_schema_and_closes_nothing(place: Place) -> None:
+    def told() -> tuple[Any, ...]:
+        state = place.state
+        return state.since, state.critical_readers, state.tags, state.settings, dict(state.schemas), state.is_closed
+
+    before = told()
+    closing = [
+        c.CompareAndAppend(WRITER, TOKEN, Antichain(UPPER), EMPTY, ()),
+        c.Append(WRITER, TOKEN, Antichain(UPPER), EMPTY, ()),
+    ]
+    for command in [*commands(place), *closing]:
+        answer = place.send("write", command)
+        is_refused = command in closing or ("read" not in command.scopes and "write" not in command.scopes)
+        assert (answer.status_code == 403) == is_refused, (command, answer.text)
+        assert told() == before, command
+    for path in (f"append?lower={UPPER}&upper=[]", f"compare-and-append?expected_upper={UPPER}&new_upper=[]"):
+        answer = place.call("write", "POST", f"/v1/shards/{NAME}/{path}&format=csv", content=b"id,v\n")
+        assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden")
+    assert not place.state.upper.is_empty
 
 
 def test_no_route_changes_anything_for_others(place: Place) -> None:
@@ -248,9 +270,13 @@ def test_the_hold_of_a_reader_moves_and_since_stays(place: Place) -> None:
     assert place.state.since == Antichain(0)
 
 
-def test_who_may_write_moves_since_as_before(place: Place) -> None:
-    place.sent("write", c.RegisterReader(READER, Antichain(0), 60_000))
-    told = place.sent("write", c.DowngradeSince(READER, Antichain(9), FAR))
+@pytest.mark.parametrize("scope", ["write", "maintain"])
+def test_only_a_reader_that_may_manage_moves_since(place: Place, scope: str) -> None:
+    place.sent(scope, c.RegisterReader(READER, Antichain(0), 60_000))
+    told = place.sent(scope, c.DowngradeSince(READER, Antichain(9), FAR))
+    assert told == c.SinceDowngraded(Antichain(9), Antichain(0))
+    assert place.state.since == Antichain(0)
+    told = place.sent("manage", c.DowngradeSince(READER, Antichain(9), FAR))
     assert told == c.SinceDowngraded(Antichain(9), Antichain(9))
     assert place.state.since == Antichain(9)
 

@@ -414,7 +414,7 @@ def test_that_a_restore_landed_is_told_though_its_rows_cannot_be_counted(
 
 
 def test_where_no_time_is_left_that_is_said_at_once(monkeypatch: pytest.MonkeyPatch, months: Shard) -> None:
-    months.advance_upper(TIME_MAX)
+    months.advance_upper(TIME_MAX, force=True)
     assert months.restore(2).upper == Antichain(TIME_MAX + 1)
     monkeypatch.setattr(WriteHandle, "stage_for_one_commit", None)  # nothing is tried
     for write in (lambda: months.restore(3, retries=50), lambda: months.insert([{"id": 5, "v": "e"}])):

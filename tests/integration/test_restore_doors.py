@@ -23,6 +23,7 @@ from persist.core.transitions import writers
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 from tests.support.pages import page
 
@@ -51,7 +52,7 @@ def shard(world: World, machine: Machine) -> Shard:
 
 @pytest.fixture
 def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 
@@ -270,7 +271,7 @@ def test_what_is_wrong_is_refused_as_the_page_says_and_nothing_is_written(
     elif "dropped" in row:
         shard.drop()
     elif "without a time left" in row:
-        shard.advance_upper(TIME_MAX + 1)
+        shard.advance_upper(TIME_MAX + 1, force=True)
     elif "2^32" in row:
         for _ in range(2):
             shard.insert([{"id": 9, "v": "bad", "__diff": 2**32}])

@@ -29,6 +29,7 @@ from persist.core.antichain import Antichain
 from persist.core.errors import Conflict, InvalidUsage, PersistError, Unavailable
 from rpc.app import create_app
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import DAY_MS, HOUR_MS, START_MS, Machine, World
 
 NAME = "orders"
@@ -431,7 +432,7 @@ REFUSED: list[dict[str, Any]] = [
 
 @pytest.fixture
 def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 

@@ -15,6 +15,7 @@ from persist.client.shard import Shard
 from rpc.app import create_app
 from rpc.auth import mint
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.string()), ("at", pa.date32())])
@@ -35,7 +36,7 @@ def shard(machine: Machine) -> Shard:
 
 @pytest.fixture
 def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 

@@ -22,6 +22,7 @@ from persist.core.errors import Conflict, InvalidUsage, NotReadable, Unavailable
 from persist.core.state import Policy
 from rpc.app import create_app
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import START_MS, Ids, Machine, World
 from tests.support.location import InlineBackground
 
@@ -288,7 +289,7 @@ def test_who_manages_the_shard_forgets_by_hand(world: World, shard: Shard) -> No
 
 @pytest.fixture
 def http(machine: Machine) -> TestClient:
-    return TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")
+    return typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1"))
 
 
 def test_over_http_a_wall_clock_takes_the_place_of_a_time(world: World, shard: Shard, http: TestClient) -> None:

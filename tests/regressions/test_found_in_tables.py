@@ -19,6 +19,7 @@ from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, UpperMismatch
 from rpc.app import create_app
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 from tests.support.waiting import WAIT_S
 
@@ -46,7 +47,7 @@ def shard(machine: Machine) -> Shard:
 
 @pytest.fixture
 def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 

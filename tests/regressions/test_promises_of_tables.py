@@ -13,6 +13,7 @@ from persist.client.shard import Shard
 from persist.core.errors import InvalidUsage, NotReadable
 from rpc.app import create_app
 from rpc.settings import ServerSettings
+from tests.support.asking import typed
 from tests.support.clocks import Machine, World
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.string()), ("n", pa.int64())])
@@ -31,7 +32,7 @@ def shard(machine: Machine) -> Shard:
 
 @pytest.fixture
 def http(machine: Machine, shard: Shard) -> Iterator[TestClient]:
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as client:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as client:
         yield client
 
 
@@ -128,7 +129,7 @@ def test_values_that_a_row_may_have_could_not_be_set_over_http(machine: Machine,
     shard = machine.client.create_shard("set", pa.schema([("id", pa.int64()), ("v", kind)]), ["id"])
     shard.insert([{"id": 1}])
     merge = [{"when": "matched", "then": "update", "set": {"v": {"value": value}}}]
-    with TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1") as http:
+    with typed(TestClient(create_app(machine.location, ServerSettings()), base_url="http://127.0.0.1")) as http:
         for verb, body in (
             ("update", {"set": {"v": value}}),
             ("merge", {"rows": [{"id": 1}], "clauses": merge}),

@@ -30,6 +30,7 @@ from rpc.app import create_app
 from rpc.client.calls import Call, HttpCalls
 from rpc.client.servers import Servers
 from tests.support.answering import Answering, answer
+from tests.support.asking import typed
 from tests.support.blob_faults import FaultPlan
 from tests.support.consensus_faults import FaultyConsensus
 from tests.support.location import TestClock, memory_location
@@ -122,7 +123,7 @@ def _away(inner: MemoryConsensus) -> tuple[FaultyConsensus, FaultPlan]:
 def test_a_committer_whose_store_is_away_logs_one_line_for_the_request(caplog: pytest.LogCaptureFixture) -> None:
     consensus, plan = _away(MemoryConsensus("mem:"))
     with closing(memory_location(consensus=consensus)) as location:
-        with TestClient(create_app(location), base_url="http://127.0.0.1") as http:
+        with typed(TestClient(create_app(location), base_url="http://127.0.0.1")) as http:
             assert http.put("/v1/shards/orders", json=FIELDS).status_code == 200
             assert http.post("/v1/shards/orders/insert", content=b'{"id": 1}', headers=NDJSON).status_code == 200
             plan.resume()

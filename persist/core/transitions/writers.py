@@ -21,6 +21,7 @@ from persist.core.transitions.dropping import drops_rows, without_cuts
 from persist.core.transitions.leases import heartbeat_ms, is_fresh, without_lapsed_writers
 from persist.core.transitions.naming import check_staged
 from persist.core.transitions.outcomes import Written, answered, is_alone, is_retired, retired, with_outcome
+from persist.core.transitions.uppers import check_near, check_upper, no_time_left
 from persist.core.truncation import TRUNCATIONS_MAX, Truncation, owned_by_appenders, until, with_truncation
 
 
@@ -65,7 +66,8 @@ def compare_and_append(state: State, command: c.CompareAndAppend, context: Conte
     _check_interval(lower, upper, command.runs)
     _check_times(command.runs, lower, upper)
     check_staged(state, command.runs, context)
-    _check_upper(state, lower)
+    check_upper(state, lower)
+    check_near(state, upper)
     state = with_updates(state, command.attributes, context)
     result = c.Appended(lower, upper)
     if lower == upper and not command.attributes and not is_alone(command):
@@ -99,6 +101,7 @@ def append(state: State, command: c.Append, context: Context) -> tuple[State, c.
             expected=lower.to_json(),
             actual=state.upper.to_json(),
         )
+    check_near(state, upper)
     state = _fed_by_append(with_updates(state, command.attributes, context), True, context)
     runs = _named(command.runs if state.upper == lower else _clipped(command.runs, state.upper))
     return _push(state, command, result, runs, context)
@@ -108,7 +111,7 @@ def insert(state: State, command: c.Insert, context: Context) -> tuple[State, c.
     _check_no_times(command.runs)
     time = state.upper.element
     if time is None or time > TIME_MAX:
-        raise _no_time_left(state)
+        raise no_time_left(state)
     if not command.runs and not command.attributes and not is_alone(command):
         return state, c.Appended(state.upper, state.upper)
     state = with_updates(state, command.attributes, context)  # first: its condition tells a retry that it has landed
@@ -192,9 +195,9 @@ def drop_before(state: State, command: c.DropBefore, context: Context) -> tuple[
     context.check_level("truncations", HISTORY_LEVEL)
     cut, time = command.as_of + 1, state.upper.element
     if time is None or time > TIME_MAX:
-        raise _no_time_left(state)
+        raise no_time_left(state)
     if not command.expected_upper.is_empty:
-        _check_upper(state, command.expected_upper)
+        check_upper(state, command.expected_upper)
     if not drops_rows(state, cut, has_rows=bool(command.runs)):
         result = c.Appended(state.upper, state.upper)  # it is remembered: a try that comes late is not to drop more
         return _recorded(state, command, result, context), result
@@ -221,9 +224,9 @@ def edit(state: State, command: c.Edit, context: Context) -> tuple[State, c.Appe
     check_staged(state, command.runs, context)
     time = state.upper.element
     if time is None or time > TIME_MAX:
-        raise _no_time_left(state)
+        raise no_time_left(state)
     if not (command.drops and command.expected_upper.is_empty):
-        _check_upper(state, command.expected_upper)
+        check_upper(state, command.expected_upper)
         if command.as_of != time - 1:
             raise UpperMismatch(
                 f"shard {state.name!r} has upper {state.upper}: rows that were worked out from the time "
@@ -257,8 +260,8 @@ def _rewritten(state: State, command: c.Rewrite, lower: Antichain, context: Cont
     check_staged(state, command.runs, context)
     time = state.upper.element
     if state.upper == lower and (time is None or time > TIME_MAX):
-        raise _no_time_left(state)
-    _check_upper(state, lower)
+        raise no_time_left(state)
+    check_upper(state, lower)
     assert time is not None
     if not 0 <= command.as_of < time:
         raise InvalidUsage(f"time {command.as_of} of shard {state.name!r} is not complete: its upper is {state.upper}")
@@ -281,15 +284,6 @@ def _undone(state: State, as_of: int, time: int, context: Context) -> State:
     return replace(state, truncations=until(state.truncations, as_of), restored_at=time)
 
 
-def _check_upper(state: State, expected: Antichain) -> None:
-    if state.upper != expected:
-        raise UpperMismatch(
-            f"shard {state.name!r} has upper {state.upper}, not the expected {expected}; read it and decide anew",
-            expected=expected.to_json(),
-            actual=state.upper.to_json(),
-        )
-
-
 def _check_not_erased(state: State, as_of: int) -> None:
     """Who has read before an erasure must not bring back what that took away."""
     at = erased_at(state)
@@ -301,17 +295,11 @@ def _check_not_erased(state: State, as_of: int) -> None:
         )
 
 
-def _no_time_left(state: State) -> UpperMismatch:
-    return UpperMismatch(
-        f"shard {state.name!r} has no time left: its upper is {state.upper}",
-        expected=None,
-        actual=state.upper.to_json(),
-    )
-
-
 def advance_upper(state: State, command: c.AdvanceUpper, context: Context) -> tuple[State, c.Appended]:
     if command.upper <= state.upper:
         return state, c.Appended(command.upper, command.upper)
+    if not command.force:
+        check_near(state, command.upper)
     desc = Description(state.upper, command.upper, MINIMUM)
     return replace(state, trace=state.trace.push(HollowBatch(desc, (), 0))), c.Appended(desc.lower, desc.upper)
 

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from persist.core import commands as c
-from persist.core.antichain import Antichain
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
-from persist.core.ids import ReaderId, Token, WriterId
-from rpc.auth import LOOK_AGAIN_S, Tokens, mint
+from rpc.auth import LOOK_AGAIN_S, Principal, Tokens, mint
 
 
 class File:
@@ -32,6 +30,10 @@ class File:
     def write(self) -> None:
         self.path.write_text(json.dumps({"tokens": self.entries}))
         self.now += LOOK_AGAIN_S
+
+    def open_for(self, *scopes: str) -> Principal:
+        token = self.add("one", *scopes)
+        return self.open().principal(f"Bearer {token}")
 
     def open(self) -> Tokens:
         return Tokens(str(self.path), now_s=lambda: self.now)
@@ -161,10 +163,23 @@ def test_a_missing_file_stops_the_start(file: File) -> None:
 
 
 def test_commands_need_the_scope_of_what_they_do() -> None:
-    reader = ReaderId("r" + "0" * 32)
-    assert c.HeartbeatReader(reader).scope == "read"
-    assert c.AdvanceUpper(Antichain(1)).scope == "write"
-    assert c.ReadAttributes(()).scope == "read"
-    assert c.UpdateAttributes(WriterId("w" + 32 * "0"), Token("i" + 32 * "1"), ()).scope == "write"
-    assert c.Drop().scope == "admin"
-    assert c.ReleaseClaim("merge", "x").scope == "admin"
+    assert c.HeartbeatReader.scopes == c.ReadAttributes.scopes == ("read",)
+    assert c.Insert.scopes == c.UpdateAttributes.scopes == ("write",)
+    assert c.AdvanceUpper.scopes == c.EvolveSchema.scopes == c.RegisterCriticalReader.scopes == ("manage",)
+    assert c.ReleaseClaim.scopes == c.MergeResult.scopes == ("maintain",)
+    assert c.Drop.scopes == c.Erase.scopes == ("admin",)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "opened"),
+    [
+        (["read"], {"read"}),
+        (["write"], {"read", "write"}),
+        (["manage"], {"read", "write", "manage"}),
+        (["maintain"], {"read", "maintain"}),
+        (["write", "maintain"], {"read", "write", "maintain"}),
+        (["admin"], {"read", "write", "manage", "maintain", "admin"}),
+    ],
+)
+def test_a_scope_opens_those_that_it_includes(file: File, scopes: list[str], opened: set[str]) -> None:
+    assert file.open_for(*scopes).scopes == opened

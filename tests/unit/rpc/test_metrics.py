@@ -19,6 +19,7 @@ from persist.formats.exposition import COUNTER, Family, Spread, exposition, figu
 from rpc.app import create_app
 from rpc.settings import Limits, ServerSettings
 from rpc.token_figures import TOKENS_MAX, TokenFigures
+from tests.support.asking import typed
 from tests.support.location import InlineBackground
 
 FIELDS = {"fields": [{"name": "id", "type": "string", "key": True}]}
@@ -33,7 +34,10 @@ def location(blob: MemoryBlob | CachedBlob | None = None, machines_max: int = 20
 @pytest.fixture
 def http() -> Iterator[TestClient]:
     settings = ServerSettings(limits=Limits(metric_shards_max=3))
-    with closing(location()) as opened, TestClient(create_app(opened, settings), base_url="http://127.0.0.1") as client:
+    with (
+        closing(location()) as opened,
+        typed(TestClient(create_app(opened, settings), base_url="http://127.0.0.1")) as client,
+    ):
         yield client
 
 
@@ -150,7 +154,7 @@ def test_a_shard_that_leaves_the_cache_takes_no_count_with_it() -> None:
     """A counter that goes back looks like a server that was started anew."""
     with (
         closing(location(machines_max=2)) as opened,
-        TestClient(create_app(opened), base_url="http://127.0.0.1") as http,
+        typed(TestClient(create_app(opened), base_url="http://127.0.0.1")) as http,
     ):
         for number in range(6):
             http.put(f"/v1/shards/s{number}", json=FIELDS)

@@ -1,0 +1,123 @@
+"""How many leased readers each token has taken through this server: on one shard, and on all of them.
+
+Whoever may only read holds back collection with every lease, and each costs every writer of the shard a little. Another
+server counts for itself; one that has just started knows of no earlier leases until they are renewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from persist.core import commands as c
+from persist.core.errors import Indeterminate, Overloaded, PersistError
+from persist.core.ids import ReaderId
+
+RETRY_AFTER_S = 5.0
+RENEWED_S = 3600.0  # for so long a lease counts of which only the renewal was seen here
+TAKES = frozenset({c.RegisterReader, c.HoldPoint})
+RENEWS = frozenset({c.HeartbeatReader, c.MoveHold, c.DowngradeSince})
+ABOUT = TAKES | RENEWS | {c.ExpireReader}
+
+
+@dataclass(slots=True)
+class _Lease:
+    seconds: float
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Taken:
+    """The leases of one token, by shard."""
+
+    by_shard: dict[str, dict[ReaderId, _Lease]] = field(default_factory=dict)
+    count: int = 0
+
+
+class TokenLeases:
+    """Not thread-safe: it belongs to the event loop."""
+
+    def __init__(self, of_shard_max: int, of_all_max: int, now_s: Callable[[], float]) -> None:
+        self._of_shard_max = of_shard_max
+        self._of_all_max = of_all_max
+        self._now_s = now_s
+        self._taken: dict[str, _Taken] = {}
+
+    def count(self, token: str) -> int:
+        """How many leases of a token are counted."""
+        found = self._taken.get(token)
+        return 0 if found is None else found.count
+
+    @contextmanager
+    def counted(self, token: str, shard: str, command: c.Command) -> Iterator[None]:
+        """Count what a command, one of `ABOUT`, takes, renews or gives back. Raises Overloaded where it takes too much.
+
+        A lease that was refused is not counted.
+        """
+        reader: ReaderId = command.reader  # type: ignore[attr-defined]
+        known = self._taken.get(token)
+        is_new = known is None or reader not in known.by_shard.get(shard, {})
+        if isinstance(command, (c.RegisterReader, c.HoldPoint)):
+            self._take(token, shard, reader, command.lease_ms / 1000, is_new)
+        elif isinstance(command, c.ExpireReader):
+            self._give_back(token, shard, reader)
+        try:
+            yield
+        except Indeterminate:
+            raise
+        except PersistError:
+            if is_new:
+                self._give_back(token, shard, reader)
+            raise
+        if type(command) in RENEWS:
+            self._renew(token, shard, reader)
+
+    def _take(self, token: str, shard: str, reader: ReaderId, seconds: float, is_new: bool) -> None:
+        taken = self._taken.setdefault(token, _Taken())
+        if is_new and self._is_full(taken, shard):
+            self._forget_lapsed(taken)
+            if self._is_full(taken, shard):
+                held = len(taken.by_shard.get(shard, {}))
+                raise Overloaded(
+                    f"the token {token!r} holds {held} leases on shard {shard!r} and {taken.count} in all; close "
+                    f"readers, or wait: it may hold {self._of_shard_max} on one shard and {self._of_all_max} in all",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+        taken.count += is_new
+        taken.by_shard.setdefault(shard, {})[reader] = _Lease(seconds, self._now_s() + seconds)
+
+    def _is_full(self, taken: _Taken, shard: str) -> bool:
+        return taken.count >= self._of_all_max or len(taken.by_shard.get(shard, {})) >= self._of_shard_max
+
+    def _renew(self, token: str, shard: str, reader: ReaderId) -> None:
+        taken = self._taken.get(token)
+        known = None if taken is None else taken.by_shard.get(shard, {}).get(reader)
+        if known is not None:
+            known.until_s = self._now_s() + known.seconds
+        elif taken is None or not self._is_full(
+            taken, shard
+        ):  # taken through another server, or before this one started
+            self._take(token, shard, reader, RENEWED_S, True)
+
+    def _give_back(self, token: str, shard: str, reader: ReaderId) -> None:
+        taken = self._taken.get(token)
+        if taken is None:
+            return
+        held = taken.by_shard.get(shard, {})
+        if held.pop(reader, None) is not None:
+            taken.count -= 1
+        if not held:
+            taken.by_shard.pop(shard, None)
+        if not taken.by_shard:
+            del self._taken[token]
+
+    def _forget_lapsed(self, taken: _Taken) -> None:
+        now_s = self._now_s()
+        for shard, held in list(taken.by_shard.items()):
+            left = {reader: lease for reader, lease in held.items() if lease.until_s > now_s}
+            taken.count -= len(held) - len(left)
+            if left:
+                taken.by_shard[shard] = left
+            else:
+                del taken.by_shard[shard]

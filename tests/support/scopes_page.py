@@ -1,0 +1,93 @@
+"""Writes docs/scopes.md from the code: `python -m tests.support.scopes_page`, or `make docs`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from persist.core import commands as c
+from persist.core.results import snake
+from rpc.doors import BY_COMMAND, OPEN, SCOPES_OF_ROUTES
+from tests.support.pages import ROOT
+
+PAGE = ROOT / "docs" / "scopes.md"
+YES, NO = "yes", "no"
+
+HEAD = """\
+# Scopes
+
+What a token may do. The tables are made from the code by `make docs`, and a test compares the two. `persist
+token ID --scope SCOPE` mints [tokens](http.md#tokens).
+
+| scope | includes | is for |
+| --- | --- | --- |
+| `read` | nothing else | who reads and listens: it changes nothing for anybody |
+| `write` | `read` | who creates shards and writes to them |
+| `manage` | `read`, `write` | who moves frontiers, keeps cursors, changes schemas, settings, policies and tags |
+| `maintain` | `read` | maintenance that runs elsewhere (`persist compactor --url`) |
+| `admin` | all of them | who drops shards, erases rows, looks inside |
+
+- **`read` holds its own leases only.** A lease keeps history from being forgotten while it lasts. It never
+  moves the shard's since or upper, neither by a command, nor by `listen`, nor when it ends. One token may
+  hold 1,000 leases on a shard and 20,000 in all at one server (`token_shard_leases_max`,
+  `token_leases_max`). The next one is refused (429, `overloaded`).
+- **`write` appends.** Its rows move the upper. It closes no shard: an append up to `[]` needs `manage`. Its
+  readers move their own holds, as those of `read` do, and since stays.
+- **`manage` moves what cannot be moved back.** A reader with this scope moves since as it goes on, if nothing
+  else holds it, and so does `listen`.
+- **`maintain`** carries out what was decided: it merges, collects, lets history go by its age, and takes rows
+  away by the policy of a shard. It inserts nothing, and has no cursors.
+- A prefix limits each of them to the shards whose names begin with it. `/metrics` and listings show those
+  only.
+- Who has none of the scopes of a row is answered with 403 (`forbidden`), before the body is read. Which
+  command a body holds is known only once it is read.
+
+## Tokens of before
+
+Files of tokens stay as they are. There were `read`, `write` and `admin`.
+
+| a token with | may now | instead |
+| --- | --- | --- |
+| `read` | do what it could | |
+| `write` | not move since, have cursors, close or advance the upper, or change a schema | give it `manage` |
+| `admin` | do what it could | `maintain` is enough for maintenance |
+
+`manage` opens some things that only `admin` could do: settings, policies, tags and `forget`. To change a
+scope, write the other one in its place into the file: the token stays as it is.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    opened = [f"`{door}`" for door in OPEN]
+    lines = [
+        HEAD,
+        "## Requests\n",
+        f"Open to everybody, without a token: {', '.join(opened[:-1])} and {opened[-1]}.\n"
+        "`/readyz` tells `admin` on all shards where the stores are, too, and what is wrong with one.\n",
+        *_table("request", ((door, scopes) for door, scopes in SCOPES_OF_ROUTES.items() if door != BY_COMMAND)),
+        "",
+        "## Commands\n",
+        f"`{BY_COMMAND}` takes one [command](phases.md). Clients in Python and\nSpark send most of what they "
+        "do as commands.\n",
+        *_table("command", commands()),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def commands() -> Iterable[tuple[str, tuple[str, ...]]]:
+    """Every command with its scopes, in the order of the scopes."""
+    kinds = sorted(c.kinds(c.Command), key=lambda kind: (c.SCOPES.index(kind.scopes[0]), kind.__name__))
+    return [(snake(kind.__name__), kind.scopes) for kind in kinds]
+
+
+def _table(what: str, rows: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
+    names = " | ".join(f"`{scope}`" for scope in c.SCOPES)
+    lines = [f"| {what} | {names} |", "| --- |" + " --- |" * len(c.SCOPES)]
+    for name, scopes in rows:
+        cells = [NO if c.INCLUDED[scope].isdisjoint(scopes) else YES for scope in c.SCOPES]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

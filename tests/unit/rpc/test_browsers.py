@@ -1,0 +1,108 @@
+"""What a web page may send: by the headers that browsers add to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist.core.errors import Forbidden
+from rpc import browsers
+from rpc.browsers import FormRefused
+
+HOST = "persist.example:8787"
+CROSS = {"sec-fetch-site": "cross-site"}
+
+
+def of(headers: dict[str, str]) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode("latin-1") for name, value in headers.items()}
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        (HOST, f"http://{HOST}"),
+        (HOST, "http://PERSIST.example:8787"),
+        ("persist.example.", "https://persist.example"),
+        ("persist.example", "https://persist.example:443"),
+        ("persist.example:80", "http://persist.example"),
+        ("[::1]:8787", "http://[::1]:8787"),
+    ],
+)
+def test_a_page_of_our_own_may_write(host: str, origin: str) -> None:
+    browsers.check_site("POST", of({"host": host, "origin": origin, **CROSS}), is_local_only=False)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "http://persist.example:8788",
+        "https://persist.example",
+        "http://persist.example:8787.evil.example",
+        "http://persist.example:8787@evil.example",
+        "http://persist.example:8787/",
+        "http://persist.example:99999",
+        "ftp://persist.example:8787",
+        "null",
+        "",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "OPTIONS"])
+def test_a_page_of_another_site_may_do_nothing(method: str, origin: str) -> None:
+    with pytest.raises(Forbidden, match="a web page of"):
+        browsers.check_site(method, of({"host": HOST, "origin": origin}), is_local_only=False)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "CROSS-SITE "])
+def test_what_another_site_embeds_is_refused_and_a_link_is_followed(site: str) -> None:
+    headers = {"host": HOST, "sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
+    with pytest.raises(Forbidden, match="another site"):
+        browsers.check_site("GET", of(headers), is_local_only=False)
+    link = headers | {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    browsers.check_site("GET", of(link), is_local_only=False)
+    with pytest.raises(Forbidden, match="another site"):
+        browsers.check_site("POST", of(link), is_local_only=False)
+    with pytest.raises(Forbidden, match="another site"):
+        browsers.check_site("GET", of(link | {"sec-fetch-dest": "iframe"}), is_local_only=False)
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_what_the_page_itself_or_its_reader_asks_for_passes(site: str) -> None:
+    browsers.check_site("GET", of({"host": HOST, "sec-fetch-site": site}), is_local_only=False)
+
+
+FORMS = [
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=x",
+    "text/plain",
+    "TEXT/Plain; charset=utf-8",
+    " text/plain ;x",
+    "nonsense",
+]
+
+
+@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("has_token", [False, True])
+def test_a_type_that_forms_have_is_refused(kind: str, has_token: bool) -> None:
+    with pytest.raises(FormRefused, match="any web page may send"):
+        browsers.check_type("POST", of({"content-type": kind, "content-length": "0"}), has_token=has_token)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/csv", "application/json; charset=utf-8", "x/y"])
+def test_a_type_that_no_form_has_passes(kind: str) -> None:
+    browsers.check_type("POST", of({"content-type": kind, "content-length": "9"}), has_token=False)
+
+
+@pytest.mark.parametrize("length", [{"content-length": "9"}, {"transfer-encoding": "chunked"}])
+def test_a_body_without_a_type_needs_a_token(length: dict[str, str]) -> None:
+    with pytest.raises(FormRefused, match="is none"):
+        browsers.check_type("POST", of(length), has_token=False)
+    browsers.check_type("POST", of(length), has_token=True)
+    browsers.check_type("PUT", of(length), has_token=False)  # for which a browser asks first
+    browsers.check_type("POST", of({"content-length": "0"}), has_token=False)
+
+
+@pytest.mark.parametrize("name", [b"host", b"origin", b"content-type", b"sec-fetch-site", b"authorization"])
+def test_a_header_that_tells_pages_apart_comes_once(name: bytes) -> None:
+    with pytest.raises(Forbidden, match="more than once"):
+        browsers.check_once([(name, b"a"), (b"accept", b"b"), (name, b"a")])
+    browsers.check_once([(b"accept", b"a"), (b"accept", b"b"), (name, b"a")])

@@ -1,0 +1,95 @@
+"""How many leases one token may take."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist.core import commands as c
+from persist.core.antichain import Antichain
+from persist.core.errors import Indeterminate, NotReadable, Overloaded
+from persist.core.ids import ReaderId, SeqNo
+from rpc.token_leases import RENEWED_S, TokenLeases
+
+LEASE_MS = 60_000
+
+
+def reader(number: int) -> ReaderId:
+    return ReaderId(f"r{number:032x}")
+
+
+class Counting:
+    """Three leases on a shard and four in all, by a clock that stands."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self.leases = TokenLeases(3, 4, now_s=lambda: self.now_s)
+
+    def send(self, command: c.Command, shard: str = "orders", token: str = "evil") -> None:
+        with self.leases.counted(token, shard, command):
+            pass
+
+    def take(self, number: int, shard: str = "orders", token: str = "evil") -> None:
+        self.send(c.RegisterReader(reader(number), None, LEASE_MS), shard, token)
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+def test_one_token_takes_so_many_on_a_shard_and_in_all_and_others_take_theirs(counting: Counting) -> None:
+    for number in range(3):
+        counting.take(number)
+    with pytest.raises(Overloaded, match="'evil' holds 3 leases on shard 'orders' and 3 in all") as refused:
+        counting.take(3)
+    assert refused.value.details["retry_after_s"] > 0
+    counting.take(4, "other")
+    with pytest.raises(Overloaded, match="0 leases on shard 'third' and 4 in all"):
+        counting.send(c.HoldPoint(reader(5), LEASE_MS, time=0), "third")
+    counting.take(6, token="good")
+    assert (counting.leases.count("evil"), counting.leases.count("good")) == (4, 1)
+
+
+def test_taking_one_again_renews_it(counting: Counting) -> None:
+    for _ in range(9):
+        counting.take(1)
+    assert counting.leases.count("evil") == 1
+
+
+def test_what_is_given_back_or_has_lapsed_makes_room(counting: Counting) -> None:
+    for number in range(3):
+        counting.take(number)
+    counting.send(c.ExpireReader(reader(0)))
+    counting.take(3)
+    counting.now_s += LEASE_MS / 1000
+    counting.send(c.HeartbeatReader(reader(3)))
+    counting.take(4)
+    assert counting.leases.count("evil") == 2, "the one that was renewed, and the new one"
+
+
+def test_what_was_refused_is_not_counted_and_what_may_have_happened_is(counting: Counting) -> None:
+    for error, count in ((NotReadable("gone", as_of=None), 0), (Indeterminate("no answer"), 1)):
+        with (
+            pytest.raises(type(error)),
+            counting.leases.counted("evil", "orders", c.RegisterReader(reader(1), None, 1)),
+        ):
+            raise error
+        assert counting.leases.count("evil") == count
+
+
+def test_a_lease_that_another_server_gave_counts_once_it_is_renewed(counting: Counting) -> None:
+    counting.send(c.MoveHold(reader(1), Antichain(3), SeqNo(1)))
+    assert counting.leases.count("evil") == 1
+    for number in (2, 3):
+        counting.take(number)
+    with pytest.raises(Overloaded):
+        counting.take(4)
+    counting.now_s += RENEWED_S
+    counting.take(4)
+
+
+def test_nothing_is_kept_of_a_token_without_leases(counting: Counting) -> None:
+    counting.take(1)
+    counting.send(c.ExpireReader(reader(1)))
+    counting.send(c.ExpireReader(reader(2)), token="good")
+    assert counting.leases._taken == {}
