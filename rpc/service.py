@@ -24,12 +24,14 @@ from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
 from persist.regions.index import open_index, region_of
+from rpc.allowance import Allowance
 from rpc.auth import Principal, Tokens
+from rpc.decoders import Decoders
 from rpc.errors import BodyTooLarge
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
-from rpc.slots import Slots
+from rpc.slots import SharedSlots, Slots
 from rpc.watching import Watcher
 from rpc.work import Work
 
@@ -63,6 +65,8 @@ class Service:
         self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
         self.snapshots = Slots(settings.limits.snapshots_max, "many snapshots under way")
         self.listeners = Slots(settings.limits.listeners_max, "many listeners")
+        self.decoders = Decoders(settings.limits)
+        self._decoded = SharedSlots(settings.limits.decoding_bytes_max, "many rows to work on")
         if settings.tokens_file is not None:
             self.tokens = Tokens(
                 settings.tokens_file, now_s=lambda: location.clock.now_ms() / 1000, own=settings.maintenance_token
@@ -74,6 +78,7 @@ class Service:
         slots = {
             "commands": work.commands,
             "io_queue": work.io_queued,
+            "decoded_bytes": self._decoded,
             "body_bytes": work.body_bytes,
             "listeners": self.listeners,
             "snapshots": self.snapshots,
@@ -84,6 +89,10 @@ class Service:
             "lead_threads": (min(work.leads, limits.lead_threads), limits.lead_threads),
             "io_threads": (min(work.io_queued.taken, limits.io_threads), limits.io_threads),
         }
+
+    def allowance(self) -> Allowance:
+        """What the rows of one request may decode to, for a `with`."""
+        return Allowance(self._decoded, self.limits.decoded_bytes_max)
 
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
@@ -127,6 +136,7 @@ class Service:
     def close(self) -> None:
         self.stop()
         self.work.close()
+        self.decoders.close()
 
 
 class Body:

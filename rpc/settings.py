@@ -31,6 +31,12 @@ class Limits:
     command_bytes_max: int = 16 * 1024 * 1024  # body of one command
     rows_bytes_max: int = 64 * 1024 * 1024  # body of one insert, append, compare-and-append
     rows_max: int = 5_000_000  # rows of one such body
+    decoded_bytes_max: int = 128 * 1024 * 1024  # what the rows of one body take once they are decoded
+    decoding_bytes_max: int = 128 * 1024 * 1024  # what those of all bodies take that are being worked on
+    decoders_max: int = 2  # processes that decode Parquet bodies
+    decoder_memory_bytes: int = 256 * 1024 * 1024  # what each of them takes for a body
+    decode_s_max: float = 30.0  # longest time that it takes for one
+    decodes_queued_max: int = 8  # Parquet bodies that wait for such a process
     blob_bytes_max: int = 512 * 1024 * 1024  # one part through the server's routes for blobs
     bodies_bytes_max: int = 1024 * 1024 * 1024  # all bodies that are being received or worked on
     waits_max: int = 20_000  # requests that wait for a shard to move

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from persist.core.errors import Overloaded
 
 RETRY_AFTER_S = 0.1
@@ -29,3 +31,19 @@ class Slots:
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
+
+
+class SharedSlots(Slots):
+    """The same, used from any thread."""
+
+    def __init__(self, most: int, what: str) -> None:
+        super().__init__(most, what)
+        self._lock = threading.Lock()
+
+    def take(self, count: int = 1) -> None:
+        with self._lock:
+            super().take(count)
+
+    def give_back(self, count: int = 1) -> None:
+        with self._lock:
+            super().give_back(count)

@@ -1,0 +1,45 @@
+"""What a request may decode to: bodies are bounded by what comes out of them, not by what came in."""
+
+from __future__ import annotations
+
+from rpc.errors import BodyTooLarge
+from rpc.slots import SharedSlots
+
+
+class Allowance:
+    """The bytes that the rows of one request take, counted against those of all. Give them back with a `with`.
+
+    One thread uses it at a time. Made of nothing it has no bound, for rows of one's own.
+    """
+
+    def __init__(self, total: SharedSlots | None = None, most: int | None = None) -> None:
+        self._total = total
+        self._most = most
+        self.spent = 0
+
+    def spend(self, count: int) -> None:
+        """Count bytes, before memory is taken for them. Raises BodyTooLarge, or Overloaded; then none were counted."""
+        if self._most is not None and self.spent + count > self._most:
+            raise BodyTooLarge(
+                f"the rows of the body take more than {self._most} bytes once they are decoded; send fewer rows at once",
+                bytes_max=self._most,
+            )
+        if self._total is not None:
+            self._total.take(count)
+        self.spent += count
+
+    def reach(self, count: int) -> None:
+        """Count so many bytes in all, as far as they were not counted before."""
+        if count > self.spent:
+            self.spend(count - self.spent)
+
+    def release(self) -> None:
+        if self._total is not None:
+            self._total.give_back(self.spent)
+        self.spent = 0
+
+    def __enter__(self) -> Allowance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
