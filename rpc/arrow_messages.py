@@ -63,7 +63,8 @@ class Declared:
             vector = _follow(data, buffers_at)
             (count,) = struct.unpack_from("<I", data, vector)
             for index in range(count):
-                self.bytes += _declared(*struct.unpack_from("<qq", data, vector + 4 + index * _BUFFER_BYTES), body)
+                offset, length = struct.unpack_from("<qq", data, vector + 4 + index * _BUFFER_BYTES)
+                self.bytes += _declared(offset, length, body)
 
 
 def _declared(offset: int, length: int, body: Any) -> int:
