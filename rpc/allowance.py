@@ -5,6 +5,8 @@ from __future__ import annotations
 from rpc.errors import BodyTooLarge
 from rpc.slots import SharedSlots
 
+SMALL_BYTES = 256 * 1024  # of each request that are not counted in the sum: large ones never keep small ones out
+
 
 class Allowance:
     """The bytes that the rows of one request take, counted against those of all. Give them back with a `with`.
@@ -16,16 +18,16 @@ class Allowance:
         self._total = total
         self._most = most
         self.spent = 0
+        self._shared = 0
 
     def spend(self, count: int) -> None:
         """Count bytes, before memory is taken for them. Raises BodyTooLarge, or Overloaded; then none were counted."""
         if self._most is not None and self.spent + count > self._most:
             raise BodyTooLarge(
-                f"the rows of the body take more than {self._most} bytes once they are decoded; send fewer rows at once",
+                f"the rows of the body take more than {self._most} bytes once they are decoded; send fewer at once",
                 bytes_max=self._most,
             )
-        if self._total is not None:
-            self._total.take(count)
+        self._share(self.spent + count)
         self.spent += count
 
     def reach(self, count: int) -> None:
@@ -34,9 +36,16 @@ class Allowance:
             self.spend(count - self.spent)
 
     def release(self) -> None:
-        if self._total is not None:
-            self._total.give_back(self.spent)
-        self.spent = 0
+        if self._shared and self._total is not None:
+            self._total.give_back(self._shared)
+        self.spent = self._shared = 0
+
+    def _share(self, spent: int) -> None:
+        """Count in the sum what is beyond the bytes of a small request."""
+        more = max(0, spent - SMALL_BYTES) - self._shared
+        if more > 0 and self._total is not None:
+            self._total.take(more)
+            self._shared += more
 
     def __enter__(self) -> Allowance:
         return self

@@ -54,10 +54,13 @@ def send(out: BinaryIO, kind: bytes, data: bytes = b"") -> None:
 
 def decode(data: bytes, out: BinaryIO) -> None:
     """Send the rows of a file, some at a time."""
-    with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:
-        with pa.ipc.new_stream(pa.PythonFile(_Frames(out), mode="w"), file.schema_arrow) as writer:
-            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
-                writer.write_batch(batch)
+    sink = pa.PythonFile(_Frames(out), mode="w")
+    with (
+        pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file,
+        pa.ipc.new_stream(sink, file.schema_arrow) as writer,
+    ):
+        for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+            writer.write_batch(batch)
 
 
 def bound_memory(memory_bytes: int) -> None:

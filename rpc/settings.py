@@ -31,8 +31,8 @@ class Limits:
     command_bytes_max: int = 16 * 1024 * 1024  # body of one command
     rows_bytes_max: int = 64 * 1024 * 1024  # body of one insert, append, compare-and-append
     rows_max: int = 5_000_000  # rows of one such body
-    decoded_bytes_max: int = 128 * 1024 * 1024  # what the rows of one body take once they are decoded
-    decoding_bytes_max: int = 128 * 1024 * 1024  # what those of all bodies take that are being worked on
+    decoded_bytes_max: int = 96 * 1024 * 1024  # what the rows of one body take once they are decoded
+    decoding_bytes_max: int = 96 * 1024 * 1024  # what all those take that are being worked on, besides small ones
     decoders_max: int = 2  # processes that decode Parquet bodies
     decoder_memory_bytes: int = 256 * 1024 * 1024  # what each of them takes for a body
     decode_s_max: float = 30.0  # longest time that it takes for one

@@ -46,7 +46,7 @@ def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
 
 
 def _pieces(rows: pa.Table, counts: npt.NDArray[np.int64], rows_max: int) -> Iterator[pa.Table]:
-    """The repeated rows. Where rows are few and large they are told apart, so that no piece is larger than it may be."""
+    """The repeated rows. Where rows are large they are told apart, so that no piece is larger than it may be."""
     total = int(counts.sum())
     if not total:
         return

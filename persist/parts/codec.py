@@ -357,9 +357,10 @@ def _leaf_count(kind: Any) -> int:
 def _open_writer(sink: _Sink, first: pa.Table, schema: ShardSchema) -> Any:
     dictionary, encodings = _encodings(first)
     roles = {"key": list(schema.key), "value": list(schema.value), "format": FORMAT_VERSION}
+    counted = _counted(first)
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), schema.updates_schema, version="2.6", compression="zstd", compression_level=1,
-        use_dictionary=dictionary, column_encoding=encodings, write_statistics=_counted(first), write_page_checksum=True,
+        use_dictionary=dictionary, column_encoding=encodings, write_statistics=counted, write_page_checksum=True,
     )  # fmt: skip
     writer.add_key_value_metadata({"persist": json.dumps(roles)})
     return writer
