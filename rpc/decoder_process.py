@@ -12,14 +12,10 @@ A request is its length (8 bytes, little endian) and a file. The answer is frame
 from __future__ import annotations
 
 import io
-import os
 import resource
 import struct
 import sys
 from typing import Any, BinaryIO
-
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # the others keep address space that they do not use
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -74,6 +70,7 @@ def bound_memory(memory_bytes: int) -> None:
 
 
 def main() -> None:
+    pa.set_memory_pool(pa.system_memory_pool())  # the others keep address space that they do not use
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     decode(_warm(), io.BytesIO())  # what is taken once is not counted
