@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+
+import pyarrow as pa
+
 from rpc.errors import BodyTooLarge
 from rpc.slots import SharedSlots
 
 SMALL_BYTES = 256 * 1024  # of each request that are not counted in the sum: large ones never keep small ones out
+
+
+LARGE_BYTES = 4 * 1024 * 1024  # of a request, after which what it took goes back to the system
 
 
 class Allowance:
@@ -36,6 +43,8 @@ class Allowance:
             self.spend(count - self.spent)
 
     def release(self) -> None:
+        if self.spent > LARGE_BYTES:
+            returned()
         if self._shared and self._total is not None:
             self._total.give_back(self._shared)
         self.spent = self._shared = 0
@@ -52,3 +61,13 @@ class Allowance:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def returned() -> None:
+    """Give memory that this thread had back to the system. Allocators keep it, each thread by itself, and threads are
+    many: without this a server takes as much as the largest rows that each of them ever worked on.
+    """
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
+    if trim is not None:
+        trim(0)

@@ -48,7 +48,8 @@ NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, be
 CSV_HEADER_BYTES_MAX = 1024 * 1024
 CSV_SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
 UNREADABLE = (
-    pa.ArrowException, msgspec.MsgspecError, OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError,
+    pa.ArrowException, msgspec.MsgspecError, csv.Error, OSError, ValueError, OverflowError, KeyError, TypeError,
+    RecursionError,
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ END = b"\x00\x00"
 
 _SIGN64 = np.uint64(1 << 63)
 _GATHERED_BYTES = 1024 * 1024
+_COPIED_BYTES_MAX = 4 * 1024 * 1024  # of the rest of strings, beyond which they are ordered where they are
 _LEVELS_MAX = 16  # words of a string that are compared one by one; the rest is ranked at once
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _TAIL_MASKS = np.array([0] + [(2**64 - 1) ^ (2 ** (8 * (8 - n)) - 1) for n in range(1, 9)], dtype=np.uint64)
@@ -147,6 +148,8 @@ class BytesColumn:
         tails = pa.LargeBinaryArray.from_buffers(
             pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data)]
         )
+        if len(data) > _COPIED_BYTES_MAX:  # each distinct one is copied to tell which are alike, and they are few
+            return pc.rank(tails, tiebreaker="dense").to_numpy()  # type: ignore[no-any-return]
         codes = tails.dictionary_encode()
         order = pc.array_sort_indices(codes.dictionary).to_numpy()
         ranks: Words = np.empty(len(order), np.uint64)

@@ -73,8 +73,6 @@ def _all(field: pa.Field) -> Iterator[pa.Field]:
 
 def _check_name(name: str, column: str, *, is_column: bool) -> None:
     what = "a column name" if is_column else f"a name within column {column!r:.100}"
-    if is_column and not name:
-        raise InvalidUsage("a column has an empty name; give it one")
     if len(name) > NAME_CHARS_MAX:
         raise InvalidUsage(f"{what} has {len(name)} characters; at most {NAME_CHARS_MAX} are taken")
     if any(unicodedata.category(one) in ("Cc", "Cs") for one in name):

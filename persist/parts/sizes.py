@@ -54,25 +54,29 @@ def table_bytes(table: pa.Table | pa.RecordBatch, schema: pa.Schema | None = Non
 def working_bytes(table: pa.Table, schema: pa.Schema) -> int:
     """What the rows count for while they are sorted and written, with the types that `schema` gives them.
 
-    Nested values are copied to be compared, and long ones too: measured with `python -m bench.decoding`.
+    Nested values are copied to be compared, long ones too, and the largest of them once more where it is written.
     """
     total = 0
     for name, column in zip(table.schema.names, table.columns, strict=True):
         place = schema.get_field_index(name)
         kind = schema.field(place).type if place >= 0 else column.type
         own = sum(column_bytes(chunk, kind) for chunk in column.chunks)
-        total += own * (NESTED_COPIES if pa.types.is_nested(kind) else LONG_COPIES if _has_long(column, kind) else 1)
+        if pa.types.is_nested(kind):
+            total += NESTED_COPIES * own
+        else:
+            longest = _longest(column, kind)
+            total += own if longest <= COMPARED_BYTES else LONG_COPIES * (own + longest)
     return total
 
 
-def _has_long(column: pa.ChunkedArray, kind: Any) -> bool:
-    """Whether a value is longer than what is compared at once."""
+def _longest(column: pa.ChunkedArray, kind: Any) -> int:
+    """The bytes of the longest value of a flat column."""
     if _is_flat(kind):
-        return fixed_bytes(kind) > COMPARED_BYTES
+        return fixed_bytes(kind)
     if pa.types.is_dictionary(column.type):
         column = pa.chunked_array([chunk.dictionary for chunk in column.chunks], column.type.value_type)
     most = (int(np.max(_sizes(part), initial=0)) for chunk in column.chunks for part in _slices(chunk))
-    return max(most, default=0) - OFFSET_BYTES > COMPARED_BYTES
+    return max(0, max(most, default=0) - OFFSET_BYTES)
 
 
 def column_bytes(column: pa.Array, kind: Any) -> int:
