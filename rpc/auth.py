@@ -55,7 +55,12 @@ class Principal:
         """Raises Forbidden unless this principal has the scope, on this shard."""
         if scope not in self.scopes:
             raise Forbidden(f"the token {self.name!r} has no scope {scope!r}; ask for one that has it")
-        if shard is not None and not self.sees(shard):
+        if shard is not None:
+            self.require_shard(shard)
+
+    def require_shard(self, shard: str) -> None:
+        """Raises Forbidden unless this shard is open to it, whatever for."""
+        if not self.sees(shard):
             raise Forbidden(f"the token {self.name!r} is not good for shard {shard!r}; ask for one that is")
 
     def require_prefix(self, prefix: str) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,7 +25,7 @@ from rpc.allowance import Allowance
 from rpc.decoder_process import DONE, FRAME_BYTES_MAX, HEAD, LENGTH, REFUSED, ROWS, TOO_LARGE
 from rpc.errors import BodyTooLarge
 from rpc.settings import Limits
-from rpc.slots import RETRY_AFTER_S, SharedSlots
+from rpc.slots import CALLER, RETRY_AFTER_S, SharedSlots
 
 
 class Decoders:
@@ -32,9 +33,11 @@ class Decoders:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._free = threading.BoundedSemaphore(limits.decoders_max)
-        self._waiting = SharedSlots(limits.decoders_max + limits.decodes_queued_max, "many Parquet bodies to decode")
+        most = limits.decoders_max + limits.decodes_queued_max
+        self._waiting = SharedSlots(most, "many Parquet bodies to decode", limits.share(most))
         self._lock = threading.Lock()
+        self._freed = threading.Condition(self._lock)
+        self._busy: Counter[str] = Counter()  # processes that work, by caller
         self._idle: list[_Process] = []
         self._closed = False
 
@@ -68,8 +71,11 @@ class Decoders:
     @contextmanager
     def _taken(self) -> Iterator[_Process]:
         with self._waiting:
-            if not self._free.acquire(timeout=self._limits.decode_s_max):
-                raise Overloaded("the server decodes many Parquet bodies; slow down", retry_after_s=RETRY_AFTER_S)
+            caller = CALLER.get()
+            with self._freed:
+                if not self._freed.wait_for(lambda: self._is_free(caller), self._limits.decode_s_max):
+                    raise Overloaded("the server decodes many Parquet bodies; slow down", retry_after_s=RETRY_AFTER_S)
+                self._busy[caller] += 1
             process = None
             try:
                 with self._lock:
@@ -82,7 +88,15 @@ class Decoders:
             finally:
                 if process is not None:
                     self._give_back(process)
-                self._free.release()
+                with self._freed:
+                    self._busy[caller] -= 1
+                    self._busy += Counter()  # drops those who have none
+                    self._freed.notify_all()
+
+    def _is_free(self, caller: str) -> bool:
+        """Whether a process is free, and this caller has less than its share of them."""
+        has_enough = bool(caller) and self._busy[caller] >= self._limits.share(self._limits.decoders_max)
+        return not has_enough and self._busy.total() < self._limits.decoders_max
 
 
 class _Process:
