@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 
@@ -26,11 +25,9 @@ from persist.core.batch import Run
 from persist.core.errors import InvalidUsage, Overloaded
 from persist.core.ids import PartId, Token, WriterId, mint
 from persist.core.record import replace
-from persist.core.state import SchemaRecord
 from persist.core.transitions.naming import DIFF_MAX
 from persist.formats.records import encoded
 from persist.parts import ShardSchema, encode_inline
-from persist.parts.new_schema import FIELDS_MAX, FIXED_ROW_BYTES_MAX, NAME_CHARS_MAX, SCHEMA_BYTES_MAX
 from persist.parts.sizes import column_bytes
 from rpc import rows as bodies
 from rpc.allowance import SMALL_BYTES, Allowance
@@ -38,8 +35,10 @@ from rpc.app import create_app
 from rpc.decoders import Decoders
 from rpc.errors import BodyTooLarge
 from rpc.settings import Limits, ServerSettings
-from rpc.slots import SharedSlots
+from rpc.slots import CALLER, SharedSlots
+from rpc.work import Work
 from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, peak_bytes
+from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros
 from tests.support.location import memory_location
 from tests.support.server import Server
 from tests.support.waiting import WAIT_S
@@ -74,37 +73,7 @@ def http(location: Location) -> Iterator[TestClient]:
         yield client
 
 
-def stream(rows: pa.Table, compression: str | None = "zstd") -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-        writer.write_table(rows)
-    return sink.getvalue()
-
-
-def file(rows: pa.Table, **options: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd", **options)
-    return sink.getvalue()
-
-
-def named(count: int, chars: int) -> pa.Array:
-    """So many rows that name one text of so many characters."""
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array(["x" * chars]))
-
-
-def viewed(count: int, chars: int) -> pa.Array:
-    """The same as views of one buffer."""
-    view = struct.pack("<i4sii", chars, b"xxxx", 0, 0)
-    buffers = [None, pa.py_buffer(view * count), pa.py_buffer(b"x" * chars)]
-    return pa.Array.from_buffers(pa.string_view(), count, buffers)
-
-
-def nulls_within(count: int) -> pa.Array:
-    """One list of so many nulls, which take no bytes."""
-    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.nulls(count))
-
-
-ZEROS = pa.array(np.zeros(1_000_000, np.int64))
+ZEROS = zeros(1_000_000)
 BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "compressed Arrow": (ARROW, lambda: stream(pa.table({"id": ZEROS}))),
     "compressed Arrow, lz4": (ARROW, lambda: stream(pa.table({"id": ZEROS}), "lz4")),
@@ -196,6 +165,47 @@ def test_what_all_rows_take_is_bounded_and_small_ones_are_never_kept_out() -> No
             other.spend(1)
         assert total.taken == DECODED
     assert total.taken == 0
+
+
+def test_one_caller_cannot_have_all_that_rows_may_take() -> None:
+    """But one whole body always fits, bit by bit."""
+    decoded = Work(Limits(decoded_bytes_max=DECODED, decoding_bytes_max=DECODED * 3 // 2)).decoded
+    piece = DECODED // 4
+
+    def spend(caller: str, pieces: int) -> Allowance:
+        CALLER.set(caller)
+        spending = Allowance(decoded, DECODED)
+        for _ in range(pieces):
+            spending.spend(piece)
+        return spending
+
+    here = copy_context()
+    first = here.run(spend, "evil", 4)
+    with pytest.raises(Overloaded, match="evil has too many rows to work on"):
+        here.run(spend, "evil", 2)
+    copy_context().run(spend, "good", 2)
+    here.run(first.release)
+    assert copy_context().run(spend, "other", 4).spent == DECODED
+
+
+def test_one_caller_cannot_have_all_processes_that_decode() -> None:
+    decoders = Decoders(Limits(decoders_max=2, decode_s_max=0.001))
+
+    def decoded(caller: str) -> None:
+        CALLER.set(caller)
+        with decoders._taken():
+            pass
+
+    def held() -> None:
+        CALLER.set("evil")
+        with decoders._taken():
+            with pytest.raises(Overloaded, match="decodes many Parquet bodies"):
+                copy_context().run(decoded, "evil")
+            copy_context().run(decoded, "good")
+
+    copy_context().run(held)
+    copy_context().run(decoded, "evil")
+    decoders.close()
 
 
 def test_threads_that_count_rows_lose_none() -> None:
@@ -368,96 +378,6 @@ def test_two_rows_with_large_diffs_made_a_shard_unreadable(http: TestClient) -> 
     refused = http.get("/v1/shards/t/snapshot?format=csv&expand=true")
     assert refused.status_code == 400
     assert "rows would be repeated" in refused.json()["detail"]
-
-
-# --- schemas
-
-
-def field(name: str, kind: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "type": kind, **more}
-
-
-def arrowed(*fields: Any) -> dict[str, Any]:
-    schema = pa.schema([("id", pa.int64()), *fields])
-    return {"schema": base64.b64encode(schema.serialize()).decode(), "key": ["id"]}
-
-
-def nested(depth: int) -> pa.DataType:
-    kind = pa.int64()
-    for _ in range(depth):
-        kind = pa.list_(kind)
-    return kind
-
-
-KEY = field("id", "int64", key=True)
-BAD_SCHEMAS: dict[str, Any] = {
-    "lists in lists": {"fields": [KEY, field("l", "list<" * 150 + "int64" + ">" * 150)]},
-    "lists in lists, serialized": arrowed(("l", nested(40))),
-    "brackets": b"[" * 100_000,
-    "a zone": {"fields": [KEY, field("at", "timestamp[us, tz=Nowhere/Bad]")]},
-    "a zone, serialized": arrowed(("at", pa.list_(pa.timestamp("us", "Nowhere/Bad")))),
-    "many fields": arrowed(
-        *[(f"o{n}", pa.struct([(f"f{m}", pa.int8()) for m in range(100)])) for n in range(FIELDS_MAX // 100)]
-    ),
-    "many columns": {"fields": [KEY, *[field(f"c{n}", "int8") for n in range(2_001)]]},
-    "a long name": arrowed(("n" * (NAME_CHARS_MAX + 1), pa.int8())),
-    "a control character": {"fields": [KEY, field("a\x00b", "int8")]},
-    "a control character within": arrowed(("o", pa.struct([("a\n", pa.int8())]))),
-    "twins": {"fields": [KEY, field("a", "int8"), field("a", "int8")]},
-    "twins within": arrowed(("o", pa.struct([("a", pa.int8()), ("a", pa.int8())]))),
-    "a reserved name": {"fields": [KEY, field("__diff", "int64")]},
-    "a wide value": arrowed(("b", pa.binary(FIXED_ROW_BYTES_MAX))),
-    "wide lists": arrowed(("p", pa.list_(pa.list_(pa.int64(), 2**20), 2**20))),
-    "a type within a dictionary": arrowed(("d", pa.dictionary(pa.int8(), pa.list_view(pa.int8())))),
-    "many bytes": arrowed(*[(f"{n:04}" + "€" * 240, pa.int8()) for n in range(SCHEMA_BYTES_MAX // 600)]),
-    "no schema": {"schema": "/////wAAAAA=", "key": ["id"]},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BAD_SCHEMAS)
-def test_a_shard_began_with_a_schema_that_it_cannot_have(http: TestClient, what: str) -> None:
-    """Lists of 150 levels were 500, and the shard was there, unreadable for ever."""
-    body = BAD_SCHEMAS[what]
-    answer = http.put("/v1/shards/new", content=body if isinstance(body, bytes) else json.dumps(body).encode())
-    assert (answer.status_code, answer.json()["kind"]) == (400, "invalid_usage"), answer.text[:300]
-    assert len(answer.content) < 4 * KIB
-    assert http.get("/v1/shards/new").status_code == 404
-
-
-@pytest.mark.parametrize(
-    "what", [what for what, body in BAD_SCHEMAS.items() if "serialized" in what or "within" in what]
-)
-def test_no_door_lets_such_a_schema_in(location: Location, what: str) -> None:
-    """Python, an evolution, and a command of one's own."""
-    body = BAD_SCHEMAS[what]
-    bad = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(body["schema"])))
-    client = Client(EmbeddedTransport(location))
-    with pytest.raises(InvalidUsage):
-        client.create_shard("new", bad, ["id"])
-    assert client.shards() == []
-    shard = client.create_shard("new", pa.schema([("id", pa.int64())]), ["id"])
-    with pytest.raises(InvalidUsage):
-        shard.evolve_schema(bad)
-    with pytest.raises(InvalidUsage):
-        location.machine("new").apply(c.EvolveSchema(1, SchemaRecord(bad.serialize().to_pybytes(), ("id",))))
-    assert shard.insert([{"id": 1}]).lower.element == 0
-
-
-def test_a_shard_of_old_whose_schema_is_refused_by_now_goes_on(
-    location: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "Nowhere/Bad")), ("a\x00", pa.int8())])
-    client = Client(EmbeddedTransport(location))
-    with monkeypatch.context() as before:
-        before.setattr("persist.client.embedded.check_new", lambda _: None)
-        client.create_shard("old", old, ["id"]).insert([{"id": 1, "a\x00": 5}])
-    shard = client.create_shard("old", old, ["id"])
-    shard.insert([{"id": 2, "a\x00": 6}])
-    shard.evolve_schema(old.append(pa.field("w", pa.string())))
-    shard.insert([{"id": 3, "w": "new"}])
-    assert client.shard("old").snapshot().to_arrow().column("id").to_pylist() == [1, 2, 3]
-    with pytest.raises(InvalidUsage, match="Nowhere/Other"):
-        shard.evolve_schema(shard.schema.arrow.append(pa.field("x", pa.timestamp("us", "Nowhere/Other"))))
 
 
 # --- a real process, since only its memory tells
