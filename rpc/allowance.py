@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-
-import pyarrow as pa
 
 from rpc.errors import BodyTooLarge
 from rpc.slots import SharedSlots
 
 SMALL_BYTES = 256 * 1024  # of each request that are not counted in the sum: large ones never keep small ones out
-
-
 LARGE_BYTES = 4 * 1024 * 1024  # of a request, after which what it took goes back to the system
 
 
@@ -44,7 +41,7 @@ class Allowance:
 
     def release(self) -> None:
         if self.spent > LARGE_BYTES:
-            returned()
+            _trim()
         if self._shared and self._total is not None:
             self._total.give_back(self._shared)
         self.spent = self._shared = 0
@@ -63,11 +60,10 @@ class Allowance:
         self.release()
 
 
-def returned() -> None:
-    """Give memory that this thread had back to the system. Allocators keep it, each thread by itself, and threads are
-    many: without this a server takes as much as the largest rows that each of them ever worked on.
+def _trim() -> None:
+    """Give small pieces of memory that were freed back to the system: JSON leaves 50 MiB of them with a thread.
+
+    Large pieces go back by themselves, as `rpc.serving` sees to.
     """
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU C library
-    if trim is not None:
-        trim(0)
+    with contextlib.suppress(OSError, AttributeError):  # only the GNU C library has it
+        ctypes.CDLL(None).malloc_trim(0)

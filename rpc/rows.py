@@ -164,6 +164,7 @@ def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
 
 def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Rows that give no multiplicity have 1; a column of times that no row gives is absent."""
+    bound.allowed.spend(len(data))  # texts, which are taken out of it
     table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
@@ -181,7 +182,7 @@ def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
         raise InvalidUsage(f"the shard has no column {unknown[0]!r:.200}; its columns are {schema.arrow.names}")
     _check_names(names)
     wanted = [fields[name] for name in names]
-    bound.allowed.reach(_csv_lines(data) * row_bytes(pa.schema(wanted)) + len(data))
+    bound.allowed.reach(_csv_lines(data) * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts
     parse, convert = csv_options(names, wanted)
     read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two
     table = pa.csv.read_csv(io.BytesIO(data), read, parse, convert)

@@ -62,9 +62,9 @@ class Limits:
     body_memory_bytes: int = 256 * KIB  # a body with more lies in a temporary file until it is whole
     bodies_bytes_max: int = 64 * MIB  # all bodies in memory that are being received
     spool_bytes_max: int = 4 * GIB  # all bodies in temporary files
-    worked_bytes_max: int = 256 * MIB  # of those, in memory to be worked on; others wait
-    decoded_bytes_max: int = 96 * MIB  # what the rows of one body take once they are decoded
-    decoding_bytes_max: int = 144 * MIB  # what all those take that are worked on, besides the bodies and small ones
+    worked_bytes_max: int = 128 * MIB  # of those, in memory to be worked on; others wait
+    decoded_bytes_max: int = 144 * MIB  # what the rows of one body take once they are decoded
+    decoding_bytes_max: int = 192 * MIB  # what all those take that are worked on, besides the bodies and small ones
     decoders_max: int = 2  # processes that decode Parquet bodies
     decoder_memory_bytes: int = 256 * MIB  # what each of them takes for a body
     decode_s_max: float = 30.0  # longest time that it takes for one

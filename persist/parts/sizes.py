@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 _Sizes = npt.NDArray[np.int64]
 OFFSET_BYTES = 8  # of what says where a text or a list ends
 COMPARED_BYTES = 128  # of a value; what is beyond is compared with the whole values
-NESTED_COPIES, LONG_COPIES = 3, 2
+NESTED_COPIES, FLAT_COPIES = 3, 2
+SORTED_ROW_BYTES = 40  # of a row besides its values: its time and multiplicity, also sorted, and its place there
 SLICE_ROWS = 256 * 1024  # of which sums are taken at once
 
 
@@ -54,9 +55,10 @@ def table_bytes(table: pa.Table | pa.RecordBatch, schema: pa.Schema | None = Non
 def working_bytes(table: pa.Table, schema: pa.Schema) -> int:
     """What the rows count for while they are sorted and written, with the types that `schema` gives them.
 
-    Nested values are copied to be compared, long ones too, and the largest of them once more where it is written.
+    All are there as they came and sorted. Nested values are copied to be compared, too, and of long ones the largest
+    where it is written.
     """
-    total = 0
+    total = SORTED_ROW_BYTES * table.num_rows
     for name, column in zip(table.schema.names, table.columns, strict=True):
         place = schema.get_field_index(name)
         kind = schema.field(place).type if place >= 0 else column.type
@@ -65,7 +67,7 @@ def working_bytes(table: pa.Table, schema: pa.Schema) -> int:
             total += NESTED_COPIES * own
         else:
             longest = _longest(column, kind)
-            total += own if longest <= COMPARED_BYTES else LONG_COPIES * (own + longest)
+            total += FLAT_COPIES * (own if longest <= COMPARED_BYTES else own + longest)
     return total
 
 

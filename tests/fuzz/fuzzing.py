@@ -135,12 +135,17 @@ def made(caller: Caller, shard: str) -> Answer:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had. Only Linux tells; elsewhere 0."""
+    """The most memory that a process has had."""
+    return memory_bytes(pid, "VmHWM")
+
+
+def memory_bytes(pid: int, what: str) -> int:
+    """What Linux tells of the memory of a process: VmRSS is what it has, VmHWM what it had at most. Elsewhere 0."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), 0)
 
 
 def _detail(text: str) -> str:

@@ -37,14 +37,15 @@ from rpc.errors import BodyTooLarge
 from rpc.settings import Limits, ServerSettings
 from rpc.slots import CALLER, SharedSlots
 from rpc.work import Work
-from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, peak_bytes
+from tests.fuzz.fuzzing import MEMORY_BYTES_MAX, memory_bytes, peak_bytes
 from tests.support.bombs import file, named, nulls_within, stream, viewed, zeros
 from tests.support.location import memory_location
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 
 KIB, MIB = 1024, 1024 * 1024
 DECODED = 5 * MIB
+KEPT_BYTES_MAX = 96 * MIB  # of a server, when nothing is under way: of many small pieces, some stay
 LIMITS = Limits(decoded_bytes_max=DECODED, decoding_bytes_max=2 * DECODED)
 ARROW, PARQUET, NDJSON, CSV = bodies.MEDIA_TYPES.values()
 SCHEMA = pa.schema(
@@ -130,11 +131,11 @@ def test_a_stream_lies_about_what_its_buffers_hold() -> None:
 
 def test_a_process_that_decodes_parquet_takes_no_more_than_it_may(tmp_path: Path) -> None:
     """It ends, and the next body has another one. An honest refusal does not end it."""
-    limits = Limits(decoder_memory_bytes=64 * MIB, decoded_bytes_max=8 * MIB, decoders_max=1)
+    limits = Limits(decoder_memory_bytes=32 * MIB, decoded_bytes_max=8 * MIB, decoders_max=1)
     decoders, allowed = Decoders(limits), Allowance(None, limits.decoded_bytes_max)
-    small, large = file(pa.table({"id": [1, 2]})), file(pa.table({"s": ["x" * 100 * MIB]}))
+    small, large = file(pa.table({"id": [1, 2]})), file(pa.table({"s": ["x" * 40 * MIB]}))
     try:
-        with pytest.raises(BodyTooLarge, match="more than 67108864 bytes of memory to decode"):
+        with pytest.raises(BodyTooLarge, match="more than 33554432 bytes of memory to decode"):
             decoders.rows(large, allowed)
         assert decoders.rows(small, allowed).to_pydict() == {"id": [1, 2]}
         [process] = decoders._idle
@@ -239,7 +240,7 @@ def test_ordinary_rows_are_counted_for_about_what_they_take(form: str) -> None:
     }
     allowed = Allowance()
     assert bodies.read(data[form], form, schema, 20_000, allowed).num_rows == 20_000
-    assert rows.nbytes <= allowed.spent <= 4 * rows.nbytes
+    assert rows.nbytes <= allowed.spent <= 5 * rows.nbytes
 
 
 @pytest.mark.parametrize(
@@ -383,20 +384,28 @@ def test_two_rows_with_large_diffs_made_a_shard_unreadable(http: TestClient) -> 
 # --- a real process, since only its memory tells
 
 
+@pytest.mark.proof
 def test_no_body_makes_a_server_large(tmp_path: Path) -> None:
-    """About the largest body of each shape that is taken, three at once: one is worked on, the server stays small."""
+    """About the largest body of each shape that is taken, three at once: one is worked on, the server stays small.
+
+    Afterwards it is nearly as small as before. What writes Parquet kept 120 MiB of a list, with each thread.
+    """
     kinds = pa.schema([("id", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int64()))])
-    values = 30 * MIB // 8
+    values = 45 * MIB // 8
     one_list = pa.ListArray.from_arrays(pa.array([0, values], pa.int32()), pa.array(np.zeros(values, np.int64)))
-    many = pa.table({"id": np.zeros(2_000_000, np.int64), "s": pa.nulls(2_000_000), "l": pa.nulls(2_000_000)})
+    many = pa.table({"id": zeros(1_500_000), "s": pa.nulls(1_500_000), "l": pa.nulls(1_500_000)})
+    texts = pa.array(["x" * 100] * 500_000)
     shapes = {
         "list": (ARROW, stream(pa.table({"id": [1], "s": pa.nulls(1, pa.string()), "l": one_list}))),
         "rows": (PARQUET, file(many)),
+        "plain": (ARROW, stream(pa.table({"id": zeros(500_000), "s": texts, "l": pa.nulls(500_000)}), None)),
         "bomb": (PARQUET, file(pa.table({"s": named(1_000_000, 1_000_000)}), store_schema=False)),
-        "cell": (CSV, b"id,s,l\n1," + b"x" * 23 * MIB + b",\n"),
+        "cell": (CSV, b"id,s,l\n1," + b"x" * 35 * MIB + b",\n"),
     }
     schema = json.dumps({"schema": base64.b64encode(kinds.serialize()).decode(), "key": ["id"]}).encode()
     with Server(tmp_path / "data") as server:
+        pid = server.process.pid
+        before = memory_bytes(pid, "VmRSS")
         for name, (media, body) in shapes.items():
             path, told = f"/v1/shards/{name}", list[int]()
             assert asked(server.port, "PUT", path, schema, "application/json") == 200
@@ -410,7 +419,8 @@ def test_no_body_makes_a_server_large(tmp_path: Path) -> None:
             for caller in callers:
                 caller.join(WAIT_S)
             assert set(told) <= ({413, 429} if name == "bomb" else {200, 429}), told
-            assert peak_bytes(server.process.pid) <= MEMORY_BYTES_MAX, name
+            assert peak_bytes(pid) <= MEMORY_BYTES_MAX, name
+            wait_until(lambda: memory_bytes(pid, "VmRSS") <= before + KEPT_BYTES_MAX, f"memory goes back after {name}")
         assert asked(server.port, "POST", "/v1/shards/list/insert", b'{"id": 7}\n', NDJSON) == 200
 
 
