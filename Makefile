@@ -22,7 +22,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test proof check format format-check lint types imports docs wheel soak clean $(BENCHES:%=bench-%)
+.PHONY: help venv demo test proof check format format-check lint types imports docs wheel soak fuzz clean $(BENCHES:%=bench-%)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ $(BENCHES:%=bench-%): bench-%: $(BENCH)
 
 soak: $(DEV) ## run the long simulation for SECONDS=600 (ARGS=...)
 	@$(PY) -m bench.soak --seconds $(SECONDS) $(ARGS)
+
+fuzz: $(DEV) ## send bytes to every door of a server for SECONDS=600, and go on where the last run ended (ARGS=...)
+	@$(PY) -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 # --- checks
 check: format-check lint types imports wheel ## everything CI checks before the tests

@@ -25,9 +25,14 @@ from persist.client.arguments import named_once
 from persist.client.plans import differing
 from persist.core.errors import InvalidUsage
 from persist.parts.schema import family
+from persist.parts.sizes import fixed_bytes
 from rpc.cell_text import from_text, is_textual, to_text
 
-BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once: it bounds what Python's objects take
+BLOCK_BYTES = 256 * 1024  # of NDJSON that is read at once
+OBJECTS_BYTES = 32 * 1024 * 1024  # what Python's objects take at once, unless one line has more
+_VALUE_BYTES, _LIST_BYTES, _OBJECT_BYTES, _FIELD_BYTES = 64, 88, 64, 16
+Spend = Callable[[int], None]
+"""Is told bytes before memory is taken for them, and raises where they are too many."""
 DECODERS_MAX = 256
 _FLAT: dict[str | None, Any] = {"string": str, "binary": bytes, "boolean": bool, "integer": int}
 _FLOAT = float | Literal["NaN", "Infinity", "-Infinity"]
@@ -92,15 +97,16 @@ def _dicts(names: Sequence[str], columns: Sequence[pa.Array]) -> list[dict[str, 
 # --- in
 
 
-def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int) -> pa.Table:
+def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int, spend: Spend | None = None) -> pa.Table:
     """Lines of JSON objects as a table with all columns of `schema`; what a line leaves out is null.
 
-    Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read.
+    Raises InvalidUsage beyond `rows_max` rows, ValueError or an error of msgspec or Arrow where a line cannot be read,
+    and what `spend` does.
     """
     decoder = _decoder(schema)
     batches, count = [], 0
-    for block in _blocks(data):
-        columns = _Columns()
+    for block in _blocks(data, _widest(schema), spend):
+        columns = _Columns(spend)
         rows = decoder.decode_lines(block)
         count += len(rows)
         if count > rows_max:
@@ -110,15 +116,24 @@ def read_ndjson(data: bytes, schema: pa.Schema, rows_max: int) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def names_given(data: bytes, delete_column: str | None) -> tuple[str, ...]:
+def names_given(data: bytes, delete_column: str | None, spend: Spend | None = None) -> tuple[str, ...]:
     """The names that every line of JSON objects gives, but for the delete column; none without lines.
 
-    Raises InvalidUsage where two lines give other names, ValueError or an error of msgspec where one cannot be read.
+    Raises InvalidUsage where two lines give other names, ValueError or an error of msgspec where one cannot be read,
+    and what `spend` does.
     """
-    lines = list(chain.from_iterable(map(_NAMED.decode_lines, _blocks(data))))
-    if delete_column is not None and lines and not any(delete_column in line for line in lines):
+    told: list[tuple[frozenset[str], bool]] = []
+    kept: dict[tuple[frozenset[str], bool], tuple[frozenset[str], bool]] = {}  # most lines give the same ones
+    is_told = delete_column is None
+    for block in _blocks(data, 0, spend):
+        for line in _NAMED.decode_lines(block):
+            is_told = is_told or delete_column in line
+            one = frozenset(line.keys() - {delete_column}), bytes(line.get(delete_column or "", b"")) == b"true"
+            if one not in kept and spend is not None:
+                spend(_OBJECT_BYTES * (2 + len(line)))
+            told.append(kept.setdefault(one, one))
+    if told and not is_told:
         raise InvalidUsage(f"column {delete_column!r} is absent from the rows; it says which of them only go")
-    told = [(line.keys() - {delete_column}, bytes(line.get(delete_column or "", b"")) == b"true") for line in lines]
     if (found := differing(told)) is not None:
         raise InvalidUsage(
             f"row {found[0]} differs from others in whether it has column {found[1]!r}; give all of them the same "
@@ -127,22 +142,69 @@ def names_given(data: bytes, delete_column: str | None) -> tuple[str, ...]:
     return tuple(next((names for names, is_gone in told if not is_gone), told[0][0] if told else ()))
 
 
-def read_cells(cells: pa.Array, field: pa.Field) -> pa.Array:
-    """Strings that hold JSON as values of a column."""
-    decoder, columns = msgspec.json.Decoder(_type(field)), _Columns()
-    texts = cells.to_pylist()
-    found = columns.column([None if text is None else decoder.decode(text) for text in texts], field.type)
-    columns.check_names("\n".join(filter(None, texts)).encode())
-    return found
+def read_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> pa.Array:
+    """Strings that hold JSON as values of a column. Raises what `spend` does."""
+    decoder, widest = msgspec.json.Decoder(_type(field)), _widest([field])
+    chunks = []
+    for some in _cell_blocks(cells):
+        texts, columns = some.to_pylist(), _Columns(spend)
+        joined = "\n".join(filter(None, texts)).encode()
+        if spend is not None and (taken := objects_bytes(joined, widest)) > OBJECTS_BYTES:
+            spend(taken)
+        chunks.append(columns.column([None if text is None else decoder.decode(text) for text in texts], field.type))
+        columns.check_names(joined)
+    return pa.concat_arrays(chunks) if chunks else pa.array([], field.type)
 
 
-def _blocks(data: bytes) -> Iterator[bytes]:
-    """Whole lines, about BLOCK_BYTES at a time."""
+def _cell_blocks(cells: pa.Array) -> Iterator[pa.Array]:
+    """The cells, some at a time: about BLOCK_BYTES of them."""
+    ends = pc.cumulative_sum(pc.cast(pc.fill_null(pc.binary_length(cells), 0), pa.int64()))
+    start, bytes_before = 0, 0
+    while start < len(cells):
+        past = pc.index(pc.greater(ends[start:], bytes_before + BLOCK_BYTES), True).as_py()
+        end = len(cells) if past < 0 else start + past + 1
+        yield cells[start:end]
+        start, bytes_before = end, ends[end - 1].as_py()
+
+
+def _blocks(data: bytes, widest: int, spend: Spend | None) -> Iterator[bytes]:
+    """Whole lines, about BLOCK_BYTES at a time, and fewer where their objects would take too much memory.
+
+    What one line takes beyond that is spent.
+    """
     start = 0
     while start < len(data):
         end = data.find(b"\n", start + BLOCK_BYTES) + 1 or len(data)
-        yield data[start:end]
+        yield from _halved(data[start:end], widest, spend)
         start = end
+
+
+def _halved(block: bytes, widest: int, spend: Spend | None) -> Iterator[bytes]:
+    if spend is None or (taken := objects_bytes(block, widest)) <= OBJECTS_BYTES:
+        yield block
+        return
+    middle = block.find(b"\n", len(block) // 2) + 1 or block.rfind(b"\n", 0, len(block) - 1) + 1
+    if 0 < middle < len(block):
+        yield from _halved(block[:middle], widest, spend)
+        yield from _halved(block[middle:], widest, spend)
+    else:
+        spend(taken)
+        yield block
+
+
+def objects_bytes(text: bytes, widest: int = 0) -> int:
+    """At least what Python's objects take of JSON, in which an object of a known type has `widest` fields or fewer."""
+    values = (text.count(b",") + 1) * _VALUE_BYTES + text.count(b"[") * _LIST_BYTES
+    return len(text) + values + text.count(b"{") * (_OBJECT_BYTES + widest * _FIELD_BYTES)
+
+
+def _widest(fields: pa.Schema | Sequence[pa.Field]) -> int:
+    """The most fields that an object has for rows or values of these, at any depth."""
+    most = len(fields)
+    for field in fields:
+        inner = [field.type.field(index) for index in range(field.type.num_fields)]
+        most = max(most, _widest(inner) if inner else 0)
+    return most
 
 
 @lru_cache(DECODERS_MAX)
@@ -179,8 +241,9 @@ def _type(field: pa.Field) -> Any:
 class _Columns:
     """Makes columns of decoded values, and counts the names of the objects that it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self, spend: Spend | None = None) -> None:
         self._names = 0
+        self._spend = spend
 
     def children(self, rows: Sequence[Any], fields: Sequence[pa.Field]) -> list[pa.Array]:
         """A column for each field of objects; None has none of them."""
@@ -196,6 +259,8 @@ class _Columns:
 
     def column(self, values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         types = pa.types
+        if self._spend is not None:
+            self._spend(len(values) * fixed_bytes(kind))  # texts are no longer than the body
         if not types.is_nested(kind):
             return _flat(values, kind)
         empty = pa.array([value is None for value in values], pa.bool_())
@@ -241,8 +306,13 @@ def narrowed(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     return found
 
 
-def body_json(data: bytes) -> Any:
-    """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that is larger than any double."""
+def body_json(data: bytes, spend: Spend | None = None) -> Any:
+    """What a body has in JSON. Raises InvalidUsage, also at NaN and at a number that is larger than any double.
+
+    `spend` is told what its objects take.
+    """
+    if spend is not None:
+        spend(objects_bytes(data))
     try:
         return json.loads(data, object_pairs_hook=named_once, parse_constant=_no_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:

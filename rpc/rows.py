@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.csv
@@ -17,8 +21,12 @@ from persist.core.errors import InvalidUsage
 from persist.formats.http_messages import ARROW_STREAM
 from persist.parts import DIFF, TIME, ShardSchema
 from persist.parts.columns import one_chunk
+from persist.parts.sizes import row_bytes, working_bytes
+from rpc.allowance import Allowance
+from rpc.arrow_messages import Declared
 from rpc.cell_text import from_text, is_textual, to_text
-from rpc.json_rows import encode, names_given, narrowed, ndjson, plain, read_cells, read_ndjson
+from rpc.decoders import Decoders
+from rpc.json_rows import Spend, encode, names_given, narrowed, ndjson, plain, read_cells, read_ndjson
 
 PARQUET = "application/vnd.apache.parquet"
 NDJSON = "application/x-ndjson"
@@ -34,8 +42,14 @@ _ALIASES = {
     "text/csv": "csv",
 }
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_QUOTE, _LF, _CR = b'"\n\r'
+DICTIONARIES_MAX = 1_000  # messages of an Arrow stream that bring a dictionary, or more of one
+NODE_BYTES = 512  # of what Arrow and Python keep of one column of one batch, besides its values
+CSV_HEADER_BYTES_MAX = 1024 * 1024
+CSV_SLICE_BYTES = 1024 * 1024  # of which the ends of lines are counted at once
 UNREADABLE = (
-    pa.ArrowException, msgspec.MsgspecError, OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError,
+    pa.ArrowException, msgspec.MsgspecError, csv.Error, OSError, ValueError, OverflowError, KeyError, TypeError,
+    RecursionError,
 )  # fmt: skip
 
 
@@ -54,40 +68,71 @@ def format_of(media_type: str | None, chosen: str | None) -> str:
     return "arrow"
 
 
-def read(data: bytes, form: str, schema: ShardSchema, rows_max: int) -> pa.Table:
-    """The rows of a body. Raises InvalidUsage when they cannot be read, or are more than `rows_max`."""
-    reader: Callable[[bytes, ShardSchema, int], pa.Table] = {
+def read(
+    data: bytes,
+    form: str,
+    schema: ShardSchema,
+    rows_max: int,
+    allowed: Allowance | None = None,
+    decoders: Decoders | None = None,
+) -> pa.Table:
+    """The rows of a body. `allowed` bounds what they take, also when they are cast to the shard's types.
+
+    With `decoders` Parquet is decoded in another process. Raises InvalidUsage when the rows cannot be read, or are more
+    than `rows_max`; BodyTooLarge, Overloaded.
+    """
+    bound = _Bound(rows_max, allowed or Allowance(), decoders)
+    reader: Callable[[bytes, ShardSchema, _Bound], pa.Table] = {
         "arrow": _read_arrow,
         "parquet": _read_parquet,
         "ndjson": _read_ndjson,
         "csv": _read_csv,
     }[form]
     try:
-        table = reader(data, schema, rows_max)
+        table = reader(data, schema, bound)
+        bound.check_rows(table.num_rows)
+        bound.allowed.reach(working_bytes(table, schema.updates_schema))
     except UNREADABLE as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidUsage(f"the body cannot be read as {form}: {said}; nothing was written") from error
-    if table.num_rows > rows_max:
-        raise InvalidUsage(f"the body holds {table.num_rows} rows; send at most {rows_max} at once")
     return table
 
 
-def given_names(data: bytes, form: str, delete_column: str | None) -> tuple[str, ...] | None:
-    """The columns that the rows of a body give, where its form does not tell them by itself. Raises InvalidUsage."""
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """What the rows of a body may take."""
+
+    rows_max: int
+    allowed: Allowance
+    decoders: Decoders | None
+
+    def check_rows(self, count: int) -> None:
+        if count > self.rows_max:
+            raise InvalidUsage(f"the body holds {count} rows; send at most {self.rows_max} at once")
+
+
+def given_names(
+    data: bytes, form: str, delete_column: str | None, allowed: Allowance | None = None
+) -> tuple[str, ...] | None:
+    """The columns that the rows of a body give, where its form does not tell them by itself.
+
+    Raises InvalidUsage, BodyTooLarge.
+    """
     if form != "ndjson":
         return None
     try:
-        return names_given(data, delete_column)
+        return names_given(data, delete_column, None if allowed is None else allowed.spend)
     except UNREADABLE as error:
         raise InvalidUsage(f"the body cannot be read as ndjson: {error}; nothing was written") from error
 
 
-def _read_arrow(data: bytes, _schema: ShardSchema, _rows_max: int) -> pa.Table:
+def _read_arrow(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
     if not data.endswith(_END_OF_STREAM):  # Arrow itself takes a stream that ends between two messages for whole
         raise InvalidUsage(
             "the body was read as Arrow and does not end with its end-of-stream mark: it was cut, or has another form, "
             "which its Content-Type must then name, such as application/x-ndjson; nothing was written"
         )
+    _check_declared(data, bound)
     source = pa.BufferReader(data)
     with pa.ipc.open_stream(source) as reader:
         table = reader.read_all()
@@ -97,31 +142,71 @@ def _read_arrow(data: bytes, _schema: ShardSchema, _rows_max: int) -> pa.Table:
     return table
 
 
-def _read_parquet(data: bytes, _schema: ShardSchema, _rows_max: int) -> pa.Table:
+def _check_declared(data: bytes, bound: _Bound) -> None:
+    """Count what a stream says of itself, before Arrow takes memory for it."""
+    messages, declared = pa.ipc.MessageReader.open_stream(pa.BufferReader(data)), Declared()
+    with contextlib.suppress(StopIteration):
+        while True:
+            declared.add(messages.read_next_message())
+            bound.check_rows(declared.rows)
+            bound.allowed.reach(declared.bytes + declared.nodes * NODE_BYTES)
+            if declared.dictionaries > DICTIONARIES_MAX:
+                raise InvalidUsage(f"the body has more than {DICTIONARIES_MAX} messages with dictionaries; send one")
+
+
+def _read_parquet(data: bytes, _schema: ShardSchema, bound: _Bound) -> pa.Table:
+    if bound.decoders is not None:
+        table = bound.decoders.rows(data, bound.allowed)
+        table.validate(full=True)
+        return table
     return pa.parquet.read_table(pa.BufferReader(data), partitioning=None)
 
 
-def _read_ndjson(data: bytes, schema: ShardSchema, rows_max: int) -> pa.Table:
+def _read_ndjson(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Rows that give no multiplicity have 1; a column of times that no row gives is absent."""
-    table = read_ndjson(data, schema.updates_schema, rows_max)
+    bound.allowed.spend(len(data))  # texts, which are taken out of it
+    table = read_ndjson(data, schema.updates_schema, bound.rows_max, bound.allowed.spend)
     if table.column(TIME).null_count == table.num_rows:
         table = table.drop_columns([TIME])
     index = table.schema.get_field_index(DIFF)
     return table.set_column(index, DIFF, pa.compute.fill_null(table.column(DIFF), 1))
 
 
-def _read_csv(data: bytes, schema: ShardSchema, _rows_max: int) -> pa.Table:
+def _read_csv(data: bytes, schema: ShardSchema, bound: _Bound) -> pa.Table:
     """Only an empty cell without quotes is null."""
-    names = next(csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8", newline="")), [])
+    head = io.BytesIO(data[:CSV_HEADER_BYTES_MAX])
+    names = next(csv.reader(io.TextIOWrapper(head, "utf-8", newline="")), [])
     fields = {field.name: field for field in schema.updates_schema}
     unknown = [name for name in names if name not in fields]
     if unknown:
-        raise InvalidUsage(f"the shard has no column {unknown[0]!r}; its columns are {schema.arrow.names}")
-    parse, convert = csv_options(names, [fields[name] for name in names])
+        raise InvalidUsage(f"the shard has no column {unknown[0]!r:.200}; its columns are {schema.arrow.names}")
+    _check_names(names)
+    wanted = [fields[name] for name in names]
+    bound.allowed.reach(_csv_lines(data) * row_bytes(pa.schema(wanted)) + 2 * len(data))  # as it is parsed, and texts
+    parse, convert = csv_options(names, wanted)
     read = pa.csv.ReadOptions(block_size=len(data) or 1)  # in one piece, since no cell may lie in two
     table = pa.csv.read_csv(io.BytesIO(data), read, parse, convert)
-    columns = [values_of_cells(one_chunk(table.column(name)), fields[name]) for name in names]
+    columns = [values_of_cells(one_chunk(table.column(name)), fields[name], bound.allowed.spend) for name in names]
     return pa.Table.from_arrays(columns, names=names)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if twins := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidUsage(f"column {twins[0]!r} occurs twice in the first line; column names must be unique")
+
+
+def _csv_lines(data: bytes) -> int:
+    """How many lines end, outside of quotes. Where there are none it is the count of all ends of lines."""
+    if b'"' not in data:
+        return max(data.count(b"\n"), data.count(b"\r"))
+    lines, is_quoted = 0, 0
+    for start in range(0, len(data), CSV_SLICE_BYTES):
+        piece = np.frombuffer(data, np.uint8, min(CSV_SLICE_BYTES, len(data) - start), start)
+        quotes = (np.cumsum(piece == _QUOTE) + is_quoted) & 1
+        ends = [int(((piece == end) & (quotes == 0)).sum()) for end in (_LF, _CR)]
+        lines += max(ends)
+        is_quoted = int(quotes[-1])
+    return lines
 
 
 def csv_options(names: Sequence[str], fields: Sequence[pa.Field]) -> tuple[pa.csv.ParseOptions, pa.csv.ConvertOptions]:
@@ -145,11 +230,14 @@ def _cell_type(kind: pa.DataType) -> pa.DataType:
     return pa.float64() if pa.types.is_floating(kind) else kind
 
 
-def values_of_cells(cells: pa.Array, field: pa.Field) -> pa.Array:
-    """The values of a column, of its cells as `csv_options` has them read. Raises ValueError naming the column."""
+def values_of_cells(cells: pa.Array, field: pa.Field, spend: Spend | None = None) -> pa.Array:
+    """The values of a column, of its cells as `csv_options` has them read. Raises ValueError naming the column.
+
+    `spend` is told the bytes of nested ones before they are taken.
+    """
     try:
         if pa.types.is_nested(field.type):
-            return read_cells(cells, field)
+            return read_cells(cells, field, spend)
         if is_textual(field.type):
             return from_text(cells, field.type)
         return narrowed(cells, field.type) if pa.types.is_floating(field.type) else cells

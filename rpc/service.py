@@ -23,9 +23,11 @@ from persist.core.ids import ShardId, family_of, shard_id_of
 from persist.core.recorded import NOBODY, Caller
 from persist.parts import ShardSchema, current_schema
 from persist.regions.index import open_index, region_of
+from rpc.allowance import Allowance
 from rpc.auth import Principal, Tokens
 from rpc.bodies import Body, check_declared
 from rpc.bounds import Bounds
+from rpc.decoders import Decoders
 from rpc.listening import Listeners
 from rpc.metrics import Metrics
 from rpc.settings import ServerSettings
@@ -64,6 +66,7 @@ class Service:
         self.writers = ThinWriters(self.transport, self.handles.write)
         self.shard_ids = ShardIds(location)
         self.listening = Listeners(self.transport, location, self.work, self.watcher, settings.limits)
+        self.decoders = Decoders(settings.limits)
         limits = settings.limits
         snapshots, listeners = limits.snapshots_max, limits.listeners_max
         self.snapshots = Slots(snapshots, "many snapshots under way", limits.share(snapshots))
@@ -84,6 +87,7 @@ class Service:
         slots: dict[str, Slots | Turns] = {
             "commands": work.commands,
             "io_queue": work.io_queued,
+            "decoded_bytes": work.decoded,
             "body_bytes": work.body_bytes,
             "spool_bytes": work.spooled,
             "worked_bytes": work.worked,
@@ -98,6 +102,10 @@ class Service:
             "lead_threads": (min(work.leads, limits.lead_threads), limits.lead_threads),
             "io_threads": (min(work.io_queued.taken, limits.io_threads), limits.io_threads),
         }
+
+    def allowance(self) -> Allowance:
+        """What the rows of one request may decode to, for a `with`."""
+        return Allowance(self.work.decoded, self.limits.decoded_bytes_max)
 
     @asynccontextmanager
     async def body(self, request: Request, bytes_max: int) -> AsyncIterator[bytes]:
@@ -139,6 +147,7 @@ class Service:
     def close(self) -> None:
         self.stop()
         self.work.close()
+        self.decoders.close()
 
 
 class ThinWriters:

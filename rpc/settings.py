@@ -62,7 +62,13 @@ class Limits:
     body_memory_bytes: int = 256 * KIB  # a body with more lies in a temporary file until it is whole
     bodies_bytes_max: int = 64 * MIB  # all bodies in memory that are being received
     spool_bytes_max: int = 4 * GIB  # all bodies in temporary files
-    worked_bytes_max: int = 256 * MIB  # of those, in memory to be worked on; others wait
+    worked_bytes_max: int = 128 * MIB  # of those, in memory to be worked on; others wait
+    decoded_bytes_max: int = 144 * MIB  # what the rows of one body take once they are decoded
+    decoding_bytes_max: int = 192 * MIB  # what all those take that are worked on, besides the bodies and small ones
+    decoders_max: int = 2  # processes that decode Parquet bodies
+    decoder_memory_bytes: int = 256 * MIB  # what each of them takes for a body
+    decode_s_max: float = 30.0  # longest time that it takes for one
+    decodes_queued_max: int = 8  # Parquet bodies that wait for such a process
     downloads_bytes_max: int = 64 * MIB  # of parts that are sent; others wait
     download_piece_bytes: int = 4 * MIB  # as which one is read
     waits_max: int = 20_000  # requests that wait for a shard to move
@@ -84,6 +90,9 @@ class Limits:
             value = getattr(self, limit.name)
             if not 0 < value < 1 << 50:
                 raise InvalidUsage(f"the limit {limit.name} is {value}; it must be more than 0, and below 2^50")
+        if self.decoded_bytes_max > self.decoding_bytes_max:
+            one, most = self.decoded_bytes_max, self.decoding_bytes_max
+            raise InvalidUsage(f"the limit decoded_bytes_max is {one}; it must be at most decoding_bytes_max, {most}")
         for name in ("share_percent", "streams_share_percent", "io_share_percent"):
             if getattr(self, name) > 100:
                 raise InvalidUsage(f"the limit {name} is {getattr(self, name)}; it must be in [1, 100]")

@@ -1,12 +1,14 @@
 """Counting what is under way at once against limits: of all, and of each caller.
 
-What is taken is given back by a `with`, however it ends. All of it is used from the event loop's thread.
+What is taken is given back by a `with`, however it ends. All of it is used from the event loop's thread,
+except for `SharedSlots`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
@@ -53,6 +55,22 @@ class Slots:
 
     def __exit__(self, *_: object) -> None:
         self.give_back()
+
+
+class SharedSlots(Slots):
+    """The same, used from any thread."""
+
+    def __init__(self, most: int, what: str, share: int | None = None) -> None:
+        super().__init__(most, what, share)
+        self._lock = threading.Lock()
+
+    def take(self, count: int = 1) -> None:
+        with self._lock:
+            super().take(count)
+
+    def give_back(self, count: int = 1) -> None:
+        with self._lock:
+            super().give_back(count)
 
 
 class Turns:

@@ -18,7 +18,7 @@ from persist.core.errors import Unavailable
 from persist.core.recorded import NOBODY, Caller
 from persist.core.transitions.context import SOUND
 from rpc.settings import Limits
-from rpc.slots import Slots, Turns
+from rpc.slots import SharedSlots, Slots, Turns
 
 T = TypeVar("T")
 
@@ -40,6 +40,9 @@ class Work:
         self.body_bytes = Slots(limits.bodies_bytes_max, "many request bodies", share(limits.bodies_bytes_max))
         self.spooled = Slots(limits.spool_bytes_max, "many large request bodies", share(limits.spool_bytes_max))
         self.worked = Turns(limits.worked_bytes_max, share(limits.worked_bytes_max))
+        # Each has room for one whole body: its rows are counted bit by bit, and would never fit else.
+        most = max(share(limits.decoding_bytes_max), limits.decoded_bytes_max)
+        self.decoded = SharedSlots(limits.decoding_bytes_max, "many rows to work on", most)
         self.downloads = Turns(limits.downloads_bytes_max, share(limits.downloads_bytes_max))
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:

@@ -17,6 +17,9 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 FOUND_IS_1 = frozenset({"inspect", "doctor", "cost"})  # their exit code 1 means that something is wrong there
+# Arrow reads it once, when it is loaded. Its own allocators keep what is freed, each thread by itself, and what writes
+# Parquet takes this one whatever `pyarrow.set_memory_pool` says: servers would stay as large as their largest rows.
+ARROW_ALLOCATOR = ("ARROW_DEFAULT_MEMORY_POOL", "system")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -27,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is None:
         take_streams()
+        os.environ.setdefault(*ARROW_ALLOCATOR)
     words = list(sys.argv[1:] if argv is None else argv)
     name = f"persist {words[0]}" if words and words[0] in COMMANDS else "persist"
     try:

@@ -17,7 +17,7 @@ from persist.commit.location import Location
 from persist.commit.storms import Storms
 from persist.core import commands as c
 from persist.core.batch import Run
-from persist.core.errors import ShardExists
+from persist.core.errors import InvalidUsage, ShardExists, UnknownShard
 from persist.core.ids import ShardId, check_shard_name
 from persist.core.record import replace
 from persist.core.recorded import NOBODY, Caller, HistoryPage, Place
@@ -26,6 +26,7 @@ from persist.core.state import SchemaRecord, State, initial_state
 from persist.core.view import ShardView, ViewRequest, view_of
 from persist.formats.exposition import Family
 from persist.parts import current_schema
+from persist.parts.new_schema import check_new
 from persist.parts.schema import check_first
 
 
@@ -84,7 +85,7 @@ class EmbeddedTransport:
         caller: Caller = NOBODY,
     ) -> ShardView:
         check_shard_name(name)
-        check_first(schema)
+        self._check_schema(name, schema)
         chosen = self.location.settings_of_new(name) if settings is None else settings
         fresh = initial_state(name, schema, self.clock.now_ms(), chosen, caller)
         state = self._patience.ask(
@@ -94,6 +95,19 @@ class EmbeddedTransport:
         if not state.is_closed and schema not in known:
             raise ShardExists(f"shard {name!r} exists with another schema; open it, or evolve its schema")
         return view_of(state, state.upper, with_batches=False)
+
+    def _check_schema(self, name: str, schema: SchemaRecord) -> None:
+        """Raise InvalidUsage unless a shard may begin with it. One that is there may have what is refused by now."""
+        first = check_first(schema)
+        try:
+            check_new(first)
+        except InvalidUsage:
+            try:
+                state = self._patience.ask(_about(name), self.location.machine(name).state)
+            except UnknownShard:
+                state = None
+            if state is None or schema not in state.schemas.values():
+                raise
 
     def clone(self, source: str, name: str, keep_policies: bool = False, caller: Caller = NOBODY) -> ShardView:
         state = self._patience.ask(

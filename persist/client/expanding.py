@@ -12,7 +12,7 @@ from persist.core.errors import InvalidUsage, NegativeMultiplicity
 
 EXPANDED_ROWS_MAX = 2**31 - 1  # rows that one table may become
 PIECE_ROWS = 64 * 1024
-PIECE_BYTES = 16 * 1024 * 1024  # about so many bytes a piece, where rows are of one size
+PIECE_BYTES = 16 * 1024 * 1024  # of a piece, unless one row has more
 
 
 def multiplicities(table: pa.Table) -> npt.NDArray[np.int64]:
@@ -39,11 +39,28 @@ def expanded(table: pa.Table, rows_max: int = PIECE_ROWS) -> Iterator[pa.Table]:
         yield rows
         return
     _check(table, rows, counts)
-    ends = np.cumsum(counts)
-    piece = max(1, min(rows_max, PIECE_BYTES * table.num_rows // max(rows.nbytes, 1)))
-    for start in range(0, max(int(ends[-1]), 1), piece):
-        wanted = np.arange(start, min(start + piece, int(ends[-1])))
-        yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+    if counts.any():
+        yield from _pieces(rows, counts, rows_max)
+    else:
+        yield rows.slice(0, 0)
+
+
+def _pieces(rows: pa.Table, counts: npt.NDArray[np.int64], rows_max: int) -> Iterator[pa.Table]:
+    """The repeated rows. Where rows are large they are told apart, so that no piece is larger than it may be."""
+    total = int(counts.sum())
+    if not total:
+        return
+    nbytes = max(rows.nbytes, 1)
+    if total <= rows_max and int(counts.max()) * nbytes <= PIECE_BYTES:
+        yield rows.take(pa.array(np.repeat(np.arange(len(counts)), counts)))
+    elif len(counts) == 1:
+        most = max(1, min(rows_max, PIECE_BYTES // nbytes))
+        for start in range(0, total, most):
+            yield rows.take(pa.array(np.zeros(min(most, total - start), np.int64)))
+    else:
+        half = len(counts) // 2
+        yield from _pieces(rows.slice(0, half), counts[:half], rows_max)
+        yield from _pieces(rows.slice(half), counts[half:], rows_max)
 
 
 def limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

@@ -21,6 +21,7 @@ from persist.core.transitions.context import SOUND, Verdict
 from persist.formats.store_errors import translate
 from persist.parts.bundles import read_bundle
 from persist.parts.check import PartCheck, check_presence
+from persist.parts.new_schema import check_added, check_new
 from persist.parts.schema import check_first, check_next, sound_schemas
 
 LOOKED_AHEAD = 256  # blobs whose turn has come or comes next
@@ -142,10 +143,11 @@ def is_at_once(command: c.Command) -> bool:
 def _check_schema(command: c.EvolveSchema | c.Recreate, state: State) -> None:
     """Raise InvalidUsage unless the shard can have the schema. Whose turn it is, the plan decides."""
     if isinstance(command, c.Recreate):
-        check_first(command.schema)
+        check_new(check_first(command.schema))
     else:
         known = {number: record for number, record in state.schemas.items() if number <= command.expected_id}
-        check_next(command.schema, known or state.schemas)
+        before, after = check_next(command.schema, known or state.schemas)
+        check_added(before, after)
 
 
 def _brought(command: c.Command, state: State) -> list[Part]:

@@ -41,6 +41,7 @@ FORMAT_VERSION = 1
 _T = TypeVar("_T")
 ROW_GROUP_ROWS = 64 * 1024
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # in memory; wide rows make smaller row groups
+STATISTICS_BYTES = 4096  # of a value, beyond which Parquet keeps no statistics of it
 SAMPLES = 16  # keys a row group that its index names, for planning splits
 _INDEX_MAGIC = b"PRSTIDX1"
 _SAMPLE_ROWS = 4096
@@ -356,12 +357,26 @@ def _leaf_count(kind: Any) -> int:
 def _open_writer(sink: _Sink, first: pa.Table, schema: ShardSchema) -> Any:
     dictionary, encodings = _encodings(first)
     roles = {"key": list(schema.key), "value": list(schema.value), "format": FORMAT_VERSION}
+    counted = _counted(first)
     writer = pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"), schema.updates_schema, version="2.6", compression="zstd", compression_level=1,
-        use_dictionary=dictionary, column_encoding=encodings, write_statistics=True, write_page_checksum=True,
+        use_dictionary=dictionary, column_encoding=encodings, write_statistics=counted, write_page_checksum=True,
     )  # fmt: skip
     writer.add_key_value_metadata({"persist": json.dumps(roles)})
     return writer
+
+
+def _counted(table: pa.Table) -> list[str] | bool:
+    """The columns of which the file has statistics: not those of large values, whose bounds Parquet would drop again.
+
+    It would hold several copies of each meanwhile.
+    """
+    large = [
+        field.name
+        for field in table.schema
+        if is_bytes(field.type) and (pc.max(pc.binary_length(table.column(field.name))).as_py() or 0) > STATISTICS_BYTES
+    ]
+    return [name for name in table.schema.names if name not in large] if large else True
 
 
 def _encodings(table: pa.Table) -> tuple[list[str] | bool, dict[str, str]]:

@@ -30,6 +30,8 @@ ESCAPE = b"\x00\xff"
 END = b"\x00\x00"
 
 _SIGN64 = np.uint64(1 << 63)
+_GATHERED_BYTES = 1024 * 1024
+_COPIED_BYTES_MAX = 4 * 1024 * 1024  # of the rest of strings, beyond which they are ordered where they are
 _LEVELS_MAX = 16  # words of a string that are compared one by one; the rest is ranked at once
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _TAIL_MASKS = np.array([0] + [(2**64 - 1) ^ (2 ** (8 * (8 - n)) - 1) for n in range(1, 9)], dtype=np.uint64)
@@ -139,10 +141,15 @@ class BytesColumn:
         offsets = self._offsets if rows is None else self._offsets[rows]
         lengths = np.maximum((self._lengths if rows is None else self._lengths[rows]) - skip, 0)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        index = np.arange(int(ends[-1])) + np.repeat(offsets + skip - ends[:-1], lengths)
+        data, shifts = np.empty(int(ends[-1]), np.uint8), offsets + skip - ends[:-1]
+        for start in range(0, len(data), _GATHERED_BYTES):  # where a byte comes from takes eight bytes to say
+            places = np.arange(start, min(start + _GATHERED_BYTES, len(data)))
+            data[start : start + len(places)] = self._data[places + shifts[np.searchsorted(ends, places, "right") - 1]]
         tails = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(self._data[index])]
+            pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data)]
         )
+        if len(data) > _COPIED_BYTES_MAX:  # each distinct one is copied to tell which are alike, and they are few
+            return pc.rank(tails, tiebreaker="dense").to_numpy()  # type: ignore[no-any-return]
         codes = tails.dictionary_encode()
         order = pc.array_sort_indices(codes.dictionary).to_numpy()
         ranks: Words = np.empty(len(order), np.uint64)

@@ -230,6 +230,8 @@ def _refine(orders: Iterator[Column], count: int) -> tuple[Rows | None, Mask]:
     perm: Rows | None = None
     starts = np.zeros(count, dtype=np.bool_)
     starts[:1] = True
+    if count < 2:
+        return None, starts
     tied: Rows | None = None  # positions that share their group with a neighbour; None: all of them
     for order in orders:
         level = 0

@@ -245,10 +245,11 @@ def check_first(record: SchemaRecord) -> ShardSchema:
         raise InvalidUsage(f"{error.message}; nothing was changed") from error
 
 
-def check_next(record: SchemaRecord, known: Mapping[int, SchemaRecord]) -> None:
-    """Raise InvalidUsage unless a shard with the schemas `known` can evolve to this one."""
-    new = check_first(record)
-    current_schema(known)[1].check_evolution(new)
+def check_next(record: SchemaRecord, known: Mapping[int, SchemaRecord]) -> tuple[ShardSchema, ShardSchema]:
+    """The current one of the schemas `known` and this one. Raises InvalidUsage unless a shard can evolve to it."""
+    new, current = check_first(record), current_schema(known)[1]
+    current.check_evolution(new)
+    return current, new
 
 
 def _times(time: int, count: int) -> pa.Array:

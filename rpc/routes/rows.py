@@ -101,9 +101,10 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
 
     def write(data: bytes) -> Appended:
         _, schema = service.writers.schema(name)
-        table = rows.read(data, chosen, schema, service.limits.rows_max)
-        with service.writers.writer(name, caller) as handle:
-            return commit(handle, table, given)
+        with service.allowance() as allowed:
+            table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
+            with service.writers.writer(name, caller) as handle:
+                return commit(handle, table, given)
 
     def write_as_of_now(data: bytes) -> Appended:
         machine = service.location.machine(name)

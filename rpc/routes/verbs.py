@@ -18,8 +18,10 @@ from persist.core.errors import InvalidUsage
 from persist.parts import DIFF, ShardSchema
 from persist.parts.given import keys_of_json
 from persist.parts.predicate import PREDICATE_CHARS_MAX
+from persist.parts.sizes import row_bytes
 from rpc import rows
-from rpc.json_rows import body_json, encode, read_ndjson
+from rpc.allowance import Allowance
+from rpc.json_rows import Spend, body_json, encode, read_ndjson
 from rpc.routes.parameters import SAID_PARAMETERS, Format, IdempotencyToken, rows_body, token_of
 from rpc.routes.worked import worked_with_body
 from rpc.service import service_of
@@ -56,8 +58,8 @@ async def upsert(
     def done(shard: Shard, table: pa.Table, options: dict[str, Any]) -> Edited:
         return shard.upsert(table, delete_column=delete_column, **options)
 
-    def schema(known: ShardSchema, data: bytes, chosen: str) -> ShardSchema:
-        names = given or rows.given_names(data, chosen, delete_column) or known.arrow.names
+    def schema(known: ShardSchema, data: bytes, chosen: str, allowed: Allowance) -> ShardSchema:
+        names = given or rows.given_names(data, chosen, delete_column, allowed) or known.arrow.names
         fields = [known.arrow.field(name) for name in known.columns(names)]
         extra = [] if delete_column is None else [pa.field(delete_column, pa.bool_())]
         return ShardSchema(pa.schema([*fields, *extra]), tuple(field.name for field in fields[:1]))
@@ -89,8 +91,11 @@ async def replace_where(
 async def delete(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`where` or `keys` say which. History keeps them; `erasures` take rows away for good."""
 
-    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any]) -> Edited:
-        keys = keys_of_json(shard.schema, body.get("keys"))
+    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any], allowed: Allowance) -> Edited:
+        given = body.get("keys")
+        if isinstance(given, list):
+            allowed.spend(len(given) * row_bytes(shard.schema.arrow))
+        keys = keys_of_json(shard.schema, given)
         return shard.delete(body.get("where"), keys=keys, **options)
 
     return await _with_json(request, ("where", "keys"), (read_time, token), done)
@@ -104,7 +109,7 @@ async def delete(request: Request, read_time: ReadTime = None, token: Idempotenc
 async def update(request: Request, read_time: ReadTime = None, token: IdempotencyToken = None) -> Response:
     """`set` has a value for each of these columns. Without `where` all rows get them."""
 
-    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any]) -> Edited:
+    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any], _allowed: Allowance) -> Edited:
         return shard.update(_values(body.get("set"), shard.schema), body.get("where"), **options)
 
     return await _with_json(request, ("set", "where"), (read_time, token), done)
@@ -128,8 +133,8 @@ async def merge(request: Request, read_time: ReadTime = None, token: Idempotency
     a value, `{"value": 1}`, `{"source": "amount"}` or `{"target": "amount"}`, for each of these columns.
     """
 
-    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any]) -> Edited:
-        found = shard.merge(_source(body.get("rows"), shard.schema), body.get("on"))
+    def done(shard: Shard, body: dict[str, Any], options: dict[str, Any], allowed: Allowance) -> Edited:
+        found = shard.merge(_source(body.get("rows"), shard.schema, allowed), body.get("on"))
         clauses = body.get("clauses")
         if not isinstance(clauses, list):
             raise InvalidUsage("clauses must be a list of what is to happen to which rows")
@@ -145,17 +150,18 @@ async def _with_rows(
     form: str | None,
     how: tuple[int | None, str | None],
     work: Callable[[Shard, pa.Table, dict[str, Any]], Edited],
-    schema_of: Callable[[ShardSchema, bytes, str], ShardSchema] | None = None,
+    schema_of: Callable[[ShardSchema, bytes, str, Allowance], ShardSchema] | None = None,
 ) -> Response:
     service, options = service_of(request), _options(request, how)
     chosen = rows.format_of(request.headers.get("content-type"), form)
 
     def read(shard: Shard, data: bytes) -> Edited:
-        schema = shard.schema if schema_of is None else schema_of(shard.schema, data, chosen)
-        table = rows.read(data, chosen, schema, service.limits.rows_max)
-        if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
-            table = table.drop_columns([DIFF])  # no row has to give it
-        return work(shard, table, options)
+        with service.allowance() as allowed:
+            schema = shard.schema if schema_of is None else schema_of(shard.schema, data, chosen, allowed)
+            table = rows.read(data, chosen, schema, service.limits.rows_max, allowed, service.decoders)
+            if DIFF in table.schema.names and pc.all(pc.equal(table.column(DIFF), 1)).as_py() is not False:
+                table = table.drop_columns([DIFF])  # no row has to give it
+            return work(shard, table, options)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)
 
@@ -164,15 +170,16 @@ async def _with_json(
     request: Request,
     fields: tuple[str, ...],
     how: tuple[int | None, str | None],
-    work: Callable[[Shard, dict[str, Any], dict[str, Any]], Edited],
+    work: Callable[[Shard, dict[str, Any], dict[str, Any], Allowance], Edited],
 ) -> Response:
     service, options = service_of(request), _options(request, how)
 
     def read(shard: Shard, data: bytes) -> Edited:
-        body = body_json(data)
-        if not isinstance(body, dict) or body.keys() - set(fields):
-            raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
-        return work(shard, body, options)
+        with service.allowance() as allowed:
+            body = body_json(data, allowed.spend)
+            if not isinstance(body, dict) or body.keys() - set(fields):
+                raise InvalidUsage(f"the body must be a JSON object with fields of {', '.join(fields)}")
+            return work(shard, body, options, allowed)
 
     return await worked_with_body(request, service.limits.rows_bytes_max, read)
 
@@ -191,21 +198,21 @@ def _values(given: object, schema: ShardSchema) -> dict[str, Any]:
     return {name: found.column(name)[0] for name in fields.names}
 
 
-def _source(given: object, schema: ShardSchema) -> list[dict[str, Any]]:
+def _source(given: object, schema: ShardSchema, allowed: Allowance) -> list[dict[str, Any]]:
     """Rows of a merge, with those of the shard's columns as it has them, and any others. Raises InvalidUsage."""
     if not isinstance(given, list) or not all(isinstance(row, dict) for row in given):
         raise InvalidUsage('rows must be a list of rows, such as [{"id": 7, "amount": 5}]')
     known = [name for name in dict.fromkeys(name for row in given for name in row) if name in schema.arrow.names]
     fields = pa.schema([schema.arrow.field(name).with_nullable(True) for name in known])
     ours = [{name: row[name] for name in known if name in row} for row in given]
-    read = _read("a row cannot be read", ours, fields).to_pylist() if known else ours
+    read = _read("a row cannot be read", ours, fields, allowed.spend).to_pylist() if known else ours
     pairs = zip(given, read, strict=True)
     return [{name: mine[name] if name in known else row[name] for name in row} for row, mine in pairs]
 
 
-def _read(what: str, given: list[Any], fields: pa.Schema) -> pa.Table:
+def _read(what: str, given: list[Any], fields: pa.Schema, spend: Spend | None = None) -> pa.Table:
     try:
-        return read_ndjson(b"\n".join(map(encode, given)), fields, len(given))
+        return read_ndjson(b"\n".join(map(encode, given)), fields, len(given), spend)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(f"{what}: {str(error).splitlines()[0]}") from error
 

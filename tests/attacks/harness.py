@@ -36,6 +36,9 @@ LOW = {
     "rows_bytes_max": 4 << 20,
     "spool_bytes_max": 32 << 20,
     "bodies_bytes_max": 8 << 20,
+    "decoded_bytes_max": 8 << 20,
+    "decoding_bytes_max": 12 << 20,
+    "decoder_memory_bytes": 64 << 20,
 }
 """Limits by which attacks are cheap."""
 FIELDS = {"fields": [{"name": "id", "type": "int64", "key": True}, {"name": "text", "type": "string"}]}

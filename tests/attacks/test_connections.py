@@ -8,6 +8,7 @@ from tests.attacks.harness import Evil, House, answered, is_ended, pushed, statu
 
 LONG = b"a" * (256 * 1024)
 TIMES = 100  # 25 MB: far more than any of the limits
+ROUNDS_MAX = 20
 
 
 def refusal(evil: Evil, begin: bytes, more: bytes) -> tuple[int, str]:
@@ -113,11 +114,14 @@ def test_idle_connections_beyond_the_limit(house: House) -> None:
     """Whoever has been quiet makes room. Before, new clients were reset for as long as these stayed."""
 
     def attack(_: House, evil: Evil) -> None:
-        opened = [evil.connect(f"127.0.0.{2 + n % 4}") for n in range(240)]
-        for one in opened[::2]:
-            one.sendall(b"GET /heal")
-        house.others_work()
-        assert cut(house, "quiet"), "there was room without them"
+        for number in range(240):
+            evil.connect(f"127.0.0.{2 + number % 4}")
+        for number in range(ROUNDS_MAX):  # the other tenant may have had a connection more, whose place it keeps
+            evil.connect(f"127.0.0.{6 + number % 4}")
+            house.others_work()
+            if cut(house, "quiet"):
+                return
+        raise AssertionError("there was room without them")
 
     house.withstands(attack, refusals=True)
 
@@ -155,7 +159,9 @@ def test_answers_that_nobody_takes(house: House) -> None:
 
 def cut(house: House, why: str) -> int:
     """How many connections the server has cut off for that reason."""
-    _, text = house.ask("admin", "GET", "/metrics")
+    status, text = house.ask("admin", "GET", "/metrics")
+    if status == 503:  # there is no room for one more connection
+        return 0
     lines = [
         line for line in text.decode().splitlines() if line.startswith(f'persist_connections_cut_total{{why="{why}"')
     ]

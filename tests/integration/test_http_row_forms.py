@@ -133,12 +133,12 @@ def test_no_two_keys_become_one_in_any_format(http: TestClient, location: Locati
 def test_columns_of_any_name_survive_every_format(http: TestClient, location: Location, form: str) -> None:
     names = ["id", "", " ", "a,b", "é", "__proto__", "null", "1", "'", "a:b"]
     if form != "ndjson":
-        names += ['a"b', "a\nb", "\\"]
+        names += ['a"b', "a\u2028b", "\\"]
     table = pa.table([pa.array([number, None]) for number in range(len(names))], names=names)
     check_same(*carried(http, location, table, ["id"], form))
 
 
-@pytest.mark.parametrize("name", ['a"b', "a\nb", "\\"])
+@pytest.mark.parametrize("name", ['a"b', "\\"])
 def test_names_that_json_must_escape_are_written_and_refused_when_they_are_read(
     http: TestClient, location: Location, name: str
 ) -> None:

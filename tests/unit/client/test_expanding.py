@@ -61,3 +61,13 @@ def test_no_piece_holds_much_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_one_empty_piece() -> None:
     assert [len(piece) for piece in expanded(table())] == [0]
     assert [len(piece) for piece in expanded(table(0))] == [0]
+
+
+def test_one_large_row_among_small_ones_makes_no_large_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a table were taken for equally large: the large one was repeated as often as small ones fit."""
+    monkeypatch.setattr(expanding, "PIECE_BYTES", 16 * 1024)
+    rows = pa.table({"v": ["x" * 8192] + ["a"] * 5000, "__diff": [1000] + [1] * 5000})
+    pieces = list(expanded(rows))
+    assert sum(len(piece) for piece in pieces) == 6000
+    assert max(piece.nbytes for piece in pieces) <= 32 * 1024
+    assert pa.concat_tables(pieces).column("v").to_pylist() == ["x" * 8192] * 1000 + ["a"] * 5000

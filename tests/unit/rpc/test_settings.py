@@ -32,9 +32,11 @@ def test_a_variable_of_a_limit_that_cannot_be_read_is_named(name: str, text: str
         from_environment({f"PERSIST_LIMIT_{name}": text})
 
 
-@pytest.mark.parametrize("limits", [Limits(snapshots_max=0), Limits(share_percent=101)])
+@pytest.mark.parametrize(
+    "limits", [Limits(snapshots_max=0), Limits(share_percent=101), Limits(decoded_bytes_max=1 << 40)]
+)
 def test_a_limit_that_makes_no_sense_is_named(limits: Limits) -> None:
-    with pytest.raises(InvalidUsage, match="the limit s"):
+    with pytest.raises(InvalidUsage, match=r"the limit (s|decoded)"):
         ServerSettings(limits=limits).check()
 
 

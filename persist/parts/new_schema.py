@@ -1,0 +1,97 @@
+"""What a schema must be beyond what a shard can hold, before a shard begins with it or evolves to it.
+
+These rules came later than shards did. So they are asked of what is new, and never of a shard that is there: it stays
+readable and writable whatever its schema is.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.core.errors import InvalidUsage
+from persist.parts.schema import ShardSchema
+from persist.parts.sizes import row_bytes
+
+FIELDS_MAX = 10_000  # of columns and of all that is within them
+NAME_CHARS_MAX = 255
+SCHEMA_BYTES_MAX = 1024 * 1024
+FIXED_ROW_BYTES_MAX = 256 * 1024  # that every row takes, whatever is in it
+
+
+def check_new(schema: ShardSchema) -> None:
+    """Raise InvalidUsage unless a shard may begin with the schema."""
+    _check_fields(list(schema.arrow))
+    _check_sizes(schema)
+
+
+def check_added(before: ShardSchema, after: ShardSchema) -> None:
+    """Raise InvalidUsage unless a shard may get the columns that `after` has and `before` has not."""
+    added = [field for field in after.arrow if field.name not in before.arrow.names]
+    _check_fields(added)
+    if added:
+        _check_sizes(after)
+
+
+def _check_fields(columns: list[pa.Field]) -> None:
+    for column in columns:
+        for field in _all(column):
+            _check_name(field.name, column.name, is_column=field is column)
+            if pa.types.is_struct(field.type):
+                _check_twins(field, column.name)
+            if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+                _check_zone(field.type, column.name)
+
+
+def _check_sizes(schema: ShardSchema) -> None:
+    count = sum(1 for column in schema.arrow for _ in _all(column))
+    if count > FIELDS_MAX:
+        raise InvalidUsage(f"the schema has {count} fields at all depths; a shard has at most {FIELDS_MAX}")
+    nbytes = schema.arrow.serialize().size
+    if nbytes > SCHEMA_BYTES_MAX:
+        raise InvalidUsage(
+            f"the schema is too large, it takes {nbytes} bytes and at most {SCHEMA_BYTES_MAX} are kept; make names "
+            "shorter or columns fewer"
+        )
+    fixed = row_bytes(schema.arrow)
+    if fixed > FIXED_ROW_BYTES_MAX:
+        raise InvalidUsage(
+            f"a row of these columns takes {fixed} bytes whatever is in it; at most {FIXED_ROW_BYTES_MAX} are taken: "
+            "use binary or list for what has a fixed size"
+        )
+
+
+def _all(field: pa.Field) -> Iterator[pa.Field]:
+    """A field and all that is within it. Its depth is bounded by then."""
+    yield field
+    for index in range(field.type.num_fields):
+        yield from _all(field.type.field(index))
+
+
+def _check_name(name: str, column: str, *, is_column: bool) -> None:
+    what = "a column name" if is_column else f"a name within column {column!r:.100}"
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidUsage(f"{what} has {len(name)} characters; at most {NAME_CHARS_MAX} are taken")
+    if any(unicodedata.category(one) in ("Cc", "Cs") for one in name):
+        raise InvalidUsage(f"{what}, {name!r:.300}, has a control character; leave it out")
+
+
+def _check_twins(field: pa.Field, column: str) -> None:
+    names = [field.type.field(index).name for index in range(field.type.num_fields)]
+    if len(set(names)) < len(names):
+        twin = next(name for name in names if names.count(name) > 1)
+        raise InvalidUsage(f"within column {column!r:.100} two fields of a struct are called {twin!r:.100}; rename one")
+
+
+def _check_zone(kind: pa.DataType, column: str) -> None:
+    """Refuse a time zone that Arrow does not find: it would be missed by the first reader who wants its days."""
+    try:
+        pc.hour(pa.array([0], kind))
+    except (pa.ArrowException, ValueError) as error:
+        raise InvalidUsage(
+            f"column {column!r:.100} is {str(kind)!r:.100}, of which the time zone is not known; use one of the IANA "
+            "names, such as UTC or Europe/Berlin"
+        ) from error

@@ -1,0 +1,150 @@
+"""How many bytes rows take once every value stands for itself: dictionaries decoded, views followed, nulls filled in.
+
+A few bytes of Arrow can stand for many: four million rows may name one text of a megabyte, and a list of nulls takes no
+byte at all. This is told before such rows are cast. The columns must be valid (`validate(full=True)`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_Sizes = npt.NDArray[np.int64]
+OFFSET_BYTES = 8  # of what says where a text or a list ends
+COMPARED_BYTES = 128  # of a value; what is beyond is compared with the whole values
+NESTED_COPIES, FLAT_COPIES = 3, 2
+SORTED_ROW_BYTES = 40  # of a row besides its values: its time and multiplicity, also sorted, and its place there
+SLICE_ROWS = 256 * 1024  # of which sums are taken at once
+
+
+def fixed_bytes(kind: Any) -> int:
+    """The bytes that a value of this type takes whatever it is, also if it is null."""
+    types = pa.types
+    if types.is_fixed_size_list(kind):
+        return int(kind.list_size) * fixed_bytes(kind.value_type)
+    if types.is_struct(kind):
+        return sum(fixed_bytes(kind.field(index).type) for index in range(kind.num_fields))
+    if types.is_dictionary(kind):
+        return fixed_bytes(kind.value_type)
+    if types.is_null(kind):
+        return 0
+    return int(kind.bit_width + 7) // 8 if _is_flat(kind) else OFFSET_BYTES
+
+
+def row_bytes(schema: pa.Schema) -> int:
+    """The bytes that a row of these columns takes at least, as `fixed_bytes` counts them."""
+    return sum(fixed_bytes(field.type) for field in schema)
+
+
+def table_bytes(table: pa.Table | pa.RecordBatch, schema: pa.Schema | None = None) -> int:
+    """The bytes of all rows. Columns that `schema` has are counted with the types that they have there."""
+    total = 0
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        place = -1 if schema is None else schema.get_field_index(name)
+        kind = column.type if schema is None or place < 0 else schema.field(place).type
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        total += sum(column_bytes(chunk, kind) for chunk in chunks)
+    return total
+
+
+def working_bytes(table: pa.Table, schema: pa.Schema) -> int:
+    """What the rows count for while they are sorted and written, with the types that `schema` gives them.
+
+    All are there as they came and sorted. Nested values are copied to be compared, too, and of long ones the largest
+    where it is written.
+    """
+    total = SORTED_ROW_BYTES * table.num_rows
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        place = schema.get_field_index(name)
+        kind = schema.field(place).type if place >= 0 else column.type
+        own = sum(column_bytes(chunk, kind) for chunk in column.chunks)
+        if pa.types.is_nested(kind):
+            total += NESTED_COPIES * own
+        else:
+            longest = _longest(column, kind)
+            total += FLAT_COPIES * (own if longest <= COMPARED_BYTES else own + longest)
+    return total
+
+
+def _longest(column: pa.ChunkedArray, kind: Any) -> int:
+    """The bytes of the longest value of a flat column."""
+    if _is_flat(kind):
+        return fixed_bytes(kind)
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([chunk.dictionary for chunk in column.chunks], column.type.value_type)
+    most = (int(np.max(_sizes(part), initial=0)) for chunk in column.chunks for part in _slices(chunk))
+    return max(0, max(most, default=0) - OFFSET_BYTES)
+
+
+def column_bytes(column: pa.Array, kind: Any) -> int:
+    """The bytes of all values of a column, once they have the type `kind`. It takes little memory itself."""
+    own, types = column.type, pa.types
+    least = len(column) * fixed_bytes(kind)
+    if types.is_dictionary(own):
+        values = _sizes(column.dictionary)
+        named = (pc.fill_null(part.indices, 0).to_numpy(zero_copy_only=False) for part in _slices(column))
+        return max(least, sum(int(values[one].sum()) for one in named) if len(values) else 0)
+    if types.is_struct(own):
+        kinds = _kinds(own, kind)
+        return sum(column_bytes(column.field(index), child) for index, child in enumerate(kinds))
+    if types.is_map(own):
+        start, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        keys, items = (kind.key_type, kind.item_type) if types.is_map(kind) else (own.key_type, own.item_type)
+        inner = column_bytes(column.keys[start:end], keys) + column_bytes(column.items[start:end], items)
+        return least + inner
+    if types.is_fixed_size_list(own):
+        start, end = column.offset * own.list_size, (column.offset + len(column)) * own.list_size
+        return max(least, column_bytes(column.values[start:end], _element(own, kind)))
+    if types.is_list(own) or types.is_large_list(own):
+        values = column.values[column.offsets[0].as_py() : column.offsets[-1].as_py()]
+        return least + column_bytes(values, _element(own, kind))
+    if _is_flat(own) or types.is_null(own):
+        return max(least, len(column) * fixed_bytes(own))
+    return max(least, sum(int(_sizes(part).sum()) for part in _slices(column)))
+
+
+def _slices(column: pa.Array) -> Iterator[pa.Array]:
+    return (column[start : start + SLICE_ROWS] for start in range(0, len(column), SLICE_ROWS))
+
+
+def _sizes(column: pa.Array) -> _Sizes:
+    """The bytes of each value of a flat column."""
+    kind, types = column.type, pa.types
+    if kind == pa.string_view() or kind == pa.binary_view():
+        return _view_lengths(column) + OFFSET_BYTES
+    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+        found: _Sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return found + OFFSET_BYTES
+    return np.full(len(column), fixed_bytes(kind), np.int64)
+
+
+def _view_lengths(column: pa.Array) -> _Sizes:
+    """Those of texts, each of which a view of 16 bytes stands for, that begins with its length."""
+    views = column.buffers()[1]
+    if not len(column) or views is None:
+        return np.zeros(len(column), np.int64)
+    found = np.frombuffer(views, np.int32, 4 * (column.offset + len(column))).reshape(-1, 4)[column.offset :, 0]
+    return np.where(column.is_valid().to_numpy(zero_copy_only=False), found.astype(np.int64), 0)
+
+
+def _kinds(own: Any, kind: Any) -> list[Any]:
+    """What the fields of a struct become, where the other type is a struct of as many."""
+    other = kind if pa.types.is_struct(kind) and kind.num_fields == own.num_fields else own
+    return [other.field(index).type for index in range(own.num_fields)]
+
+
+def _element(own: Any, kind: Any) -> Any:
+    types = pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return kind.value_type if is_list else own.value_type
+
+
+def _is_flat(kind: Any) -> bool:
+    """Whether all values of the type take the same bytes, and lie in one buffer."""
+    types = pa.types
+    return bool(types.is_primitive(kind) or types.is_fixed_size_binary(kind) or types.is_decimal(kind))
