@@ -25,6 +25,7 @@ from typing import Any
 from persist.client.arguments import named_once
 from persist.core.commands import ADMIN, READ, WRITE
 from persist.core.errors import Forbidden, InvalidUsage, Unauthorized
+from persist.core.ids import is_reserved
 
 SCOPES = (READ, WRITE, ADMIN)
 TOKENS_MAX = 10_000
@@ -47,7 +48,14 @@ class Principal:
         """Whether every shard is open to it."""
         return not self.prefixes
 
+    @property
+    def sees_reserved(self) -> bool:
+        """Whether persist's own shards, such as the audit, are shown to it."""
+        return ADMIN in self.scopes and not self.prefixes
+
     def sees(self, shard: str) -> bool:
+        if is_reserved(shard):
+            return self.sees_reserved
         return not self.prefixes or shard.startswith(self.prefixes)
 
     def require(self, scope: str, shard: str | None = None) -> None:
@@ -56,11 +64,15 @@ class Principal:
             raise Forbidden(f"the token {self.name!r} has no scope {scope!r}; ask for one that has it")
         if shard is not None and not self.sees(shard):
             raise Forbidden(f"the token {self.name!r} is not good for shard {shard!r}; ask for one that is")
+        if shard is not None and scope == WRITE and is_reserved(shard) and self is not MAINTENANCE:
+            raise Forbidden(f"shard {shard!r} is persist's own: it is read only")
 
     def require_prefix(self, prefix: str) -> None:
         """Raises Forbidden unless all names that begin with this prefix are open to it."""
         if not self.is_unlimited and not prefix.startswith(self.prefixes):
             raise Forbidden(f"the token {self.name!r} may list names with the prefixes {list(self.prefixes)} only")
+        if is_reserved(prefix) and not self.sees_reserved:
+            raise Forbidden(f"the token {self.name!r} may not list persist's own shards; ask for one with scope 'admin'")
 
 
 def _included(scopes: list[str]) -> frozenset[str]:

@@ -18,8 +18,28 @@ if TYPE_CHECKING:
 async def answer(service: Service, name: str, principal: Principal, data: bytes, caller: Caller = NOBODY) -> bytes:
     """Commit the command of a body; the body of the answer. Raises the error with which it was refused."""
     command = decode_command(data)
-    principal.require(command.scope, check_shard_name(name))
-    return encoded(await service.apply(name, as_allowed(command, principal), caller))
+    check_shard_name(name)
+    if is_reserved(name):
+        check_reserved(command, principal, name)
+    else:
+        principal.require(command.scope, name)
+    service.audit.command(command)
+    machine = service.location.machine(name)
+    give_back = admit(service.quotas, principal, name, command, lambda: machine.cached)
+    try:
+        return encoded(await service.work.apply(machine, as_allowed(command, principal), caller))
+    except PersistError as error:
+        if give_back is not None and not isinstance(error, Indeterminate):
+            give_back()
+        raise
+
+
+def check_reserved(command: c.Command, principal: Principal, name: str) -> None:
+    """Raises Forbidden unless the command reads one of persist's own shards, or is a step of its maintenance."""
+    principal.require(ADMIN, name)
+    by_hand = command.scope == WRITE and not isinstance(command, UPKEEP)
+    if principal is not MAINTENANCE and (by_hand or isinstance(command, AUDITED)):
+        raise Forbidden(f"shard {name!r} is persist's own: it is read only")
 
 
 def as_allowed(command: c.Command, principal: Principal) -> c.Command:

@@ -47,6 +47,7 @@ STATUS: Mapping[type[e.PersistError], int] = {
     e.Expired: 410,
     e.NotReadable: 410,
     e.Overloaded: 429,
+    e.QuotaFull: 429,
     e.InlineBudget: 429,
     e.Unavailable: 503,
     e.Indeterminate: 504,

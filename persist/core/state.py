@@ -55,6 +55,7 @@ class Policy(Record, frozen=True):
     staged_ms_max: int = 12 * 3600 * 1000  # so long a blob may wait for its commit; the sweep waits longer
     writers_max: int = 100_000
     readers_max: int = 100_000
+    critical_readers_max: int = 1_000  # they never lapse: somebody has to give them up
     attribute_updates_max: int = 1_000  # a command
     attributes_flush_at: int = 2_000  # in the State, so that they are written to the index
     attributes_overlay_max: int = 10_000  # more that wait for the index than this slow writers down (Overloaded)

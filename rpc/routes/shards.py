@@ -104,7 +104,7 @@ async def names(
         told, following = await service.work.run(page, *asked)
         shown = [one.to_json() for one in told]
         return {"shards": shown, "more": following is not None, **({"after": following} if following else {})}
-    found = await service.work.run(service.location.names, prefix, after, limit)
+    found = await service.work.run(service.location.shown_names, prefix, after, limit)
     return {"shards": found, "more": len(found) == limit}
 
 
