@@ -76,9 +76,7 @@ def _registered(quota: str, field: str, there: str) -> Callable[[Asked, Any], Ca
 
 
 def _renewed(quota: str, field: str) -> Callable[[Asked, Any], None]:
-    return lambda asked, command: asked.quotas.renews(
-        asked.owners, quota, f"{asked.shard}\0{getattr(command, field)}"
-    )
+    return lambda asked, command: asked.quotas.renews(asked.owners, quota, f"{asked.shard}\0{getattr(command, field)}")
 
 
 def _given_up(quota: str, field: str) -> Callable[[Asked, Any], None]:

@@ -1,4 +1,7 @@
-"""What the audit tells: which requests and commands have an entry, and what of them is told. Never rows, nor keys."""
+"""What the audit tells: which requests and commands have an entry, and what of them is told. Never rows, nor keys.
+
+Names of tags, cursors and shards are told, and what policies and schemas say.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from persist.core.record import Record, asdict
 DETAIL_CHARS_MAX = 2_000
 VALUE_CHARS_MAX = 500
 PARAMETERS_MAX = 20
+BODY, DID = "persist.body", "persist.did"  # in the scope of a request: its body if it is short; what a command did
 BODY_BYTES_MAX = 2_000  # of a request whose body is told
 
-CURSOR = (c.RegisterCriticalReader, c.CompareAndDowngradeSince, c.ExpireCriticalReader)
+MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER, CLOSE = "move cursor", "move since", "move upper", "close"
+OFTEN = frozenset({MOVE_CURSOR, MOVE_SINCE, MOVE_UPPER})  # such entries of one token and shard become one
 # Commands of rich clients that have an entry, and what they are called. Appends have none: the commit history has them.
 OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.Drop: "drop",
@@ -24,7 +29,8 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.BeginClone: "clone",
     c.EvolveSchema: "evolve schema",
     c.RegisterCriticalReader: "take cursor",
-    c.CompareAndDowngradeSince: "move cursor",
+    c.CompareAndDowngradeSince: MOVE_CURSOR,
+    c.DowngradeSince: MOVE_SINCE,
     c.ExpireCriticalReader: "give up cursor",
     c.SetSettings: "settings",
     c.ForgetHistory: "forget history",
@@ -38,11 +44,9 @@ OF_COMMANDS: Mapping[type[c.Command], str] = {
     c.HandOver: "hand over",
     c.TakeBack: "take back",
 }
-AUDITED = tuple(kind for kind in OF_COMMANDS if kind is not c.DropBefore)
-UPKEEP = (c.DropBefore,)  # commands of writers by which maintenance does what a policy of rows says
 _TOLD = (
     "force", "since", "upper", "reader", "purpose", "tag", "name", "time", "until_ms", "expected_version", "history_ms",
-    "mark_every_ms", "before", "as_of", "erasure", "reason", "tags", "part", "source", "epoch",
+    "mark_every_ms", "rows", "before", "as_of", "erasure", "reason", "tags", "part", "source", "epoch",
 )  # fmt: skip
 
 # Requests that have an entry, by method and verb: what they are called, and whether their bodies, in which are no rows,
@@ -50,7 +54,7 @@ _TOLD = (
 OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("PUT", ""): ("create", True),
     ("DELETE", ""): ("drop", False),
-    ("POST", "downgrade-since"): ("move cursor", False),
+    ("POST", "downgrade-since"): (MOVE_CURSOR, False),
     ("POST", "forget"): ("forget history", False),
     ("PUT", "settings"): ("settings", True),
     ("PUT", "retention"): ("retention", True),
@@ -64,24 +68,39 @@ OF_REQUESTS: Mapping[tuple[str, str], tuple[str, bool]] = {
     ("POST", "optimize"): ("optimize", False),
     ("POST", "vacuum"): ("vacuum", False),
     ("POST", "/v1/clones"): ("clone", True),
-    ("POST", "/v1/truncate"): ("truncate", False),
+    ("POST", "/v1/truncate"): ("truncate", True),
     ("POST", "/v1/shards:delete"): ("drop", True),
 }
-CLOSE = "close"  # advance-upper to [] alone: others declare times complete, which is no administration
 
 
-def of_request(method: str, verb: str, path: str, query: bytes) -> tuple[str, bool] | None:
+def did(scope: Mapping[str, Any], shard: tuple[str, str] | None) -> tuple[str, dict[str, Any]] | None:
+    """What a request, or its command, is called, and what is told of it; None: it has no entry."""
+    if DID in scope:
+        found: tuple[str, dict[str, Any]] | None = scope[DID]
+        return found
+    verb = "" if shard is None else shard[1].partition("/")[0]
+    known = of_request(scope["method"], verb, scope["path"], scope["query_string"], is_shard=shard is not None)
+    if known is None:
+        return None
+    what, tells_body = known
+    detail = of_query("" if shard is None else shard[1], scope["query_string"])
+    if tells_body and (body := scope.get(BODY)) is not None:
+        detail["body"] = body.decode("utf-8", "replace")
+    return what, detail
+
+
+def of_request(method: str, verb: str, path: str, query: bytes, *, is_shard: bool = True) -> tuple[str, bool] | None:
     """What a request is called, and whether its body is told; None: it has no entry."""
-    if verb == "advance-upper":
+    if verb == "advance-upper" and method == "POST":
         closes = dict(parse_qsl(query.decode("latin-1"))).get("upper") in ("[]", "closed")
-        return (CLOSE, False) if closes and method == "POST" else None
-    return OF_REQUESTS.get((method, verb or path))
+        return (CLOSE if closes else MOVE_UPPER), False
+    return OF_REQUESTS.get((method, verb or ("" if is_shard else path)))
 
 
 def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     """What a command is called, and its fields as far as they are told; None: it has no entry."""
     if isinstance(command, c.AdvanceUpper):
-        return (CLOSE, {}) if command.upper.is_empty else None
+        return (CLOSE, {}) if command.upper.is_empty else (MOVE_UPPER, {"upper": plain(command.upper)})
     what = OF_COMMANDS.get(type(command))
     if what is None:
         return None
@@ -89,12 +108,12 @@ def of_command(command: c.Command) -> tuple[str, dict[str, Any]] | None:
     return what, {name: plain(value) for name, value in found.items() if value is not None}
 
 
-def of_query(path: str, query: bytes) -> dict[str, Any]:
+def of_query(verb: str, query: bytes) -> dict[str, Any]:
     """The parameters of a request, and the name of the tag in its path."""
     found: dict[str, Any] = {}
-    if "/tags/" in path:
-        found["tag"] = path.rpartition("/")[2][:VALUE_CHARS_MAX]
-    for name, value in parse_qsl(query.decode("latin-1"), max_num_fields=None)[:PARAMETERS_MAX]:
+    if verb.startswith("tags/"):
+        found["tag"] = verb.rpartition("/")[2][:VALUE_CHARS_MAX]
+    for name, value in parse_qsl(query.decode("latin-1"))[:PARAMETERS_MAX]:
         if name != "token":  # a text of the caller's own
             found[name[:100]] = value[:VALUE_CHARS_MAX]
     return found

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 from persist.core import commands as c
-from persist.core.ids import check_shard_name
+from persist.core.errors import Forbidden, Indeterminate, PersistError
+from persist.core.ids import check_shard_name, is_reserved
 from persist.core.recorded import NOBODY, Caller
 from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
-from rpc.auth import Principal
+from rpc.admitting import admit
+from rpc.audited import DID, of_command
+from rpc.auth import MAINTENANCE, Principal
+from rpc.settings import Limits
 
 if TYPE_CHECKING:
     from rpc.service import Service
 
 
-async def answer(service: Service, name: str, principal: Principal, data: bytes, caller: Caller = NOBODY) -> bytes:
-    """Commit the command of a body; the body of the answer. Raises the error with which it was refused."""
-    command = decode_command(data)
-    check_shard_name(name)
+def bytes_max_of(principal: Principal, name: str, limits: Limits) -> int:
+    """How long a command on this shard may be. Raises Forbidden, InvalidUsage, before any of it is taken in.
+
+    What it is, and which scope it needs, is known only once it is read. No command of a reader is long.
+    """
+    principal.require_shard(check_shard_name(name))
+    if principal.scopes <= {c.READ}:
+        return min(limits.read_command_bytes_max, limits.command_bytes_max)
+    return limits.command_bytes_max
+
+
+async def answer(
+    service: Service,
+    name: str,
+    principal: Principal,
+    data: bytes,
+    caller: Caller = NOBODY,
+    told: MutableMapping[str, Any] | None = None,
+) -> bytes:
+    """Commit the command of a body; the body of the answer. Raises the error with which it was refused.
+
+    What the audit tells of it goes into `told`, whatever becomes of it.
+    """
+    command = as_allowed(decode_command(data), principal, check_shard_name(name))
+    if told is not None:
+        told[DID] = of_command(command)
+    principal.require(command.scope, name)
     if is_reserved(name):
         check_reserved(command, principal, name)
-    else:
-        principal.require(command.scope, name)
-    service.audit.command(command)
     machine = service.location.machine(name)
     give_back = admit(service.quotas, principal, name, command, lambda: machine.cached)
     try:
-        return encoded(await service.work.apply(machine, as_allowed(command, principal), caller))
+        return encoded(await service.work.apply(machine, command, caller))
     except PersistError as error:
         if give_back is not None and not isinstance(error, Indeterminate):
             give_back()
@@ -35,15 +60,19 @@ async def answer(service: Service, name: str, principal: Principal, data: bytes,
 
 
 def check_reserved(command: c.Command, principal: Principal, name: str) -> None:
-    """Raises Forbidden unless the command reads one of persist's own shards, or is a step of its maintenance."""
-    principal.require(ADMIN, name)
-    by_hand = command.scope == WRITE and not isinstance(command, UPKEEP)
-    if principal is not MAINTENANCE and (by_hand or isinstance(command, AUDITED)):
+    """Raises Forbidden where a command changes one of persist's own shards; only its own maintenance may."""
+    if principal is not MAINTENANCE and not isinstance(command, c.ReadCommand):
         raise Forbidden(f"shard {name!r} is persist's own: it is read only")
 
 
-def as_allowed(command: c.Command, principal: Principal) -> c.Command:
+def check_path(scope: Mapping[str, Any], principal: Principal, name: str) -> None:
+    """Raises Forbidden where a request other than a command could change one of persist's own shards."""
+    if principal is not MAINTENANCE and not scope["path"].endswith("/commands"):
+        raise Forbidden(f"shard {name!r} is persist's own: it is read only")
+
+
+def as_allowed(command: c.Command, principal: Principal, name: str = "") -> c.Command:
     """The command as this principal may have it done: who may only read makes nobody else forget history."""
-    if isinstance(command, c.DowngradeSince) and c.WRITE not in principal.scopes:
+    if isinstance(command, c.DowngradeSince) and (c.WRITE not in principal.scopes or is_reserved(name)):
         return c.MoveHold(command.reader, command.since, command.seqno, shard=command.shard)
     return command

@@ -5,6 +5,7 @@ A plain ASGI layer. The hot path (one command) is answered right here, without F
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -18,16 +19,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from persist.commit.origin import begin_request
 from persist.commit.storms import REASON_MAX
 from persist.commit.tracing import TRACEPARENT, Span
-from persist.core.errors import Corruption, Forbidden, PersistError, Unavailable
+from persist.core.errors import Corruption, Forbidden, PersistError
+from persist.core.ids import NAME_CHARS_MAX, is_reserved
 from persist.formats.http_messages import RECORD
 from rpc import paths
-from rpc.auth import ANYBODY, Principal
-from rpc.commanding import answer
+from rpc.audit import Entry
+from rpc.audited import did
+from rpc.auth import ANYBODY, MAINTENANCE, Principal
+from rpc.bodies import Body, check_declared
+from rpc.bounds import network_of
+from rpc.commanding import answer, bytes_max_of, check_path
 from rpc.errors import CLIENT_GONE, TOLD, from_bug, problem
-from rpc.joining import FULL
+from rpc.joining import CONNECTION, REFUSED
+from rpc.quotas import QuotaFull
 from rpc.saying import said
-from rpc.service import Body, Service
+from rpc.service import Service
 from rpc.settings import is_local
+from rpc.slots import CALLER
+from rpc.token_figures import label_of
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
@@ -44,6 +53,7 @@ class Edge:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        self._pausing = 0  # requests that are to be told that they are too many
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tracer = self._service.location.sight.tracer
@@ -75,7 +85,7 @@ class Edge:
                 message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, request_id.encode())]
                 if shard is not None and (lag_s := self._service.location.behind_s(shard[0])) is not None:
                     message["headers"].append((LAG_HEADER, f"{lag_s:.3f}".encode()))
-                if FULL in scope:
+                if REFUSED in scope:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
             if message["type"] == "http.response.body":
@@ -83,12 +93,14 @@ class Edge:
                 answered = answered or not message.get("more_body", False)
 
         try:
-            if FULL in scope:
-                raise Unavailable("this server has too many connections; try again, or another server")
-            scope["persist.principal"] = self._principal(scope, headers)
+            if REFUSED in scope:
+                raise scope[REFUSED]
+            scope["persist.principal"] = principal = self._principal(scope, headers)
+            CALLER.set(self._caller(scope, principal))
+            await self._admit(scope, principal, None if shard is None else shard[0])
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
-                await self._command(shard[0], scope, receive, answering)
+                await self._command(shard[0], scope, headers, receive, answering)
             else:
                 await self._app(scope, _counting(scope, receive), answering)
         except ClientDisconnect:
@@ -104,6 +116,8 @@ class Edge:
             self._told(fields, time.perf_counter() - started, sent, is_whole=answered)
             if span is not None:
                 _describe(span, self._fields(*fields), scope.get(TOLD))
+            if TOLD in scope:  # its frames know the request, and its body, which would stay until garbage is collected
+                scope.pop(TOLD).__traceback__ = None
 
     def _told(
         self, asked: tuple[Scope, tuple[str, str] | None, str, int, str], seconds: float, sent: int, *, is_whole: bool
@@ -113,6 +127,8 @@ class Edge:
         metrics, principal = self._service.metrics, scope.get("persist.principal")
         metrics.observe(verb, status, seconds)
         metrics.asked(principal, scope["persist.received"], sent)
+        if self._service.audit.is_on:
+            self._audit(*asked)
         if TOLD in scope:
             metrics.failed(verb, _kind(scope[TOLD]), principal)
             if isinstance(scope[TOLD], Corruption):
@@ -122,13 +138,52 @@ class Edge:
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
-    async def _command(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = said(scope["persist.principal"], Headers(scope=scope))
+    async def _admit(self, scope: Scope, principal: Principal, shard: str | None) -> None:
+        """Raises QuotaFull, Forbidden. Who asks too often is told so after a pause: its next request waits, too."""
+        quotas, limits = self._service.quotas, self._service.limits
+        if quotas.look() and self._service.audit.is_on:
+            self._service.audit.note(Entry("", "quotas", detail=quotas.told))
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                quotas.request(principal, shard)
+            except QuotaFull as error:
+                if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
+                    self._pausing += 1
+                    try:
+                        await asyncio.sleep(min(limits.refusal_pause_s, error.details["retry_after_s"]))
+                    finally:
+                        self._pausing -= 1
+                raise
+        if shard is not None and is_reserved(shard) and scope["method"] not in ("GET", "HEAD"):
+            check_path(scope, principal, shard)
+
+    def _audit(self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str) -> None:
+        """Leave the audit an entry, if this was a request of those that have one."""
+        audit, principal = self._service.audit, scope.get("persist.principal")
+        address = scope["client"][0] if scope.get("client") else None
+        token = label_of(principal)
+        if scope["path"] not in OPEN_PATHS:
+            audit.use(token, address)
+        if principal is None or principal is MAINTENANCE:
+            return
+        found = did(scope, shard)
+        if found is not None:
+            what, detail = found
+            name = None if shard is None else shard[0][:NAME_CHARS_MAX]
+            audit.note(Entry(token, what, name, status, address, request_id, detail))
+
+    async def _command(
+        self, name: str, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        principal: Principal = scope["persist.principal"]
+        bytes_max = bytes_max_of(principal, name, self._service.limits)
+        check_declared(headers.get(b"content-length", b""), bytes_max)
+        caller = said(principal, Headers(scope=scope))
         body = Body(self._service.work)
         try:
-            data = await body.read(receive, self._service.limits.command_bytes_max)
+            data = await body.read(receive, bytes_max)
             scope["persist.received"] = len(data)
-            result = await answer(self._service, name, scope["persist.principal"], data, caller)
+            result = await answer(self._service, name, principal, data, caller, scope)
         finally:
             body.release()
         await send(
@@ -152,6 +207,26 @@ class Edge:
         if not self._service.settings.insecure:
             _check_local(scope["headers"])
         return ANYBODY
+
+    def _caller(self, scope: Scope, principal: Principal) -> str:
+        """Whose share of the server a request takes: its token's, or its address's where it needs none.
+
+        Without tokens all processes of this machine are one: what listens on loopback has no strangers.
+        """
+        if principal is not ANYBODY:
+            owner = label_of(principal)
+            connection = scope.get(CONNECTION)
+            if connection is not None:
+                try:
+                    connection.belong(owner)
+                except PersistError as error:
+                    scope[REFUSED] = error
+                    raise
+            return owner
+        host = scope["client"][0] if scope.get("client") else ""
+        if self._service.tokens is None and (host.startswith("127.") or host == "::1"):
+            return ""
+        return network_of(host)
 
     def _request_id(self, headers: dict[bytes, bytes]) -> str:
         given = headers.get(REQUEST_ID_HEADER, b"").decode("latin-1")

@@ -5,27 +5,26 @@
      "tokens": {"etl": {"requests_per_s": null, "bytes_per_s": 10485760}},
      "prefixes": {"eu/": {"shards": 200, "bytes": 1099511627776}}}
 
-`default` is for each token of the tokens file; a token's own entry says what differs, and `null` is no limit.
+`default` is for each token; a token's own entry says what differs, and `null` is no limit. What is not named has none.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from persist.client.arguments import named_once
+from persist.client.regular_file import opens_regular
 from persist.core.errors import InvalidUsage
 from persist.core.ids import is_reserved
 
 RATES = ("requests_per_s", "rows_per_s", "bytes_per_s")  # of one server process
 COUNTS = ("shards", "bytes", "leases", "cursors", "attributes", "writers")  # of what there is
 QUOTAS = (*RATES, *COUNTS)
-DEFAULTS: Mapping[str, int | None] = MappingProxyType({"leases": 2_000})  # of a token, unless the file says otherwise
 ASK = "who runs this server"
 ENTRIES_MAX = 10_000  # tokens, and prefixes
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -36,6 +35,7 @@ LOOK_AGAIN_S = 0.5
 _TOKEN = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,128}(/[A-Za-z0-9._-]{0,128})?\Z")
 _FIELDS = ("ask", "default", "tokens", "prefixes")
+_log = logging.getLogger("persist.rpc")
 Limits = Mapping[str, "int | None"]  # by the name of a quota; None, or left out: no limit
 
 
@@ -44,13 +44,13 @@ class Rules:
     """What a file of quotas says."""
 
     ask: str = ASK
-    default: Limits = DEFAULTS
+    default: Limits = field(default_factory=dict)
     tokens: Mapping[str, Limits] = field(default_factory=dict)
     prefixes: Mapping[str, Limits] = field(default_factory=dict)
 
     def of_token(self, name: str) -> dict[str, int]:
         """The quotas of a token, without those that are no limit."""
-        told = {**DEFAULTS, **self.default, **self.tokens.get(name, {})}
+        told = {**self.default, **self.tokens.get(name, {})}
         return {quota: most for quota, most in told.items() if most is not None}
 
     def of_prefix(self, prefix: str) -> dict[str, int]:
@@ -87,6 +87,7 @@ class QuotaFile:
             self.rules, self.unreadable = read(self._path), ""
         except InvalidUsage as error:
             self.unreadable = str(error)
+            _log.error("the file of quotas is bad: the quotas before it hold", extra={"why": str(error)[:500]})
         return self.rules != before
 
     def _stamp(self) -> tuple[int, int, int] | None:
@@ -100,9 +101,7 @@ class QuotaFile:
 def read(path: str) -> Rules:
     """The rules of a file. Raises InvalidUsage."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for
-            raise InvalidUsage(f"the quotas file {path} is no regular file")
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=opens_regular) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise InvalidUsage(f"the quotas file {path} cannot be read: {error.strerror}") from error

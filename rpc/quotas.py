@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from persist.commit.system import Clock
-from persist.core.errors import QuotaFull
+from persist.core.errors import Overloaded
 from persist.core.ids import is_reserved
 from persist.formats.exposition import COUNTER, GAUGE, Family, Labelled, one
 from rpc.auth import ANYBODY, MAINTENANCE, Principal
@@ -35,6 +35,13 @@ _GIVEN_UP_BY = {
     "attributes": "unset some",
     "writers": "expire some, or wait until they lapse",
 }
+
+
+class QuotaFull(Overloaded):
+    """Goes out with its parent's kind, which every client knows.
+
+    Details: `quota`, `used`, `most`, `of` (the token or prefix) and `retry_after_s`.
+    """
 
 
 class _Lease(NamedTuple):
@@ -123,7 +130,7 @@ class Quotas:
 
     def owners(self, principal: Principal, shard: str | None) -> list[Owner]:
         """Those by whose quotas a request goes. Most often there is none, and then this costs next to nothing."""
-        if principal is MAINTENANCE:
+        if self._file is None or principal is MAINTENANCE:
             return []
         found = []
         if principal is not ANYBODY:
@@ -132,8 +139,8 @@ class Quotas:
                 owner = self._owner(principal)
             if owner.most:
                 found.append(owner)
-        if self._prefixes and shard is not None and not is_reserved(shard):
-            found += [self._prefixes[prefix] for prefix in within(shard, self._prefixes.keys())]
+        if (prefixes := self._prefixes) and shard is not None and not is_reserved(shard):
+            found += [prefixes[prefix] for prefix in within(shard, prefixes.keys())]
         return found
 
     def request(self, principal: Principal, shard: str | None) -> None:
@@ -265,12 +272,13 @@ class Quotas:
         now_s = self._clock.monotonic()
         for owner in self._tokens.values():
             owner.change(self._rules.of_token(owner.name), now_s)
-        before, self._prefixes = self._prefixes, {}
+        before, prefixes = self._prefixes, {}
         for prefix in self._rules.prefixes:
             most = self._rules.of_prefix(prefix)
             if (known := before.get(prefix)) is not None:
                 known.change(most, now_s)
-            self._prefixes[prefix] = known or Owner(prefix, (prefix,), most, now_s, is_token=False)
+            prefixes[prefix] = known or Owner(prefix, (prefix,), most, now_s, is_token=False)
+        self._prefixes = prefixes
         self._watch()
 
     def _watch(self) -> None:

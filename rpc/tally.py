@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from itertools import islice
 
 from persist.commit.location import Location
@@ -163,6 +163,6 @@ class Tally:
 _NOTHING: Held = Counter()
 
 
-def within(name: str, prefixes: frozenset[str]) -> list[str]:
+def within(name: str, prefixes: Set[str]) -> list[str]:
     """Which of these prefixes the name begins with. Costs the length of the name, not the number of prefixes."""
     return [name[:end] for end in range(len(name) + 1) if name[:end] in prefixes]

@@ -277,6 +277,11 @@ class Location:
         with translated():
             return self.consensus.keys(prefix, after, limit, with_dropped)
 
+    @property
+    def build(self) -> Build:
+        """What this build can read and write."""
+        return self.settings.build
+
     def shown_names(self, prefix: str = "", after: str = "", limit: int = 1000) -> list[str]:
         """`names` for those who list shards: without persist's own, unless the prefix asks for them."""
         found: list[str] = []

@@ -21,7 +21,6 @@ sentence that names the thing and the remedy, and `details`: JSON values for pro
       Expired              the registration is gone; read again, or open a new writer
       NotReadable          as_of lies before since
       Overloaded           back off for `retry_after_s`, then retry
-        QuotaFull          a token, or all shards under a prefix, use as much as they may
         InlineBudget       the State has no room for these inline rows; write them to the blob store
       Unavailable          definitely did not happen; retrying is safe
       Indeterminate        may have happened; retry with the same token
@@ -138,12 +137,6 @@ class Overloaded(PersistError):
     """Details: `retry_after_s`, seconds to wait."""
 
     kind = "overloaded"
-
-
-class QuotaFull(Overloaded):
-    """Details: `quota`, `used`, `most`, `of` (the token or prefix) and `retry_after_s`."""
-
-    kind = "quota_full"
 
 
 class InlineBudget(Overloaded):

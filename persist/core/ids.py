@@ -126,6 +126,11 @@ def is_reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
 
+def is_audit(shard: str) -> bool:
+    """Whether this is the id of the audit's shard, in any of its lives."""
+    return family_of(shard) == family_of(shard_id_of(AUDIT_SHARD))
+
+
 def check_not_reserved(name: str) -> str:
     """Raises InvalidUsage where the name is one of persist's own."""
     if is_reserved(name):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -10,13 +12,15 @@ from starlette.responses import JSONResponse, Response
 
 from blob import BlobExists, BlobNotFound
 from persist.core.commands import READ, WRITE
-from persist.core.errors import Conflict, InvalidUsage, PersistError
-from persist.core.ids import ShardId
+from persist.core.errors import Conflict, Forbidden, InvalidUsage, PersistError
+from persist.core.ids import AUDIT_SHARD, ShardId, is_audit
 from persist.core.keys import belongs_to, is_bundle_key, is_part_key
 from persist.formats.store_errors import translated
+from rpc.auth import MAINTENANCE
 from rpc.blob_errors import BlobMissing
 from rpc.errors import problem
 from rpc.service import Service, principal_of, service_of
+from rpc.streaming import HeldStream
 
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"])
 _RANGE = re.compile(r"bytes=(\d{1,15})-(\d{1,15})\Z")
@@ -28,6 +32,7 @@ async def put(request: Request, key: str) -> Response:
     """Keys are write-once: writing the same bytes again is fine, other bytes are refused."""
     service = await _checked(request, key, WRITE)
     async with service.body(request, service.limits.blob_bytes_max) as data:
+        service.quotas.uploads(principal_of(request), key, len(data))
         await service.work.run(_put, service, key, data)
     return Response(status_code=204)
 
@@ -43,12 +48,22 @@ async def get(
         return await _presigned(request, service, key)
     header = request.headers.get("range")
     span = None if header is None else _span(header)
-    try:
-        data = await service.work.run(_get, service, key, span)
-    except BlobNotFound as error:
-        return problem(BlobMissing(str(error)), 404 if span is None else 416)
-    headers = {} if span is None else {"content-range": f"bytes {span[0]}-{span[0] + span[1] - 1}/*"}
-    return Response(data, 200 if span is None else 206, headers, _OCTETS)
+    async with AsyncExitStack() as held:
+        try:
+            start, length = span or (0, await service.work.run(_size, service, key))
+            piece = min(length, service.limits.download_piece_bytes)
+            if span is not None and piece < length and await service.work.run(_size, service, key) < start + length:
+                raise BlobNotFound(f"blob {key} ends before byte {start + length}")
+            await held.enter_async_context(service.work.downloads.turn(piece))
+            first = await service.work.run(_get, service, key, start, piece)
+        except BlobNotFound as error:
+            return problem(BlobMissing(str(error)), 404 if span is None else 416)
+        headers = {"content-length": str(length)}
+        if span is not None:
+            headers["content-range"] = f"bytes {start}-{start + length - 1}/*"
+        rest = _pieces(service, key, (start, length), first)
+        status, slow_s = 200 if span is None else 206, service.limits.slow_reader_s
+        return HeldStream(rest, held.pop_all(), media_type=_OCTETS, headers=headers, slow_s=slow_s, status=status)
 
 
 @router.head("/{key:path}", summary="Size and time of a part", response_class=Response)
@@ -63,7 +78,9 @@ async def head(request: Request, key: str) -> Response:
 
 async def _presigned(request: Request, service: Service, key: str) -> Response:
     seconds = service.settings.presigned_s
-    may_write = WRITE in principal_of(request).scopes and is_part_key(key)
+    principal = principal_of(request)
+    is_own = is_audit(key.partition("/")[0])
+    may_write = WRITE in principal.scopes and is_part_key(key) and (not is_own or principal is MAINTENANCE)
     blob = service.location.blob
     found: dict[str, Any] = {"expires_s": seconds, "get": blob.presign_get(key, seconds)}
     found["put"] = blob.presign_put(key, seconds) if may_write else None
@@ -81,7 +98,11 @@ async def _checked(request: Request, key: str, scope: str) -> Service:
     is_readable = is_part_key(key) or (scope == READ and is_bundle_key(key))
     if not is_readable or not belongs_to(key, ShardId(shard)):
         raise InvalidUsage(f"{key[:200]!r} is not the key of a part")
-    if not principal.is_unlimited:
+    if is_audit(shard):
+        principal.require_shard(AUDIT_SHARD)
+        if scope == WRITE and principal is not MAINTENANCE:
+            raise Forbidden(f"shard {AUDIT_SHARD!r} is persist's own: it is read only")
+    elif not principal.is_unlimited:
         await service.work.run(service.shard_ids.find, shard, principal)
     return service
 
@@ -96,10 +117,28 @@ def _put(service: Service, key: str, data: bytes) -> None:
         raise
 
 
-def _get(service: Service, key: str, span: tuple[int, int] | None) -> bytes:
-    blob = service.location.blob
+async def _pieces(service: Service, key: str, span: tuple[int, int], first: bytes) -> AsyncIterator[bytes]:
+    """The bytes of `span`, of which `first` are the beginning: no more than a piece is in memory."""
+    start, length = span
+    ends, at = start + length, start + len(first)
+    yield first
+    del first
+    while at < ends:
+        size = min(ends - at, service.limits.download_piece_bytes)
+        yield await service.work.run(_get, service, key, at, size)
+        at += size
+
+
+def _size(service: Service, key: str) -> int:
+    found = _stat(service, key)
+    if found is None:
+        raise BlobNotFound(f"there is no blob {key}")
+    return int(found.size)
+
+
+def _get(service: Service, key: str, start: int, length: int) -> bytes:
     try:
-        return blob.get(key) if span is None else blob.get_range(key, *span)
+        return service.location.blob.get_range(key, start, length)
     except BlobNotFound:
         raise
     except Exception as error:

@@ -18,7 +18,7 @@ from persist.core import antichain
 from persist.core.antichain import Antichain
 from persist.core.commands import READ, WRITE
 from persist.core.errors import InvalidUsage, PersistError, UnknownShard
-from persist.core.ids import ShardId, check_shard_name, parse, shard_id_of
+from persist.core.ids import ShardId, check_shard_name, is_reserved, parse, shard_id_of
 from persist.core.phases import dropped
 from persist.core.view import Seen, ViewRequest
 from persist.parts import EVERYTHING, Selection
@@ -80,7 +80,7 @@ async def listen(
     service, name = service_of(request), check_shard_name(shard_of(request))
     principal = principal_of(request)
     principal.require(READ, name)
-    moves_since = service.tokens is not None and WRITE in principal.scopes
+    moves_since = service.tokens is not None and WRITE in principal.scopes and not is_reserved(name)
     form = EVENTS if EVENTS in request.headers.get("accept", "") else FRAMES
     told, time = {}, after if not isinstance(after, datetime) else None
     if isinstance(after, datetime) and "last-event-id" not in request.headers:
@@ -101,7 +101,7 @@ async def listen(
             held.pop_all(),
             media_type=form,
             headers={"cache-control": "no-store", "x-accel-buffering": "no", **told},
-            slow_s=service.limits.slow_listener_s,
+            slow_s=service.limits.slow_reader_s,
         )
 
 

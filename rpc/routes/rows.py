@@ -96,10 +96,12 @@ async def _post(request: Request, form: str | None, token: str | None, commit: _
     principal_of(request).require(WRITE, name)
     chosen = rows.format_of(request.headers.get("content-type"), form)
     given, caller = token_of(request, token), caller_of(request)
+    owners = service.quotas.owners(principal_of(request), name)
 
     def write(data: bytes) -> Appended:
         _, schema = service.writers.schema(name)
         table = rows.read(data, chosen, schema, service.limits.rows_max)
+        service.quotas.writes(owners, name, table.num_rows, len(data))
         with service.writers.writer(name, caller) as handle:
             return commit(handle, table, given)
 
@@ -188,7 +190,11 @@ async def streamed(
         held.push_async_callback(pieces.close)
         first = await pieces.next()
         return HeldStream(
-            pieces.rest(first), held.pop_all(), media_type=rows.MEDIA_TYPES[form], headers=headers(opened)
+            pieces.rest(first),
+            held.pop_all(),
+            media_type=rows.MEDIA_TYPES[form],
+            headers=headers(opened),
+            slow_s=service.limits.slow_reader_s,
         )
 
 

@@ -117,7 +117,7 @@ def register_critical(
         return state, _told(known, state)
     if command.seen is not None and command.seen < state.given_up:
         return state, c.HoldGivenUp(state.given_up)
-    if len(state.critical_readers) >= context.policy.critical_readers_max:
+    if len(state.critical_readers) >= context.policy.cursors_max:
         raise InvalidUsage(
             f"shard {state.name!r} has {len(state.critical_readers)} cursors, which is the most; give one up first"
         )
