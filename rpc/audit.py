@@ -151,8 +151,6 @@ class Audit:
         self.note(Entry(token, USE, address=address, count=requests + 1))
 
     def families(self) -> Iterator[Family]:
-        if self._shard is None:
-            return
         yield one("persist_audit_entries_total", COUNTER, "Entries of the audit that were written", self._written)
         yield one("persist_audit_lost_total", COUNTER, "Entries of the audit that found no room", self._lost)
         yield one("persist_audit_failures_total", COUNTER, "Tries to write the audit that failed", self._failed)
