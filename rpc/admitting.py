@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from persist.core import commands as c
+from persist.core.attribute import DELETE
 from persist.core.state import State
 from rpc.auth import Principal
 from rpc.quotas import Owner, Quotas
@@ -51,7 +52,7 @@ def _written(asked: Asked, command: Any) -> None:
 
 def _attributes(asked: Asked, command: Any) -> None:
     """Values of attributes that are set. Those of which the State knows that they are there take no more room."""
-    changed = [update for update in getattr(command, "attributes", ()) if update.value is not None]
+    changed = [update for update in getattr(command, "attributes", ()) if update.verb != DELETE]
     if changed and any("attributes" in owner.most for owner in asked.owners):
         state = asked.known()
         there = {} if state is None else state.attributes

@@ -167,13 +167,14 @@ class Audit:
     def _run(self) -> None:
         assert self._shard is not None
         while batch := self._next():
-            pause_s, write = self._every_s, self._shard.writing(batch)
+            pause_s, write, is_last = self._every_s, self._shard.writing(batch), False
             while not self._written_by(write):
                 with self._changed:
-                    if self._closing:
-                        self._lost += len(batch)
+                    if is_last:
+                        self._lost += len(batch) + len(self._queue)
                         return
                     self._changed.wait_for(lambda: self._closing, pause_s)
+                    is_last = self._closing
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
             with self._changed:
                 self._written += len(batch)

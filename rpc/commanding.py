@@ -48,7 +48,7 @@ async def answer(
         told[DID] = of_command(command)
     principal.require(command.scope, name)
     if is_reserved(name):
-        check_reserved(command, principal, name)
+        check_reserved(type(command), principal, name)
     machine = service.location.machine(name)
     give_back = admit(service.quotas, principal, name, command, lambda: machine.cached)
     try:
@@ -59,9 +59,9 @@ async def answer(
         raise
 
 
-def check_reserved(command: c.Command, principal: Principal, name: str) -> None:
-    """Raises Forbidden where a command changes one of persist's own shards; only its own maintenance may."""
-    if principal is not MAINTENANCE and not isinstance(command, c.ReadCommand):
+def check_reserved(kind: type[c.Command], principal: Principal, name: str) -> None:
+    """Raises Forbidden where such a command changes one of persist's own shards: only its own maintenance may."""
+    if principal is not MAINTENANCE and not issubclass(kind, c.ReadCommand):
         raise Forbidden(f"shard {name!r} is persist's own: it is read only")
 
 

@@ -13,7 +13,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ Attack = Callable[["House", "Evil"], None]
 class House:
     """A server process with a file of tokens: `admin`, and `evil`, `evil-reader` and `good`, limited to prefixes."""
 
-    def __init__(self, directory: Path, limits: dict[str, float] | None = None) -> None:
+    def __init__(self, directory: Path, limits: dict[str, float] | None = None, arguments: Sequence[str] = ()) -> None:
         self.tokens: dict[str, str] = {}
         directory.mkdir(parents=True, exist_ok=True)
         entries = []
@@ -66,7 +66,7 @@ class House:
         given = {
             f"PERSIST_LIMIT_{name.upper()}": str(value) for name, value in (LOW if limits is None else limits).items()
         }
-        self.server = Server(directory / "data", "--tokens", str(tokens), environment=given)
+        self.server = Server(directory / "data", "--tokens", str(tokens), *arguments, environment=given)
         self.port = self.server.port
         self._good: Good | None = None
         for shard in (EVIL_SHARD, GOOD_SHARD):
@@ -380,9 +380,9 @@ def is_ended(opened: socket.socket) -> bool:
 
 
 @contextmanager
-def house(directory: Path, limits: dict[str, float] | None = None) -> Iterator[House]:
+def house(directory: Path, limits: dict[str, float] | None = None, arguments: Sequence[str] = ()) -> Iterator[House]:
     """A server that is stopped at the end."""
-    one = House(directory, limits)
+    one = House(directory, limits, arguments)
     with one.server:
         yield one
         if one.is_alive:

@@ -21,7 +21,7 @@ from compactor.figures import COUNTED, VERIFIED, of_maintenance
 from compactor.loop import Loop
 from compactor.metering import Counters, Metrics
 from compactor.monitor import Monitor
-from persist.commit.location import LocationSettings
+from persist.commit.location import Location, LocationSettings
 from persist.core.errors import InvalidUsage
 from persist.formats.exposition import Family
 from persist.regions.opening import open_replica

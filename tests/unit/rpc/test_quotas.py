@@ -73,7 +73,7 @@ def cursor(number: int) -> c.RegisterCriticalReader:
 
 
 def update(number: int) -> c.UpdateAttributes:
-    changed = AttributeUpdate(AttributeKey(f"{number:032x}"), "new", 1)
+    changed = AttributeUpdate.replace(AttributeKey(f"{number + 1:032x}"), 1)
     return c.UpdateAttributes(WRITER, TOKEN, (changed,))
 
 
@@ -198,6 +198,19 @@ def test_a_token_counts_under_each_of_its_prefixes_once(tmp_path: Path) -> None:
     house.quotas.owners(many, None)
     house.tally.look()
     assert house.shown()["token", "many", "shards"] == 3
+
+
+def test_unsetting_attributes_takes_nothing_and_setting_one_again_neither(tmp_path: Path) -> None:
+    house = House(tmp_path, {"default": {"attributes": 1}})
+    shard = house.client.create_shard("eu/a", SCHEMA, key=["id"])
+    shard.open_writer().update_attributes(AttributeUpdate.replace("a" * 32, 1))
+    state = house.location.machine("eu/a").state()
+    for _ in range(3):
+        gone = AttributeUpdate.delete("b" * 32)
+        house.admit(c.UpdateAttributes(WRITER, TOKEN, (gone, AttributeUpdate.replace("a" * 32, 2))), state=state)
+    house.admit(update(1), state=state)
+    with pytest.raises(QuotaFull):
+        house.admit(update(2), state=state)
 
 
 def test_where_no_bytes_are_left_rows_can_be_taken_away(tmp_path: Path) -> None:
