@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from persist.core.errors import InvalidUsage
 from rpc.quota_file import QUOTAS, QuotaFile, read
+from tests.support.pages import page
 
 BAD: list[tuple[Any, str]] = [
     (b"", "is not JSON"),
@@ -97,3 +99,13 @@ def test_a_bad_file_keeps_the_last_good_one_and_says_so_in_the_log(
     now[0] += 1
     assert file.look()
     assert (file.rules.of_token("a"), file.unreadable) == ({}, "")
+
+
+def test_the_page_names_every_quota_and_its_example_can_be_read(tmp_path: Path) -> None:
+    text = page("docs/operations.md")
+    section = text[text.index("## Quotas") : text.index("## Audit")]
+    assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == set(QUOTAS)
+    example = section[section.index("```json") + 7 : section.index("```", section.index("```json") + 7)]
+    found = read(written(tmp_path / "quotas.json", example.encode()))
+    assert found.ask == "ops@example.org"
+    assert found.of_token("etl") == {"cursors": 50, "bytes_per_s": 10 * 1024 * 1024}
