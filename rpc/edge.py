@@ -42,6 +42,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 REQUEST_ID_HEADER = b"x-request-id"
 LAG_HEADER = b"persist-lag-seconds"  # of a copy: for how long what it shows may lack what home has
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
+WRITING = frozenset(
+    ("insert", "append", "compare-and-append", "upsert", "overwrite", "replace-where", "update", "merge", "put-blob")
+)
 _VERBS_OF_PATHS = {"healthz", "readyz", "metrics", "openapi.json"}
 _errors = logging.getLogger("persist.rpc")
 _access = logging.getLogger("persist.access")
@@ -97,7 +100,7 @@ class Edge:
                 raise scope[REFUSED]
             scope["persist.principal"] = principal = self._principal(scope, headers)
             CALLER.set(self._caller(scope, principal))
-            await self._admit(scope, principal, None if shard is None else shard[0])
+            await self._admit(scope, principal, None if shard is None else shard[0], verb)
             if verb == "commands" and scope["method"] == "POST":
                 assert shard is not None
                 await self._command(shard[0], scope, headers, receive, answering)
@@ -138,19 +141,19 @@ class Edge:
         if self._service.settings.access_log:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
-    async def _admit(self, scope: Scope, principal: Principal, shard: str | None) -> None:
-        """Raises QuotaFull, Forbidden. Who asks too often is told so after a pause: its next request waits, too."""
+    async def _admit(self, scope: Scope, principal: Principal, shard: str | None, verb: str) -> None:
+        """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what comes next waits, too."""
         quotas, limits = self._service.quotas, self._service.limits
         if quotas.look() and self._service.audit.is_on:
             self._service.audit.note(Entry("", "quotas", detail=quotas.told))
         if scope["path"] not in OPEN_PATHS:
             try:
-                quotas.request(principal, shard)
-            except QuotaFull as error:
+                quotas.request(principal, shard, writes=verb in WRITING)
+            except QuotaFull:
                 if self._pausing < limits.connections_max:  # as many as there are, and some that have been closed
                     self._pausing += 1
                     try:
-                        await asyncio.sleep(min(limits.refusal_pause_s, error.details["retry_after_s"]))
+                        await asyncio.sleep(limits.refusal_pause_s)
                     finally:
                         self._pausing -= 1
                 raise

@@ -143,9 +143,15 @@ class Quotas:
             found += [prefixes[prefix] for prefix in within(shard, prefixes.keys())]
         return found
 
-    def request(self, principal: Principal, shard: str | None) -> None:
-        """Count a request. Raises QuotaFull."""
-        self.rates(self.owners(principal, shard), requests_per_s=1)
+    def request(self, principal: Principal, shard: str | None, *, writes: bool = False) -> None:
+        """Count a request. `writes`: it will write rows, so that it is not even read where none are left.
+
+        Raises QuotaFull.
+        """
+        if writes:
+            self.rates(self.owners(principal, shard), requests_per_s=1, rows_per_s=0, bytes_per_s=0)
+        else:
+            self.rates(self.owners(principal, shard), requests_per_s=1)
 
     def rates(self, owners: Iterable[Owner], **counts: int) -> None:
         """Count so much by each rate, of all owners or of none. Raises QuotaFull."""

@@ -55,7 +55,7 @@ class Limits:
     share_percent: int = 50  # of snapshots, bodies, commands and work, that one token or address may have
     streams_share_percent: int = 75  # of listen streams
     io_share_percent: int = 25  # of io_threads: each that works keeps the event loop waiting, too
-    refusal_pause_s: float = 1.0  # for so long a request beyond a quota of requests waits to be told, at most
+    refusal_pause_s: float = 1.0  # for so long who is beyond a quota a second waits for the refusal
     commands_max: int = 10_000  # commands queued or being committed
     command_bytes_max: int = 16 * MIB  # body of one command
     read_command_bytes_max: int = 64 * KIB  # of one by a token that may only read
