@@ -142,7 +142,7 @@ class Edge:
             _access.info("request", extra={**self._fields(*asked), "ms": round(seconds * 1000, 3)})
 
     async def _admit(self, scope: Scope, principal: Principal, shard: str | None, verb: str) -> None:
-        """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what comes next waits, too."""
+        """Raises QuotaFull, Forbidden. Who asks or writes too much is told after a pause: what is next waits, too."""
         quotas, limits = self._service.quotas, self._service.limits
         if quotas.look() and self._service.audit.is_on:
             self._service.audit.note(Entry("", "quotas", detail=quotas.told))

@@ -179,7 +179,7 @@ def test_while_the_stores_are_away_entries_wait_and_what_finds_no_room_is_told(s
     assert sum(row["what"] == "drop" for row in rows) == 21 - lost
 
 
-@pytest.mark.parametrize("what", [*OFTEN, "drop"])
+@pytest.mark.parametrize("what", [*sorted(OFTEN), "drop"])
 def test_what_comes_often_is_one_entry_with_a_count(what: str, stores: Stores) -> None:
     stores.open.clear()
     with audit(stores) as found:
