@@ -13,7 +13,7 @@ from persist.formats.http_messages import decode_command
 from persist.formats.records import encoded
 from rpc.admitting import admit
 from rpc.audited import DID, of_command
-from rpc.auth import MAINTENANCE, Principal
+from rpc.auth import Principal
 from rpc.settings import Limits
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def answer(
         told[DID] = of_command(command)
     principal.require(command.scope, name)
     if is_reserved(name):
-        check_reserved(type(command), principal, name)
+        check_reserved(type(command), name)
     machine = service.location.machine(name)
     give_back = admit(service.quotas, principal, name, command, lambda: machine.cached)
     try:
@@ -59,15 +59,15 @@ async def answer(
         raise
 
 
-def check_reserved(kind: type[c.Command], principal: Principal, name: str) -> None:
-    """Raises Forbidden where such a command changes one of persist's own shards: only its own maintenance may."""
-    if principal is not MAINTENANCE and not issubclass(kind, c.ReadCommand):
+def check_reserved(kind: type[c.Command], name: str) -> None:
+    """Raises Forbidden where such a command changes one of persist's own shards; maintenance goes by the stores."""
+    if not issubclass(kind, c.ReadCommand):
         raise Forbidden(f"shard {name!r} is persist's own: it is read only")
 
 
-def check_path(scope: Mapping[str, Any], principal: Principal, name: str) -> None:
+def check_path(scope: Mapping[str, Any], name: str) -> None:
     """Raises Forbidden where a request other than a command could change one of persist's own shards."""
-    if principal is not MAINTENANCE and not scope["path"].endswith("/commands"):
+    if not scope["path"].endswith("/commands"):
         raise Forbidden(f"shard {name!r} is persist's own: it is read only")
 
 

@@ -158,7 +158,7 @@ class Edge:
                         self._pausing -= 1
                 raise
         if shard is not None and is_reserved(shard) and scope["method"] not in ("GET", "HEAD"):
-            check_path(scope, principal, shard)
+            check_path(scope, shard)
 
     def _audit(self, scope: Scope, shard: tuple[str, str] | None, verb: str, status: int, request_id: str) -> None:
         """Leave the audit an entry, if this was a request of those that have one."""
