@@ -24,7 +24,7 @@ from persist.core.errors import InvalidUsage, ReadOnly, Unavailable
 from tests.support.forked import Forked
 from tests.support.server import Server
 from tests.support.urls import with_path
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 

@@ -31,7 +31,7 @@ from persist.core.errors import PersistError, UpperMismatch
 from tests.support.forked import Forked, ran
 from tests.support.pages import page
 from tests.support.urls import with_path
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("items", "orders")

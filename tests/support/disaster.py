@@ -22,7 +22,7 @@ from persist.regions.index import Entry, Index, write_index
 from tests.support.forked import Forked, ran
 from tests.support.regions import Copier
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 NAMES = ("eu/orders", "eu/clicks")

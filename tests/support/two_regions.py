@@ -11,7 +11,7 @@ import persist
 from persist.regions.index import Entry, Index, write_index
 from tests.support.forked import Forked
 from tests.support.server import Server
-from tests.support.waiting import WAIT_S, wait_until
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PUBLISH = {"PERSIST_PUBLISH_EVERY": "1"}
